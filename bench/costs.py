@@ -14,7 +14,6 @@ measured is kept by machine (`bench/machines/`), with the machine's calibration.
 after `python -m fdg.calibrate` on the same.
 """
 
-import argparse
 import functools
 import hashlib
 import itertools
@@ -23,18 +22,19 @@ import math
 import os
 import statistics
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fdg
+from bench import harness
+from bench.harness import ROOT, said_by
 from bench.machine import described
 from fdg.costs import machine
 from fdg.costs.fitting import Sample
 from fdg.training.reference_jobs import Job
 
-ROOT = Path(__file__).parents[1]
 MACHINES = ROOT / "bench" / "machines"
 _TIMEOUT = 300
 
@@ -167,15 +167,11 @@ def measure(only: str, again: bool, seconds: float) -> None:
         if time.monotonic() > end:
             print("time is up: run it again to go on")
             return
-        words = [sys.executable, "-m", "bench.costs", "one", cell.key]
+        said, error = {}, ""
         try:
-            done = subprocess.run(
-                words, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT, check=False
-            )
-            said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-            error = "" if said else (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        except subprocess.TimeoutExpired:
-            said, error = {}, f"longer than {_TIMEOUT} s"
+            said = said_by("bench.costs", "one", cell.key, seconds=_TIMEOUT)
+        except subprocess.SubprocessError as problem:
+            error = str(problem)
         before = stored["cells"].get(cell.key, {}).get("seconds", math.inf)
         if said:  # of two passes the better one: a shared machine is slow for minutes
             stored["cells"][cell.key] = {"seconds": min(before, said["seconds"])}
@@ -192,49 +188,45 @@ def measure(only: str, again: bool, seconds: float) -> None:
 
 
 def report(half: str) -> None:
-    """Of every machine: rank, errors and choices, over cells that the fit has not seen."""
-    for one in machines():
-        print(f"{one.name}:")
-        report_machine(one, half)
-
-
-def report_machine(one: Machine, half: str) -> None:
-    """With the model as it is now."""
+    """Of every machine, with the model as it is now: rank, errors and choices of cells of a half."""
     from scipy.stats import spearmanr
 
     from fdg.costs.choosing import preferred
     from fdg.costs.prediction import predict
 
-    rows, of_groups = [], {}
-    for cell, seconds in one.measured():
-        if half == "all" or cell.is_fitted == (half == "fitted"):
-            plan = fdg.place(*cell.build(), cell.devices)
-            rows.append((cell, seconds, predict(plan, one.calibration.cluster(cell.devices)).seconds))
-            of_groups[cell] = len(plan.groups)
-    if len(rows) < 3:
-        raise SystemExit(f"error: {len(rows)} cells were measured: run python -m bench.costs measure first")
-    errors = [abs(p / s - 1) for _, s, p in rows]
-    rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
-    print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {statistics.median(errors):.1%}")
-    for cell, s, p in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
-        print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
-    groups: dict[str, list[tuple[Cell, float, float]]] = {}
-    for row in rows:
-        if dict(row[0].sizes).get("staleness", 0) == 0:
-            groups.setdefault(row[0].group, []).append(row)
-    losses = []
-    for some in groups.values():
-        if len(some) > 1:
+    for one in machines():
+        print(f"{one.name}:")
+        rows, of_groups = [], {}
+        for cell, seconds in one.measured():
+            if half == "all" or cell.is_fitted == (half == "fitted"):
+                plan = fdg.place(*cell.build(), cell.devices)
+                rows.append((cell, seconds, predict(plan, one.calibration.cluster(cell.devices)).seconds))
+                of_groups[cell] = len(plan.groups)
+        if len(rows) < 3:
+            raise SystemExit(f"error: {len(rows)} cells were measured: python -m bench.costs measure first")
+        rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
+        print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {median_error(rows)}")
+        for cell, s, p in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
+            print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
+        groups: dict[str, list[tuple[Cell, float, float]]] = {}
+        for row in rows:
+            if dict(row[0].sizes).get("staleness", 0) == 0:
+                groups.setdefault(row[0].group, []).append(row)
+        losses = []
+        for some in (some for some in groups.values() if len(some) > 1):
             chosen = some[preferred([(predicted, of_groups[cell]) for cell, _, predicted in some])]
             losses.append(chosen[1] / min(row[1] for row in some))
-    if losses:
-        good = sum(loss <= 1.1 for loss in losses) / len(losses)
-        print(
-            f"{len(losses)} choices: {good:.0%} within 10% of the best, the worst {max(losses):.2f} times it"
-        )
-    stale = [abs(p / s - 1) for cell, s, p in rows if "staleness" in dict(cell.sizes)]
-    if stale:
-        print(f"{len(stale)} cells of actors and learners: median error {statistics.median(stale):.1%}")
+        if losses:
+            good, worst = sum(loss <= 1.1 for loss in losses) / len(losses), max(losses)
+            print(f"{len(losses)} choices: {good:.0%} within 10% of the best, the worst {worst:.2f} times it")
+        stale = [row for row in rows if "staleness" in dict(row[0].sizes)]
+        if stale:
+            print(f"{len(stale)} cells of actors and learners: median error {median_error(stale)}")
+
+
+def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
+    """Of predictions beside what was measured."""
+    return f"{statistics.median(abs(predicted / seconds - 1) for _, seconds, predicted in rows):.1%}"
 
 
 def search() -> None:
@@ -253,7 +245,7 @@ def search() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__)
+    parser = harness.parser("bench.costs", __doc__)
     parser.add_argument("what", choices=("measure", "one", "report", "memory", "search", "paper"))
     parser.add_argument("cell", nargs="?", default="")
     parser.add_argument("--only", default="", help="cells whose name holds this")
@@ -264,22 +256,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="to measure for at most")
     given = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if given.what == "measure":
-        measure(given.only, given.again, given.seconds)
-    elif given.what == "one":
-        print(json.dumps(measure_one(given.cell)))
-    elif given.what == "report":
-        report(given.half)
-    elif given.what == "memory":
-        from bench.costs_memory import memory
+    from bench.costs_memory import memory
+    from bench.costs_paper import paper
 
-        memory(given.only, given.again)
-    elif given.what == "search":
-        search()
-    else:
-        from bench.costs_paper import paper
-
-        paper()
+    {
+        "measure": lambda: measure(given.only, given.again, given.seconds),
+        "one": lambda: print(json.dumps(measure_one(given.cell))),
+        "report": lambda: report(given.half),
+        "memory": lambda: memory(given.only, given.again),
+        "search": search,
+        "paper": paper,
+    }[given.what]()
 
 
 if __name__ == "__main__":

@@ -1,144 +1,62 @@
 """Memory: what the model predicts of programs, beside what XLA sets aside for them on a device.
 
-    python -m bench.costs memory                   each job in a process of its own; goes on where it stopped
+    python -m bench.costs memory                   each job in a process of its own; continues
     python -m bench.costs memory --only staleness  jobs whose name holds this
     python -m bench.costs memory --again           compiles what was compiled before
 
-No clock is involved, so a busy machine does as well. What XLA says is kept in `bench/costs_memory.json`,
-which the tests read; what is predicted is predicted anew each time. Of each group the program that needs most
-is compared.
+No clock is involved, so a busy machine does as well. The jobs are those of `bench/costs_memory.json`, with
+what XLA says of each program, which the tests read: a further job is an entry `"NAME": {}`. What is predicted
+is predicted each time. Of each group the program that needs most is compared. The last twelve jobs the model
+met when it was finished, all others it was made with.
 """
 
-import dataclasses
+import ast
 import json
-import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
+import fdg
+from bench.harness import ROOT, said_by
+from fdg.costs.memory import program_needs
+from fdg.training.reference_jobs import Job
+
 KEPT = ROOT / "bench" / "costs_memory.json"
 WITHIN = 0.15
-_TIMEOUT = 900
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What is compiled: an algorithm with some `fields`, under a policy with some `sizes`, on CPU devices."""
-
-    algorithm: str
-    env: str
-    fields: Mapping[str, Any]
-    policy: str = "GPUOnly"
-    sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    devices: int = 1
-
-    def __str__(self) -> str:
-        words = ", ".join(f"{name}={value}" for name, value in {**self.fields, **self.sizes}.items())
-        return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
+def kept() -> dict[str, dict[str, int]]:
+    """What XLA said so far, by job and program: bytes on one device."""
+    return json.loads(KEPT.read_text())
 
 
-_UNSEEN = (
-    Job("QRDQN", "CartPole-v1", {"num_envs": 32, "learning_starts": 1024}),
-    Job("MAPPO", "MPE_simple_spread_v3", {"num_envs": 32, "num_steps": 32}),
-    Job("CrossQ", "Pendulum-v1", {"num_envs": 16}),
-    Job("QMIX", "MPE_simple_spread_v3", {"num_envs": 16}),
-    Job("PPO", "DeepSea-bsuite", {"num_envs": 64, "num_steps": 32, "rnd": True}),
-    Job("PPO", "Asterix-MinAtar", {"num_envs": 64, "num_steps": 64, "convolve": False, "layer_norm": True}),
-    Job("RecurrentPPO", "CartPole-v1", {"num_envs": 32, "num_steps": 32, "memory": "transformer"}),
-    Job("RecurrentPPO", "CartPole-v1", {"num_envs": 32, "num_steps": 32, "memory": "lstm"}, devices=2),
-    Job("TD3", "Pendulum-v1", {"num_envs": 16}, devices=2),
-    Job("PPO", "brax:inverted_pendulum", {"num_envs": 64, "num_steps": 16}),
-    Job(
-        "A2C", "Pendulum-v1", {"num_envs": 128, "num_steps": 16, "hidden": (128,)}, "MultiLearner", devices=4
-    ),
-    Job("PQN", "Breakout-MinAtar", {"num_envs": 64, "num_steps": 16}, "Environments", devices=2),
-)
+def job_of(name: str) -> Job:
+    """The job of a name.
+
+    >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").sizes
+    (('staleness', 1),)
+    """
+    parts = re.fullmatch(r"(\S+) (\S+) (\S+) on (\d+) \((.*)\)", name)
+    assert parts is not None, name
+    algorithm, env, policy, devices, words = parts.groups()
+    call = ast.parse(f"f({words})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    values = [(str(one.arg), ast.literal_eval(one.value)) for one in call.keywords]
+    fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
+    return Job(algorithm, env, fields, policy, sizes, int(devices))
 
 
 def jobs() -> list[Job]:
-    """Those before `_UNSEEN` the model was made with; the others it met when finished, but for the last.
-
-    That one had 0.79 of XLA's, since nine arrays that are put together were taken for a view.
-    """
-    small = {"num_envs": 64, "num_steps": 32}
-    return [
-        Job("PPO", "CartPole-v1", {"num_envs": 16, "num_steps": 32}),
-        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}),
-        Job("PPO", "Acrobot-v1", {"num_envs": 1024, "num_steps": 16, "hidden": (128, 128)}),
-        Job("PPO", "Pendulum-v1", {"num_envs": 128, "num_steps": 64, "hidden": (256, 256)}),
-        Job("A2C", "CartPole-v1", {"num_envs": 512, "num_steps": 8}),
-        Job("IMPALA", "Acrobot-v1", {"num_envs": 256, "num_steps": 32}),
-        Job("PQN", "CartPole-v1", {"num_envs": 128, "num_steps": 32}),
-        Job("PQN", "MountainCar-v0", {"num_envs": 64, "num_steps": 64}),
-        Job("SAC", "Pendulum-v1", {"num_envs": 16, "hidden": (64, 64)}),
-        Job("TD3", "Pendulum-v1", {"num_envs": 16, "hidden": (128, 128)}),
-        Job("DQN", "CartPole-v1", {"num_envs": 64, "learning_starts": 1024}),
-        Job("C51", "CartPole-v1", {"num_envs": 64, "learning_starts": 1024}),
-        Job("RecurrentPPO", "CartPole-v1", small),
-        Job("A3C", "Acrobot-v1", small),
-        Job("PPO", "MountainCarContinuous-v0", {**small, "normalize_observation": True}),
-        Job("PPO", "CartPole-v1", {"num_envs": 512, "num_steps": 16, "shuffle": "time"}),
-        Job("PPO", "Breakout-MinAtar", {"num_envs": 64, "num_steps": 16}),
-        Job("IPPO", "MPE_simple_spread_v3", {"num_envs": 32, "num_steps": 32}),
-        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, devices=2),
-        Job("A2C", "CartPole-v1", {"num_envs": 512, "num_steps": 8}, devices=4),
-        Job("PPO", "CartPole-v1", {"num_envs": 2048, "num_steps": 32}, devices=8),
-        Job("PPO", "Pendulum-v1", {"num_envs": 1024, "num_steps": 64}, devices=8),
-        *(
-            Job(
-                "PPO",
-                "CartPole-v1",
-                {"num_envs": 256, "num_steps": 32},
-                "SingleLearnerCoarse",
-                {"staleness": k},
-                2,
-            )
-            for k in (0, 1)
-        ),
-        Job("IMPALA", "Acrobot-v1", {"num_envs": 256, "num_steps": 32}, "Central", {}, 2),
-        Job("SAC", "Pendulum-v1", {"num_envs": 16, "hidden": (64, 64)}, "SingleLearnerCoarse", {}, 2),
-        Job("PPO", "Pendulum-v1", {"num_envs": 128, "num_steps": 64, "hidden": (256, 256)}, devices=2),
-        Job("PPO", "Breakout-MinAtar", {"num_envs": 64, "num_steps": 16}, devices=2),
-        Job("PQN", "CartPole-v1", {"num_envs": 128, "num_steps": 32}, devices=2),
-        Job("DQN", "CartPole-v1", {"num_envs": 64, "learning_starts": 1024}, devices=2),
-        Job("SAC", "Pendulum-v1", {"num_envs": 16, "hidden": (64, 64)}, devices=2),
-        Job("IMPALA", "Acrobot-v1", {"num_envs": 256, "num_steps": 32}, devices=4),
-        Job("RecurrentPPO", "CartPole-v1", small, devices=2),
-        Job("IPPO", "MPE_simple_spread_v3", {"num_envs": 32, "num_steps": 32}, devices=4),
-        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, "SingleLearnerFine", {}, 2),
-        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, "SingleLearnerCoarse", {}, 4),
-        *_UNSEEN,
-    ]
-
-
-def built(job: Job) -> tuple[Any, Any]:
-    """The algorithm and the policy of a job."""
-    import algos
-    import envs
-    import policies
-
-    algorithm = getattr(algos, job.algorithm)(env=envs.make(job.env), total_steps=10**9, **job.fields)
-    return algorithm, getattr(policies, job.policy)(**job.sizes)
-
-
-def planned(job: Job) -> Any:
-    """The plan of a job; no device is needed."""
-    import fdg
-
-    return fdg.place(*built(job), job.devices)
+    """All of them."""
+    return [job_of(name) for name in kept()]
 
 
 def compiled(job: Job) -> dict[str, int]:
     """By program, bytes on one device as XLA counts them."""
     import jax
 
-    import fdg
-
     fdg.host_devices(job.devices)
-    engine = fdg.compile(*built(job), jax.devices("cpu")[: job.devices])
+    engine = fdg.compile(*job.build(), jax.devices("cpu")[: job.devices])
     names = {program.name for program in engine.plan.programs}
     found: dict[str, int] = {}
     for program in engine.programs:
@@ -149,40 +67,27 @@ def compiled(job: Job) -> dict[str, int]:
     return found
 
 
-def kept() -> dict[str, dict[str, int]]:
-    """What XLA said so far, by job."""
-    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
-
-
 def compared(job: Job) -> list[tuple[str, int, int]]:
     """Group, predicted and XLA's bytes: of each group, of the program that XLA says needs most."""
-    from fdg.costs.memory import program_needs
-
-    plan, said = planned(job), kept()[str(job)]
+    plan, said = fdg.place(*job.build(), job.devices), kept()[str(job)]
     needs = program_needs(plan)
-    largest = {}
-    for program in sorted(plan.programs, key=lambda one: said[one.name]):
-        largest[program.group] = program.name
+    largest = {one.group: one.name for one in sorted(plan.programs, key=lambda one: said[one.name])}
     return [(group, needs[name].peak, said[name]) for group, name in largest.items()]
 
 
 def memory(only: str, again: bool) -> None:
     """Compiles what was not yet, and prints predicted by XLA's."""
     ratios = []
-    for number, job in enumerate(jobs()):
+    for job in jobs():
         if only not in str(job):
             continue
-        if again or str(job) not in kept():
-            words = [sys.executable, "-m", "bench.costs_memory", str(number)]
-            done = subprocess.run(
-                words, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
-                env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            )  # fmt: skip
-            if done.returncode:
-                print(f"{job}: {(done.stderr.strip().splitlines() or ['nothing said'])[-1]}", flush=True)
+        if again or not kept()[str(job)]:
+            try:
+                said = said_by("bench.costs_memory", str(job), seconds=900)
+            except subprocess.SubprocessError as error:
+                print(f"{job}: {error}", flush=True)
                 continue
-            said = {**kept(), str(job): json.loads(done.stdout.splitlines()[-1])}
-            KEPT.write_text(json.dumps(said, indent=1) + "\n")
+            KEPT.write_text(json.dumps({**kept(), str(job): said}, indent=1) + "\n")
         for group, predicted, size in compared(job):
             ratios.append(predicted / size)
             print(f"  {ratios[-1]:.2f} of {size / 1e6:8.3f} MB  {group} of {job}", flush=True)
@@ -191,4 +96,4 @@ def memory(only: str, again: bool) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled(jobs()[int(sys.argv[1])])))
+    print(json.dumps(compiled(job_of(sys.argv[1]))))

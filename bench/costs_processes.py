@@ -9,7 +9,6 @@ Rates are those of this machine's calibration, the sockets between the processes
 
 import math
 import os
-import statistics
 import subprocess
 import sys
 from typing import Any
@@ -71,15 +70,11 @@ def report() -> None:
     """Of every machine."""
     for one in costs.machines():
         found = one.stored(one.processes_file)["cells"]
-        ratios = []
-        for cell in (cell for cell in cells() if cell.key in found):
-            seconds, expected = found[cell.key], predicted(cell, one)
-            ratios.append(expected / seconds)
-            both = f"measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms"
-            print(f"{ratios[-1]:6.2f}  {both}  {cell}")
-        if ratios:
-            error = statistics.median(abs(ratio - 1) for ratio in ratios)
-            print(f"{one.name}: {len(ratios)} cells of two processes: median error {error:.1%}")
+        rows = [(cell, found[cell.key], predicted(cell, one)) for cell in cells() if cell.key in found]
+        for cell, s, p in rows:
+            print(f"{p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
+        if rows:
+            print(f"{one.name}: {len(rows)} cells of two processes: median error {costs.median_error(rows)}")
 
 
 def main(address: str, index: int, key: str) -> None:

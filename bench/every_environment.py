@@ -6,19 +6,17 @@
     python -m bench.every_environment --another             # by another algorithm than the default
     python -m bench.every_environment --again               # what was refused before, once more
     python -m bench.every_environment --trace               # all, only traced: quick
-    python -m bench.every_environment --kinds 2             # EnvPool's, so many of each kind of spaces
     python -m bench.every_environment --list                # names, in the order in which they are tried
 
 Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
 no other along, and other work on the machine makes no difference. A refusal is a line with its reason. What
-was tried before is not tried again, so an interrupted run is gone on with; the order is drawn from `--seed`,
+was tried before is not tried again, so an interrupted run is continued; the order is drawn from `--seed`,
 so that a part of it is a fair sample.
 
 The default is PPO for one agent, IPPO for several. The other algorithm is the first that takes the actions:
 DQN, SAC or A2C for one agent, QMIX or MAPPO for several.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -35,6 +33,8 @@ import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from bench import harness
 
 TABLE = Path("docs/every_environment.md")
 KEPT = Path("docs/every_environment.json")
@@ -60,44 +60,12 @@ def drawn(count: int, seed: int) -> list[str]:
     return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
 
 
-def of_each_kind(count: int, seed: int) -> list[str]:
-    """EnvPool's environments, at most so many of those whose observations and actions are of the same kinds.
-
-    The kinds with fewest environments first, since they are met least.
-    """
-    import envpool
-
-    import envs
-
-    kinds: dict[str, list[str]] = {}
-    for name in sorted(envpool.list_all_envs()):
-        with contextlib.suppress(ValueError):  # it needs what is not here; `drawn` meets some of these
-            env = envs.make("envpool:" + name)
-            parts = {_kind(part) for _, part in envs.composite.parts(env.observation_space)}
-            kind = f"{envs.composite.is_composite(env.observation_space)} {sorted(parts)}"
-            kinds.setdefault(f"{kind} {_kind(env.action_space)}", []).append("envpool:" + name)
-    chooser = random.Random(seed)
-    some = [chooser.sample(names, min(count, len(names))) for names in sorted(kinds.values(), key=len)]
-    return [name for names in some for name in names]
-
-
-def _kind(space: Any) -> str:
-    bounded = getattr(space, "is_bounded", True)
-    return f"{type(space).__name__} {len(space.shape)} {space.dtype} {bounded}"
-
-
 def registered(seed: int) -> list[str]:
     """Those of the JAX sources in an order of chance; probes are tests."""
     import envs
 
     names = [name for name in envs.names() if not name.startswith("probe:")]
     return random.Random(seed).sample(names, len(names))
-
-
-def _warm() -> None:
-    """Imports what every fork needs, and starts none of JAX's backends."""
-    for module in ("fdg.commands.parse", "envs", "algos", "policies"):
-        importlib.import_module(module)
 
 
 def algorithm_for(env: Any, another: bool) -> str:
@@ -211,43 +179,37 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """The counts, the refusals with their reasons, and what started."""
     started = {name: result for name, result in results.items() if result["ok"]}
     refused = {name: result for name, result in results.items() if not result["ok"]}
-    lines = ["# Which environments start", "", "With no flag but the name, for three iterations:", ""]
-    lines += ["| | tried | train | traced, and stepped on the host | refused |", "|---|---|---|---|---|"]
-    sources = {
+    counts = []
+    for source, is_of in {
         "JAX sources": lambda name: not name.startswith(ON_THE_HOST),
         "EnvPool": lambda name: name.startswith("envpool:"),
         "Gymnasium": lambda name: name.startswith("gymnasium:"),
-    }
-    for source, is_of in sources.items():
+    }.items():
         those = [result for name, result in results.items() if is_of(name)]
         how = [result["how"] if result["ok"] else "refused" for result in those]
-        counts = [len(those), *(how.count(what) for what in ("trained", "traced", "refused"))]
-        lines += [f"| {source} | {' | '.join(map(str, counts))} |"]
-    lines += [
-        "",
-        "```sh",
-        "python -m bench.every_environment                       # all of the JAX sources",
-        "python -m bench.every_environment --drawn 100 --seed 0  # 100 of EnvPool's and Gymnasium's",
+        counts.append((source, len(those), *(how.count(what) for what in ("trained", "traced", "refused"))))
+    head = ("", "tried", "train", "traced, and stepped on the host", "refused")
+    why = [(f"`{name}`", result["said"].replace("|", "/")) for name, result in refused.items()]
+    how = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
+    parts = [
+        "# Which environments start",
+        "With no flag but the name, for three iterations:",
+        harness.table(head, counts),
+        "```sh\n"
+        "python -m bench.every_environment                       # all of the JAX sources\n"
+        "python -m bench.every_environment --drawn 100 --seed 0  # 100 of EnvPool's and Gymnasium's\n"
         "```",
-        "",
+        *([harness.table(("refused", "reason"), why)] if why else []),
+        harness.table(("started", "algorithm", "preset", ""), how),
     ]
-    if refused:
-        lines += ["| refused | reason |", "|---|---|"]
-        lines += [f"| `{name}` | {result['said'].replace('|', '/')} |" for name, result in refused.items()]
-        lines += [""]
-    lines += ["| started | algorithm | preset | |", "|---|---|---|---|"]
-    lines += [f"| `{n}` | {r['algo']} | {r['preset'] or 'none'} | {r['how']} |" for n, r in started.items()]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("bench.every_environment", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
-    parser.add_argument("--kinds", type=int, default=0, metavar="N")
     parser.add_argument("--another", action="store_true")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--again", action="store_true")
@@ -255,15 +217,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
-    if given.drawn or given.kinds:
-        names = drawn(given.drawn, given.seed) + of_each_kind(given.kinds, given.seed)
-    else:
-        names = registered(given.seed)
+    names = drawn(given.drawn, given.seed) if given.drawn else registered(given.seed)
     names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
     if given.list:
         print("\n".join(names))
         return
-    _warm()
+    for module in ("fdg.commands.parse", "envs", "algos", "policies"):  # which every fork needs
+        importlib.import_module(module)  # and none starts one of JAX's backends
     print(f"in the order of seed {given.seed}", flush=True)
     results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names:

@@ -2,7 +2,11 @@
 
 import argparse
 import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +47,28 @@ def timed_in_turns(calls: Mapping[Key, Callable[[], Any]], rounds: int) -> dict[
     """Seconds of each call in each round, after one more."""
     sides = {name: lambda _, call=call: seconds(call) for name, call in calls.items()}
     return in_turns(sides, rounds)
+
+
+def said_by(
+    module: str, *words: str, seconds: float, python: str | Path = sys.executable, **environment: str
+) -> Any:
+    """The last line, as JSON, of a module that runs in a process of its own, on CPUs by default.
+
+    Raises:
+      subprocess.SubprocessError: it took longer, or failed; with the last line of its errors.
+    """
+    done = subprocess.run(
+        [python, "-m", module, *words],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode:
+        raise subprocess.SubprocessError((done.stderr.strip().splitlines() or ["it failed"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def filled(shapes: Any) -> Any:

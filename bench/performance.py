@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import pictures
+from bench.harness import table
 from bench.results import RESULTS, read
 
 DOCUMENT = RESULTS.with_suffix(".md")
@@ -62,12 +63,12 @@ def _peers(peers: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
     ]
     for name, of_peer in by_peer.items():
         rows = sorted(of_peer, key=lambda figures: (figures["task"], figures["size"]))
-        parts += [f"### {name}", _table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _where(rows)]
+        parts += [f"### {name}", table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _where(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
 _PEER_HEAD = (
-    "task", "environments", "fdg, steps/s", "peer, steps/s", "ratio (middle half)", "asked", "compile, s",
+    "task", "environments", "fdg, steps/s", "peer, steps/s", "ratio (middle half)", "target", "compile, s",
     "process start to ready, s", "return at the end",
 )  # fmt: skip
 
@@ -118,13 +119,13 @@ def _bench(bench: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
         head = (group, "steps/s", "devices", "compile, s", "peak memory", "command")
         parts += [
             _picture(group, f"steps/s by {group}", drawn),
-            _table(head, map(_bench_row, rows)),
+            table(head, map(_bench_row, rows)),
             _where(rows),
         ]
     costs = {name: figures for name, figures in bench.items() if "group" not in figures}
     if costs:
         parts += [
-            _table(("what it costs", "measured", "asked"), map(_cost_row, costs.items())),
+            table(("what it costs", "measured", "target"), map(_cost_row, costs.items())),
             _where(costs.values()),
         ]
     return "\n\n".join(part for part in parts if part)
@@ -158,11 +159,6 @@ def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
         what, asked = f"seconds to the {name}", f"{at_most:g} s"
         said = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
     return what, said, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _picture(name: str, text: str, drawn: Sequence[Path]) -> str:
