@@ -4,10 +4,11 @@ import pytest
 
 from bench.results import RESULTS, keep
 
-# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment
-# or torch.
+# Not tests, and not to be imported for doctests: two set XLA's flags, others need a peer's environment or
+# torch.
 collect_ignore_glob = [
     "overlap.py",
+    "language_placements.py",
     "peers/drivers/*",
     "language_reference.py",
     "rlhf_oracle.py",

@@ -6,20 +6,19 @@
 
 A job is measured on one device, on as many as it is given, and on as many as there are cores: a process each,
 which has compiled and waits; they train in turns. Prints what an iteration takes and what was predicted, what
-the job is given, and how long that takes by the quickest. Asked: never longer than one device.
+the job is given, and how long that takes by the quickest. Target: never longer than one device.
 """
 
-import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
+from typing import Any
 
 import fdg
-from bench.peers.alternate import Driver
+from bench.harness import in_turns, parser, table
+from bench.peers.alternate import ours
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.training.default_devices import choose, milliseconds, predicted_seconds
@@ -63,76 +62,52 @@ JOBS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """One job: seconds an iteration, and what was predicted.
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """Measures a job on one device, on as many as it is given, and on all, in turns.
 
-    Attributes:
-      name: of the job.
-      chosen: how many devices it is given.
-      seconds: an iteration, by the number of devices.
-      predicted: the same, of all numbers that were looked at.
+    Returns:
+      What it is given, seconds of an iteration by devices, and what was predicted of all numbers looked at.
     """
-
-    name: str
-    chosen: int
-    seconds: dict[int, float]
-    predicted: dict[int, float]
-
-    @property
-    def loss(self) -> float:
-        """How long an iteration takes with the devices that it is given, by the quickest."""
-        return self.seconds[self.chosen] / min(self.seconds.values())
-
-
-def measure(name: str, rounds: int) -> Measured:
-    """Traces a job, asks what it is given, and measures it on one device, so many and all, in turns."""
-    words = [*JOBS[name].split(), "--policy", "gpu_only"]
-    job = parse([*words, "--total-steps", str(10**9)], "device_choice", "")
+    words = f"{JOBS[name]} --policy gpu_only"
+    job = parse(f"{words} --total-steps {10**9}".split(), "device_choice", "")
     graph = fdg.trace(job.algorithm)
     cores = usable_cores()
     predicted = predicted_seconds(graph, job.policy, cores, job.agents)
     chosen = choose(graph, job.policy, cores, job.agents).devices
     counts = sorted({1, chosen, cores} & set(predicted))
     iterations = math.ceil(ROUND_S / min(predicted[n] for n in counts))
-    steps = str(iterations * job.steps_per_iteration)
+    words += f" --total-steps {iterations * job.steps_per_iteration}"
     with contextlib.ExitStack() as stack:
-        drivers = {}
-        for count in counts:
-            more = [*words, "--devices", str(count), "--total-steps", steps]
-            drivers[count] = Driver(Path(sys.executable), "ours", {"flags": more, "continues": True})
-            stack.callback(drivers[count].close)
-        said = [{n: one.round(i)["seconds"] for n, one in drivers.items()} for i in range(rounds + 1)][1:]
-    seconds = {n: statistics.median(one[n] for one in said) / iterations for n in counts}
-    return Measured(name, chosen, seconds, predicted)
+        drivers = {n: stack.enter_context(ours(f"{words} --devices {n}", continues=True)) for n in counts}
+        said = in_turns({n: driver.round for n, driver in drivers.items()}, rounds)
+    seconds = {n: statistics.median(one["seconds"] for one in said[n]) / iterations for n in counts}
+    return {"name": name, "chosen": chosen, "seconds": seconds, "predicted": predicted}
 
 
 def main() -> int:
     """Reads the command line, measures, prints; the status says whether one device was ever quicker."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of those to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
-    parser.add_argument("--json", type=Path, help="where to write what was measured")
-    given = parser.parse_args()
+    line = parser("bench.device_choice", __doc__)
+    line.add_argument("--only", nargs="+", default=[""], help="parts of the names of those to measure")
+    line.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
+    line.add_argument("--json", type=Path, help="where to write what was measured")
+    given = line.parse_args()
     names = [name for name in JOBS if any(part in name for part in given.only)]
     if not names:
-        parser.error(
-            f"--only {' '.join(given.only)}: no job has this in its name; they are {', '.join(JOBS)}"
-        )
-    print("| job | ms an iteration (predicted), by devices | is given | by the quickest |")
-    print("|---|---|---|---|")
-    every = []
+        line.error(f"--only {' '.join(given.only)}: no job has this in its name; they are {', '.join(JOBS)}")
+    print(table(("job", "ms an iteration (predicted), by devices", "is given", "by the quickest"), ()))
+    every, slower = [], []
     for name in names:
         one = measure(name, given.rounds)
         every.append(one)
-        cells = [f"{n}: {milliseconds(s)} ({milliseconds(one.predicted[n])})" for n, s in one.seconds.items()]
-        print(f"| {name} | {', '.join(cells)} | {one.chosen} | {one.loss:.2f} |", flush=True)
+        seconds, chosen = one["seconds"], one["chosen"]
+        cells = [f"{n}: {milliseconds(s)} ({milliseconds(one['predicted'][n])})" for n, s in seconds.items()]
+        loss = seconds[chosen] / min(seconds.values())
+        print(f"| {name} | {', '.join(cells)} | {chosen} | {loss:.2f} |", flush=True)
+        slower += [name] * (seconds[chosen] > 1.05 * seconds[1])
         if given.json:
-            given.json.write_text(json.dumps([dataclasses.asdict(m) for m in every], indent=1))
-    slower = [m.name for m in every if m.seconds[m.chosen] > 1.05 * m.seconds[1]]
-    print(
-        f"\n{len(every)} jobs; slower than one device by more than a twentieth: {', '.join(slower) or 'none'}"
-    )
+            given.json.write_text(json.dumps(every, indent=1))
+    said = ", ".join(slower) or "none"
+    print(f"\n{len(every)} jobs; slower than one device by more than a twentieth: {said}")
     return int(bool(slower))
 
 

@@ -11,26 +11,25 @@ machine changes: a static batch takes as many as its longest row, slots at best 
 slots. Tokens of both are compared.
 """
 
-import argparse
 import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
+from bench.harness import parser, timed_in_turns
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    line = parser("bench.generation", __doc__)
     for name, default in {
         "prompts": 64, "slots": 8, "prompt-length": 16, "tokens": 128, "hidden": 64, "layers": 2,
         "vocabulary": 48, "stops": 2, "repeats": 5,
     }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--dtype", default="float32")
-    return parser.parse_args()
+        line.add_argument(f"--{name}", type=int, default=default)
+    line.add_argument("--dtype", default="float32")
+    return line.parse_args()
 
 
 class Counting(Decoder):
@@ -59,31 +58,29 @@ class Counting(Decoder):
 
 def by_hand(decoder, parameters, prompts, keys, sampling):
     """What one would write: prefill, then a loop of decode and draw, that ends when all rows have."""
-    width = sampling.max_new_tokens
+    width, stops = sampling.max_new_tokens, jnp.asarray(sampling.stop_tokens)
     parameters = decoder.cast(parameters)
     logits, cache = decoder.prefill(parameters, prompts.tokens, prompts.mask.astype(jnp.int32), width - 1)
 
-    def drawn(logits, t):
+    def draw(t, logits, done, tokens, log_probs):
         noise = jax.vmap(lambda k: jax.random.gumbel(jax.random.fold_in(k, t), logits.shape[1:]))(keys)
         token = jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
         own = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)[:, 0]
-        return token, own
-
-    token, own = drawn(logits, 0)
-    tokens = jnp.zeros((len(keys), width), jnp.int32).at[:, 0].set(token)
-    log_probs = jnp.zeros((len(keys), width)).at[:, 0].set(own)
-    stops = jnp.asarray(sampling.stop_tokens)
-    done = jnp.any(token[:, None] == stops[None], axis=1)
-
-    def step(carry):
-        t, cache, token, done, tokens, log_probs = carry
-        logits, cache = decoder.decode(parameters, cache, token)
-        token, own = drawn(logits, t)
         tokens = tokens.at[:, t].set(jnp.where(done, 0, token))
         log_probs = log_probs.at[:, t].set(jnp.where(done, 0.0, own))
-        return t + 1, cache, token, done | jnp.any(token[:, None] == stops[None], axis=1), tokens, log_probs
+        return token, done | jnp.any(token[:, None] == stops[None], axis=1), tokens, log_probs
 
-    carry = (1, cache, token, done, tokens, log_probs)
+    def step(carry):
+        t, cache, token, *rest = carry
+        logits, cache = decoder.decode(parameters, cache, token)
+        return t + 1, cache, *draw(t, logits, *rest)
+
+    begun = (
+        jnp.zeros(len(keys), bool),
+        jnp.zeros((len(keys), width), jnp.int32),
+        jnp.zeros((len(keys), width)),
+    )
+    carry = (1, cache, *draw(0, logits, *begun))
     return jax.lax.while_loop(lambda c: (c[0] < width) & ~jnp.all(c[3]), step, carry)[4:]
 
 
@@ -120,12 +117,7 @@ def main():
     }
     found = {name: jax.block_until_ready(run()) for name, run in programs.items()}
     np.testing.assert_array_equal(found["by hand"][0], found["generate"].tokens)
-    seconds = {name: [] for name in programs}
-    for _ in range(chosen.repeats):
-        for name, run in programs.items():
-            begun = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - begun)
+    seconds = timed_in_turns(programs, chosen.repeats)
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     lengths = np.asarray(found["slots, refilled"].mask.sum(axis=1))
     counting, bound = Counting(decoder.config), lengths.sum() / slots

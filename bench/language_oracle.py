@@ -9,9 +9,10 @@
 Both sides make the same parameters of NumPy's numbers; transformers' side is `bench/language_reference.py`.
 """
 
-import argparse
 import dataclasses
+import functools
 import importlib.util
+import itertools
 import json
 import pathlib
 import subprocess
@@ -24,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, weights
+from bench.harness import ROOT, parser
+from bench.language_numbers import inputs, numbers, projections
 
-ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests/language/golden.npz"
 SEEDS = 5
 
@@ -41,52 +43,31 @@ _ROPES = {
 }  # fmt: skip
 
 
-def _reference():
-    """`bench/language_reference.py` without torch: its numbers and inputs."""
-    source = (ROOT / "bench/language_reference.py").read_text()
-    kept = source.split("def logits", maxsplit=1)[0]
-    kept = "\n".join(
-        x for x in kept.splitlines() if not x.startswith(("import t", "from t", "torch.", "transf"))
-    )
-    module: dict = {}
-    exec(compile(kept, "language_reference", "exec"), module)
-    return module
-
-
-REFERENCE = _reference()
-
-
 def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
     """Name, config and seed; of the golden ones, a few."""
     found = []
+
+    def add(name: str, seed: int = 0, **options: Any) -> None:
+        config = DecoderConfig(**{**_SIZES, "num_kv_heads": 2, "max_positions": 128, **options})
+        found.append((f"{name} seed={seed}", config, seed))
+
     for family, options in _FAMILIES.items():
-        for pairs in (4, 2, 1):
-            for tied in (False, True):
-                for seed in range(SEEDS):
-                    config = DecoderConfig(
-                        **_SIZES, **options, num_kv_heads=pairs, tie_embeddings=tied, max_positions=128
-                    )
-                    name = f"{family} kv={pairs}{' tied' if tied else ''}"
-                    if not golden or (seed == 0 and pairs == 2 and tied == (family == "qwen3")):
-                        found.append((f"{name} seed={seed}", config, seed))
+        for pairs, tied, seed in itertools.product((4, 2, 1), (False, True), range(SEEDS)):
+            if not golden or (seed == 0 and pairs == 2 and tied == (family == "qwen3")):
+                name = f"{family} kv={pairs}{' tied' if tied else ''}"
+                add(name, seed, **options, num_kv_heads=pairs, tie_embeddings=tied)
     for name, rope in _ROPES.items():
         scaling = tuple(sorted(rope.items()))
-        config = DecoderConfig(
-            **_SIZES, num_kv_heads=2, tie_embeddings=False, rope_scaling=scaling, max_positions=64
-        )
-        found.append((f"llama rope={name} seed=0", config, 0))
-    sliding = {"qkv_bias": True, "sliding_window": 4, "first_sliding_layer": 1}
-    config = DecoderConfig(**_SIZES, num_kv_heads=2, tie_embeddings=False, max_positions=128, **sliding)
-    found.append(("qwen2 window=4 seed=0", config, 0))
-    biased = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
-    config = DecoderConfig(**_SIZES, num_kv_heads=2, tie_embeddings=False, max_positions=128, **biased)
-    found.append(("llama biases seed=0", config, 0))
+        add(f"llama rope={name}", tie_embeddings=False, rope_scaling=scaling, max_positions=64)
+    sliding = {"sliding_window": 4, "first_sliding_layer": 1}
+    add("qwen2 window=4", tie_embeddings=False, qkv_bias=True, **sliding)
+    add("llama biases", tie_embeddings=False, qkv_bias=True, output_bias=True, mlp_bias=True)
     return found
 
 
 def parameters_of(config: DecoderConfig, seed: int):
     """The parameters that transformers' side makes too."""
-    made = REFERENCE["numbers"]({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
+    made = numbers({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
     return weights.assemble(config, {key: _Held("numbers", array) for key, array in made.items()}, "numbers")
 
 
@@ -111,7 +92,7 @@ def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[st
     apply, slope = _compiled(decoder)
     differences = {}
     for padded in (False, True):
-        tokens, mask = REFERENCE["inputs"](config.vocab_size, seed, padded)
+        tokens, mask = inputs(config.vocab_size, seed, padded)
         key = f"{name}{' padded' if padded else ''}"
         segments = jnp.asarray(mask, jnp.int32)
         have = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
@@ -123,41 +104,34 @@ def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[st
                 at = gradient
                 for step in path:
                     at = at[step]
-                own = REFERENCE["projections"](np.asarray(at).T if transposed else np.asarray(at), there)
+                own = projections(np.asarray(at).T if transposed else np.asarray(at), there)
                 want = found[f"{key} gradient {there}"]
                 worst = max(worst, float(np.abs(own - want).max() / want[0]))
             differences["gradient"] = worst
     return differences
 
 
-_COMPILED: dict = {}
-
-
+@functools.lru_cache(maxsize=1)
 def _compiled(decoder: Decoder):
-    if decoder not in _COMPILED:
+    def loss(parameters, tokens, segments):
+        goes_on = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
+        return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(goes_on)
 
-        def loss(parameters, tokens, segments):
-            goes_on = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
-            return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(goes_on)
-
-        _COMPILED.clear()
-        _COMPILED[decoder] = jax.jit(decoder.apply), jax.jit(jax.grad(loss))
-    return _COMPILED[decoder]
+    return jax.jit(decoder.apply), jax.jit(jax.grad(loss))
 
 
 def _run(python: str, what: str, given: str, out: str) -> dict:
-    script = str(ROOT / "bench/language_reference.py")
-    subprocess.run([python, script, what, given, out], check=True)
+    subprocess.run([python, "-m", "bench.language_reference", what, given, out], cwd=ROOT, check=True)
     with np.load(out) as file:
         return dict(file)
 
 
 def main() -> None:
     """Compares, and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("logits", "greedy", "smollm2"))
-    parser.add_argument("--python", default=str(ROOT / "build/venvs/language/bin/python"))
-    chosen = parser.parse_args()
+    line = parser("bench.language_oracle", __doc__)
+    line.add_argument("what", choices=("logits", "greedy", "smollm2"))
+    line.add_argument("--python", default=str(ROOT / "build/venvs/language/bin/python"))
+    chosen = line.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sys.exit({"logits": logits, "greedy": greedy, "smollm2": smollm2}[chosen.what](chosen.python, folder))
 
@@ -189,7 +163,7 @@ def greedy(python: str, folder: str) -> None:
         config = DecoderConfig(**_SIZES, **options, num_kv_heads=2, max_positions=128)
         decoder, parameters = Decoder(config), parameters_of(config, 7)
         weights.save(f"{folder}/{family}", decoder, parameters, shard_bytes=1 << 14)
-        ours = _greedy(decoder, parameters, REFERENCE["inputs"](config.vocab_size, 0, False)[0], 64)
+        ours = _greedy(decoder, parameters, inputs(config.vocab_size, 0, False)[0], 64)
         theirs = _run(python, "greedy", f"{folder}/{family}", f"{folder}/greedy.npz")["tokens"]
         equal = int((ours == theirs).all(axis=0).sum())
         print(f"{family}: exported, loaded by transformers: {equal} of 64 greedy tokens equal in all 3 rows")

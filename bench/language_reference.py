@@ -1,8 +1,8 @@
 """transformers' side of `bench.language_oracle`, in an environment of its own: torch, and no jax.
 
-<venv>/bin/python bench/language_reference.py logits CASES.json OUT.npz   logits and gradients of each case
-<venv>/bin/python bench/language_reference.py greedy DIRECTORY OUT.npz    tokens of an exported directory
-<venv>/bin/python bench/language_reference.py gguf FILE.gguf OUT.npz      tokens and logits of a GGUF file
+<venv>/bin/python -m bench.language_reference logits CASES.json OUT.npz   logits and gradients of each case
+<venv>/bin/python -m bench.language_reference greedy DIRECTORY OUT.npz    tokens of an exported directory
+<venv>/bin/python -m bench.language_reference gguf FILE.gguf OUT.npz      tokens and logits of a GGUF file
 """
 
 import json
@@ -14,41 +14,15 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench.language_numbers import inputs, numbers, projections
+
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 
 
-def numbers(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """A network's parameters: NumPy's, in the order of their names, the same on both sides."""
-    draw = np.random.default_rng(seed)
-    made = {}
-    for name in sorted(shapes):
-        x = draw.normal(size=shapes[name])
-        norm = "norm" in name
-        made[name] = (1 + 0.2 * x if norm else 0.2 * x).astype(np.float32)
-    return made
-
-
-def inputs(vocabulary: int, seed: int, padded: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and mask [3, 12], left-padded by 0, 3 and 7 if `padded`."""
-    draw = np.random.default_rng(1000 + seed)
-    tokens = draw.integers(0, vocabulary, (3, 12))
-    padding = np.array([0, 3, 7]) if padded else np.zeros(3, int)
-    return tokens, np.arange(12)[None] >= padding[:, None]
-
-
-def projections(gradient: np.ndarray, name: str) -> np.ndarray:
-    """What is kept of a gradient: its norm, and its products with three random directions of norm 1."""
-    draw = np.random.default_rng(sum(map(ord, name)))
-    flat = np.asarray(gradient, np.float64).ravel()
-    directions = draw.normal(size=(3, flat.size))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    return np.concatenate([[np.linalg.norm(flat)], directions @ flat])
-
-
-def logits(cases: list[dict]) -> dict[str, np.ndarray]:
+def logits(file: str) -> dict[str, np.ndarray]:
     found = {}
-    for case in cases:
+    for case in json.loads(pathlib.Path(file).read_text()):
         config = AutoConfig.for_model(**case["config"])
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
         state = {k: v for k, v in model.state_dict().items() if not (k == "lm_head.weight" and case["tied"])}
@@ -102,8 +76,4 @@ def gguf(file: str) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     what, given, out = sys.argv[1:]
-    if what == "logits":
-        result = logits(json.loads(pathlib.Path(given).read_text()))
-    else:
-        result = {"greedy": greedy, "gguf": gguf}[what](given)
-    np.savez_compressed(out, **result)
+    np.savez_compressed(out, **{"logits": logits, "greedy": greedy, "gguf": gguf}[what](given))

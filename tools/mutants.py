@@ -118,14 +118,13 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
 
     Or whether it is a `zip` that does not insist any more that both sides are equally long: they are.
     """
-    known = [one for one in known if one["module"] == mutant.module]
-    is_check = mutant.operator == "core/ReplaceTrueWithFalse"
-    lines = diff(mutant) if known or is_check else []
-    removed = " ".join(line[1:].strip() for line in lines if line.startswith("-")).strip()
-    added = " ".join(line[1:].strip() for line in lines if line.startswith("+")).strip()
-    if is_check and "strict=True" in removed and removed.replace("strict=True", "strict=False", 1) == added:
+    lines = diff(mutant)
+    removed, added = (
+        " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
+    )
+    if "strict=True" in removed and removed.replace("strict=True", "strict=False", 1) == added:
         return True
-    return any((one["was"], one["is"]) == (removed, added) for one in known)
+    return (mutant.module, removed, added) in {(one["module"], one["was"], one["is"]) for one in known}
 
 
 def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:

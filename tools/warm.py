@@ -30,49 +30,46 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no
 OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins that are imported already
 
 
-class FirstFailure:
-    """A plugin of pytest that remembers which test failed first."""
+class Named:
+    """A plugin of pytest that runs what is named, in that order, and remembers which test failed first.
 
-    def __init__(self) -> None:
-        self.by: str | None = None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of a test, or of its fixtures."""
-        if report.failed and self.by is None:
-            self.by = report.nodeid
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Of a file that cannot be imported."""
-        if report.failed and self.by is None:
-            self.by = report.nodeid
-
-
-class Only:
-    """A plugin of pytest that runs what is named: files whole, of others the tests named, file by file.
-
-    On pytest's command line a name with `::` in its parameters would be no name.
+    A name is of a file, which runs whole, or of a test; on pytest's command line one with `::` in its
+    parameters would be no name.
     """
 
     def __init__(self, names: Sequence[str]):
         self.files = list(dict.fromkeys(name.split("::")[0] for name in names))
-        self._whole = {name for name in names if "::" not in name}
+        self.failed: str | None = None
         self._place = {name: i for i, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves the others out, and keeps to the order of the names."""
-        file_of = {item: item.nodeid.split("::")[0] for item in items}
-        items[:] = [item for item in items if file_of[item] in self._whole or item.nodeid in self._place]
-        items.sort(key=lambda item: (self.files.index(file_of[item]), self._place.get(item.nodeid, -1)))
+        places = [(self._at(item.nodeid.split("::")[0]), self._at(item.nodeid), item) for item in items]
+        there = [(min(of_file, own), item) for of_file, own, item in places if min(of_file, own) < self._none]
+        items[:] = [item for _, item in sorted(there, key=lambda pair: pair[0])]
+
+    def _at(self, name: str) -> int:
+        return self._place.get(name, self._none)
+
+    @property
+    def _none(self) -> int:
+        return len(self._place)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Of a test or its fixtures; of a file that cannot be imported."""
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
     """Runs the tests in this process."""
-    first = FirstFailure()
     for some in tests:
-        only = Only(some)
-        status = pytest.main([*OPTIONS, *only.files], plugins=[first, only])
+        named = Named(some)
+        status = pytest.main([*OPTIONS, *named.files], plugins=[named])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return {"outcome": "failed", "by": first.by or f"exit status {int(status)}"}
+            return {"outcome": "failed", "by": named.failed or f"exit status {int(status)}"}
     return {"outcome": "passed", "by": ""}
 
 

@@ -49,7 +49,7 @@ def test_logits_and_gradients_are_those_of_transformers(name):
 def test_stretched_positions_are_those_of_transformers(kind):
     name = f"llama rope={kind} seed=0"
     config, seed = next((config, seed) for each, config, seed in oracle.cases() if each == name)
-    tokens, mask = oracle.REFERENCE["inputs"](config.vocab_size, seed, False)
+    tokens, mask = oracle.inputs(config.vocab_size, seed, False)
     parameters = oracle.parameters_of(config, seed)
     # The frequencies are all that differs: one program, with those of each kind as its turn.
     found = jax.jit(Decoder(config).apply)(parameters, jnp.asarray(tokens), jnp.asarray(mask, jnp.int32))
