@@ -6,6 +6,7 @@
     python -m bench.every_environment --another             # by another algorithm than the default
     python -m bench.every_environment --again               # what was refused before, once more
     python -m bench.every_environment --trace               # all, only traced: quick
+    python -m bench.every_environment --kinds 2             # EnvPool's, so many of each kind of spaces
     python -m bench.every_environment --list                # names, in the order in which they are tried
 
 Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
@@ -58,6 +59,31 @@ def drawn(count: int, seed: int) -> list[str]:
         for prefix, names in theirs.items()
     ]
     return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
+
+
+def of_each_kind(count: int, seed: int) -> list[str]:
+    """EnvPool's environments, at most so many of those whose observations and actions are of the same kinds.
+
+    The kinds with fewest environments first, since they are met least.
+    """
+    import envpool
+
+    import envs
+
+    kinds: dict[tuple[Any, ...], list[str]] = {}
+    for name in sorted(envpool.list_all_envs()):
+        with contextlib.suppress(ValueError):  # it needs what is not here; `drawn` meets some of these
+            env = envs.make("envpool:" + name)
+            parts = [part for _, part in envs.composite.parts(env.observation_space)]
+            kind = *sorted({_kind(part) for part in parts}), len(parts) > 1, _kind(env.action_space)
+            kinds.setdefault(kind, []).append("envpool:" + name)
+    chooser = random.Random(seed)
+    some = [chooser.sample(names, min(count, len(names))) for names in sorted(kinds.values(), key=len)]
+    return [name for names in some for name in names]
+
+
+def _kind(space: Any) -> str:
+    return f"{type(space).__name__} {len(space.shape)} {space.dtype} {getattr(space, 'is_bounded', True)}"
 
 
 def registered(seed: int) -> list[str]:
@@ -210,6 +236,7 @@ def main() -> None:
     parser = harness.parser("bench.every_environment", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
+    parser.add_argument("--kinds", type=int, default=0, metavar="N")
     parser.add_argument("--another", action="store_true")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--again", action="store_true")
@@ -217,7 +244,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
-    names = drawn(given.drawn, given.seed) if given.drawn else registered(given.seed)
+    names = drawn(given.drawn, given.seed) + (of_each_kind(given.kinds, given.seed) if given.kinds else [])
+    names = names or registered(given.seed)
     names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
     if given.list:
         print("\n".join(names))

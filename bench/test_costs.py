@@ -1,8 +1,12 @@
-"""What a run costs besides its steps: the start, memory over time; and whether large runs cost more a step.
+"""What a run costs besides its steps: the start, memory, evaluation, files; what large runs and sweeps cost.
 
 make bench ARGS="-k costs -s"
+make bench ARGS="-k sweep -s"            # 3 x 16 agents, a few of the separate runs that they stand for
+make bench ARGS="-k sweep -s --thorough" # all of the separate runs
+make bench ARGS="-k while_training -s"   # whole runs of some ten seconds, one after the other in pairs
 """
 
+import functools
 import os
 import re
 import statistics
@@ -10,6 +14,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
 from bench.harness import ROOT, Spread, in_turns
 from bench.peers.alternate import ours
 
@@ -88,3 +98,88 @@ def _ratio(name, flags, of_flags, at_most, benchmark, record):
     ratio = Spread.ratio(*([said["seconds"] / said["steps"] for said in each] for each in rounds.values()))
     record(name, {"flags": flags, "of_flags": of_flags, "at_most": at_most, **ratio.figures})
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
+
+
+_POINTS, _SEEDS, _STEPS = (1e-4, 3e-4, 1e-3), 16, 100_000
+_OF_APART = 1 / 5
+
+
+@pytest.mark.parametrize("each", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
+def test_sweep_cost(benchmark, record, tmp_path, each):
+    """Seconds from call to run directory, compiling, training, evaluation and files included.
+
+    Args:
+      each: separate runs that are timed of each point; their mean stands for the others.
+    """
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), total_steps=_STEPS)
+    swept_s, swept = _timed(
+        lambda: fdg.sweep(
+            algorithm, {"learning_rate": _POINTS}, num_seeds=_SEEDS, out=tmp_path / "sweep", progress=False
+        )
+    )
+    seconds, differences = [], []
+    for point, learning_rate in enumerate(_POINTS):
+        for seed in range(each):
+            own = algos.PPO(env=algorithm.env, total_steps=_STEPS, learning_rate=learning_rate)
+            out = tmp_path / f"{point}-{seed}"
+            alone_s, run = _timed(
+                lambda own=own, seed=seed, out=out: fdg.fit(own, seed=seed, out=out, progress=False)
+            )
+            seconds.append(alone_s)
+            first = run.metrics[0]
+            together = swept.metrics[0]["episode_return_per_seed"][point * _SEEDS + seed]
+            differences.append(
+                abs(together - first["episode_return"]) / max(1.0, abs(first["episode_return"]))
+            )
+    benchmark.pedantic(lambda: None, rounds=1)
+    apart = float(np.mean(seconds)) * len(_POINTS) * _SEEDS
+    figures = {
+        "agents": len(_POINTS) * _SEEDS,
+        "sweep_seconds": swept_s,
+        "separate_seconds": apart,
+        "separate_runs_timed": len(seconds),
+        "ratio": swept_s / apart,
+        "ratio_middle_half": [swept_s / apart] * 2,  # one measurement
+        "at_most": _OF_APART,
+    }
+    benchmark.extra_info.update(figures)
+    record("a sweep of 3 x 16 agents beside separate runs", figures)
+    print(
+        f"\n{figures['agents']} agents in {swept_s:.1f} s, apart {apart:.1f} s: {figures['ratio']:.3f} of it"
+    )
+    assert max(differences) <= 1e-5
+    assert figures["ratio"] <= _OF_APART
+
+
+def _timed(call):
+    begun = time.perf_counter()
+    found = call()
+    return time.perf_counter() - begun, found
+
+
+_WHILE_TRAINING = 0.05
+
+
+def test_while_training_cost(benchmark, record, tmp_path):
+    """Seconds of training, all on (ten evaluations, checkpoints by default) against all off; one process."""
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64, total_steps=5_000_000)
+    every = algorithm.num_iterations // 10
+    settings = {
+        "off": {"checkpoint_every": algorithm.num_iterations},
+        "on": {"eval_every": every, "tensorboard": True},
+    }
+
+    def trained(number, name):
+        out = tmp_path / f"{name}-{number}"
+        run = fdg.fit(algorithm, out=out, seed=number, progress=False, eval_episodes=0, **settings[name])
+        return run.summary["wall_s"]
+
+    seconds = in_turns({name: functools.partial(trained, name=name) for name in settings}, PAIRS)
+    benchmark.pedantic(lambda: None, rounds=1)
+    ratio = Spread.ratio(seconds["on"], seconds["off"])
+    medians = {f"{name}_seconds": Spread.of(each).median for name, each in seconds.items()}
+    figures = {**medians, **ratio.figures, "at_most": 1 + _WHILE_TRAINING}
+    benchmark.extra_info.update(figures)
+    record("evaluation, metrics, TensorBoard and checkpoints while training", figures)
+    print(f"\nall on takes {ratio:.3f} of the time of all off")
+    assert ratio.median <= 1 + _WHILE_TRAINING

@@ -1,15 +1,14 @@
-"""Trying to break it: random command lines, kills, Ctrl-C and damaged files, each by its number.
+"""Trying to break it: random command lines, kills, lost processes and Ctrl-C, each by its number.
 
     python -m tools.break_it flags --count 10000     in process: each is a run, or one clear line and status 2
     python -m tools.break_it kills --count 34        kill -9, three times each, resumed: not a bit differs
     python -m tools.break_it language --count 12     the same for SFT, DPO, GRPO and PPO-RLHF
     python -m tools.break_it losses --count 24       one of two processes lost: named, none left, resumed
     python -m tools.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
-    python -m tools.break_it bytes                   one bit in each file of a run: nothing is loaded silently
-    python -m tools.break_it configs --count 50      config.json edited by hand: one clear line, or a run
 
 What was done, and what it met, is in build/break_it/: started again, each continues where it was. `--only 17`
-replays one. Runs on a Ray cluster: `python -m tools.break_it.ray`.
+replays one. Runs on a Ray cluster: `python -m tools.break_it.ray`; damaged
+run directories: `python -m tests.hostile`.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import functools
 import json
 from collections.abc import Callable
 
-from tools.break_it.files import bytes_, configs
 from tools.break_it.flags import flags
 from tools.break_it.interrupts import interrupts
 from tools.break_it.kills import LANGUAGE, kills
@@ -30,8 +28,6 @@ CHECKS: dict[str, Callable[[int], str | None]] = {
     "language": functools.partial(kills, kinds=LANGUAGE),
     "losses": losses,
     "interrupts": interrupts,
-    "bytes": bytes_,
-    "configs": configs,
 }
 
 

@@ -2,11 +2,16 @@
 
 import contextlib
 import gc
+import io
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,10 +23,20 @@ from fdg.commands import calibrate, cli, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.ending import Ending
-from tools.break_it.files import Streams, finished
+from tools.break_it.processes import KEPT
 
 _UNSAID = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - not declared by every version
 SECONDS = 120  # of work, in which a command line is done
+MAINS: Mapping[str, Callable[[list[str]], int]] = {
+    "train": cli.train_main,
+    "plan": cli.plan_main,
+    "launch": launch.main,
+    "calibrate": calibrate.calibrate_main,
+    "evaluate": using.evaluate_main,
+    "play": using.play_main,
+    "export": using.export_main,
+    "plot": using.plot_main,
+}
 
 
 def flags(number: int) -> str | None:
@@ -29,12 +44,14 @@ def flags(number: int) -> str | None:
     from tests.commands.any_flags import draw_line, lay_out, outcome
 
     command, words = draw_line(random.Random(number))
-    streams = Streams()
-    run = finished().absolute()
+    out, errors = io.StringIO(), io.StringIO()
+    run = _finished().absolute()
+    # As pytest's `capsys`, of which `outcome` reads the errors once the command is done.
+    said = types.SimpleNamespace(readouterr=lambda: types.SimpleNamespace(err=errors.getvalue()))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _at_once(folder):
         if any(word in str(words) for word in ("run", "damaged")):
             lay_out(Path(folder), run)
-        with contextlib.redirect_stdout(streams.out), contextlib.redirect_stderr(streams.err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             if command == "train":
                 _as_if_new()
             for which in (signal.SIGPROF, signal.SIGALRM):
@@ -42,7 +59,7 @@ def flags(number: int) -> str | None:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.alarm(20 * SECONDS)  # what waits for ever
             try:
-                wrong = outcome(_main_of(command), words, streams)
+                wrong = outcome(MAINS[command], words, said)
             except TimeoutError:
                 wrong = f"it was not done in {SECONDS} s of work"
             finally:
@@ -55,11 +72,15 @@ def flags(number: int) -> str | None:
     return None if wrong is None else f"{command} {words}: {wrong}"[:2000]
 
 
-def _main_of(command: str) -> Callable[[list[str]], int]:
-    mains = {"train": cli.train_main, "plan": cli.plan_main, "evaluate": using.evaluate_main}
-    mains |= {"play": using.play_main, "export": using.export_main, "plot": using.plot_main}
-    mains |= {"launch": launch.main, "calibrate": calibrate.calibrate_main}
-    return mains[command]
+def _finished() -> Path:
+    run = KEPT / "finished"
+    if not (run / "summary.json").exists():
+        shutil.rmtree(run, ignore_errors=True)
+        words = "--devices 1 --num-envs 4 --num-steps 32 --total-steps 2560 --checkpoint-every 10"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, "-m", "fdg.train", *words.split(), "--eval-episodes", "0", "--out", run]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+    return run
 
 
 def _as_if_new() -> None:
