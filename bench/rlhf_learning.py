@@ -3,20 +3,16 @@
     python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
     python -m bench.rlhf_learning addition --first-seed 5        # others than settings were chosen on
     python -m bench.rlhf_learning addition --reward random       # a reward that knows nothing
-    python -m bench.rlhf_learning addition --reward model        # a reward model of the start's pairs
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
-    python -m bench.rlhf_learning text:subtraction               # any other task, of which nothing is asked
 
 Settings are those of `--algo sft` and `--algo grpo` on these tasks (`algos/presets/language.py`). Each seed
 first imitates right answers until `start` of the held-out problems are right, with the most likely tokens,
 and goes on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the share of 512 held-out problems
 that are right at the start and at the end, with the most likely tokens and with sampled ones, seconds of work
-of all cores, compilation included, and what was asked of it; of a reward model, also the share of held-out
-pairs that it ranks right. `runs/rlhf/TASK-REWARD.png` has the curves. Started again, it goes on with the
-seeds that are missing.
+of all cores, compilation included, and the target. `runs/rlhf/TASK-REWARD.png` has the curves. Started again,
+it continues with the seeds that are missing.
 """
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -28,13 +24,11 @@ from typing import Any
 import algos
 import envs
 import fdg
+from bench.harness import parser
 from fdg.training.curves import compare
 
 RUNS = Path("runs/rlhf")
 EPISODES = 512
-
-
-_JUDGE = {"num_prompts": 64, "group_size": 4, "warmup": 20, "total_steps": 51_200}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +39,8 @@ class Experiment:
       env: with its parameters.
       start: the share of right answers at which imitation ends.
       every: iterations from one look at it to the next.
-      sft, grpo: hyperparameters that are not those of the preset.
-      at_least: what is asked of the share of right answers at the end; or of its ratio to that at the start.
-      judge: those of a reward model.
+      sft, grpo: numbers of steps that are not those of the presets.
+      at_least: target of the share of right answers at the end; or of its ratio to that at the start.
     """
 
     env: str
@@ -57,35 +50,20 @@ class Experiment:
     grpo: dict[str, Any]
     at_least: float
     as_ratio: bool = False
-    judge: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_JUDGE))
 
 
-_SMALLER = {"hidden_size": 48}
+def _addition(more: str) -> Experiment:
+    return Experiment(f"text:addition?{more}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
+
 
 EXPERIMENTS = {
     "sorting": Experiment(
         "text:sorting?max_response=10", 0.25, 3, {"total_steps": 25_600}, {"total_steps": 102_400}, 0.95
     ),
-    "addition": Experiment("text:addition?max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98),
-    "addition-of-two-digits": Experiment(
-        "text:addition?smallest=10&max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98
-    ),
+    "addition": _addition(""),
+    "addition-of-two-digits": _addition("smallest=10&"),
     "countdown": Experiment("text:countdown", 0.2, 10, {"total_steps": 64_000}, {}, 2.0, as_ratio=True),
-    # Small enough to see it learn within a minute.
-    "small": Experiment(
-        "text:addition?digits=1&max_response=3", 0.3, 10,
-        {**_SMALLER, "total_steps": 38_400},
-        {**_SMALLER, "total_steps": 25_600, "learning_rate": 1e-3, "temperature": 0.6},
-        0.95,
-    ),
-}  # fmt: skip
-
-
-def experiment(name: str) -> Experiment:
-    """The one of a name; of another task, one that asks for nothing but to start from a quarter."""
-    if name.startswith("text:"):
-        return Experiment(name, 0.25, 5, {}, {}, 0.0)
-    return EXPERIMENTS[name]
+}
 
 
 def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
@@ -96,30 +74,21 @@ def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> l
 
 def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     """Trains one seed, and says what share of held-out problems it has right before and after."""
-    chosen, begun = experiment(name), time.process_time()
+    chosen, begun = EXPERIMENTS[name], time.process_time()
     task, parameters = envs.parse(chosen.env)
     env = envs.make(task, **parameters)
     folder = _folder(name, seed, reward)
     shutil.rmtree(folder, ignore_errors=True)
     common: dict[str, Any] = {"seed": seed, "devices": 1, "eval_episodes": EPISODES}
     imitation = _imitate(chosen, env, scale, out=folder / "sft", **common)
-    common["start_from"] = folder / "sft"
-    said, judged, judge = {}, env, None
-    if reward == "random":
-        judged = env.with_reward(at_random)
-    if reward == "model":
-        judging = _made("reward_model", env, chosen.judge, scale)
-        judging = fdg.fit(judging, out=folder / "judge", **common)
-        said["pairs_ranked_right"] = judging.evaluate(EPISODES).mean
-        judge = str(judging.export(folder / "reward"))
-    learned = fdg.fit(
-        _made("grpo", judged, chosen.grpo, scale, reward_model=judge),
-        out=folder / "grpo",
-        **common,
-    )
-    for when, run in (("start", imitation), ("end", learned)):
-        for how, greedy in (("", True), ("_sampled", False)):
-            said[when + how] = _right(run, env, greedy)
+    judged = env.with_reward(at_random) if reward == "random" else env
+    grpo = _made("grpo", judged, chosen.grpo, scale)
+    learned = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
+    said = {
+        f"{when}{'' if greedy else '_sampled'}": _right(run, env, greedy)
+        for when, run in (("start", imitation), ("end", learned))
+        for greedy in (True, False)
+    }
     return {"seed": seed, **said, "cpu_s": round(time.process_time() - begun)}
 
 
@@ -135,13 +104,6 @@ def _imitate(chosen: Experiment, env: Any, scale: float, **common: Any) -> fdg.R
         returned += missing
 
 
-def draw(name: str, seeds: list[int], reward: str) -> None:
-    """The share of right answers in training, mean and interval over seeds: `runs/rlhf/TASK-REWARD.png`."""
-    folders = [_folder(name, seed, reward) / "grpo" for seed in seeds]
-    figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
-    figure.savefig(RUNS / f"{_word(name)}-{reward}.png", dpi=110)
-
-
 def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
     """The share of held-out problems that it has right; what else a task pays for does not count."""
     returns = run.evaluate(EPISODES, env=env, greedy=greedy).returns
@@ -150,43 +112,39 @@ def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
 
 
 def _folder(name: str, seed: int, reward: str) -> Path:
-    return RUNS / f"{_word(name)}-{reward}-{seed}"
+    return RUNS / f"{name}-{reward}-{seed}"
 
 
-def _word(name: str) -> str:
-    """As a part of a file's name."""
-    return name.removeprefix("text:").translate(str.maketrans("?=&", "---"))
-
-
-def _made(algo: str, env: Any, fields: dict[str, Any], scale: float, **more: Any) -> Any:
-    learner = algos.make(algo, env, **fields, **more)
+def _made(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
+    learner = algos.make(algo, env, **fields)
     return dataclasses.replace(learner, total_steps=int(learner.total_steps * scale))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("task", help=f"{', '.join(EXPERIMENTS)}, or text:NAME?parameters")
-    parser.add_argument("--reward", choices=("task", "random", "model"), default="task")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
-    given = parser.parse_args()
-    if given.task not in EXPERIMENTS and not given.task.startswith("text:"):
-        parser.error(f"task {given.task!r}: give one of {', '.join(EXPERIMENTS)}, or text:NAME")
-    chosen = experiment(given.task)
-    asked = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
-    said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "asked": asked}
+    """Trains the seeds that are missing."""
+    line = parser("bench.rlhf_learning", __doc__)
+    line.add_argument("task", choices=EXPERIMENTS)
+    line.add_argument("--reward", choices=("task", "random"), default="task")
+    line.add_argument("--seeds", type=int, default=5)
+    line.add_argument("--first-seed", type=int, default=0)
+    line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    given = line.parse_args()
+    chosen = EXPERIMENTS[given.task]
+    target = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
+    said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "target": target}
     fdg.keep_programs()  # the second seed compiles nothing, in this process or another
-    path = RUNS / f"{_word(given.task)}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}.json"
+    kept = f"{given.task}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}"
+    path = RUNS / f"{kept}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        if any(row["seed"] == seed for row in rows):
-            continue
-        rows.append(one_seed(given.task, seed, given.reward, given.scale))
-        print(rows[-1], flush=True)
-        path.write_text(json.dumps({**said, "seeds": rows}, indent=1) + "\n")
-    if given.reward != "random":  # of which nobody knows in training what is right
-        draw(given.task, [row["seed"] for row in rows], given.reward)
+        if all(row["seed"] != seed for row in rows):
+            rows.append(one_seed(given.task, seed, given.reward, given.scale))
+            print(rows[-1], flush=True)
+            path.write_text(json.dumps({**said, "seeds": rows}, indent=1) + "\n")
+    if given.reward == "task":  # of another, nobody knows in training what is right
+        folders = [_folder(given.task, row["seed"], given.reward) / "grpo" for row in rows]
+        figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
+        figure.savefig(RUNS / f"{kept}.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ and gives a fault to the tests that run it, quickest first. What is noted is of 
 have moved since are looked up where they stood, so note again before a sample is reported.
 """
 
-import argparse
 import ast
 import bisect
 import dataclasses
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -40,16 +40,16 @@ class Seconds:
         self.by_test[report.nodeid] = self.by_test.get(report.nodeid, 0.0) + report.duration
 
 
-def note(folder: Path, arguments: list[str]) -> int:
-    """Runs the suite and writes both files into the folder; pytest's exit status."""
-    folder.mkdir(parents=True, exist_ok=True)
+def note(arguments: list[str]) -> int:
+    """Runs the suite and writes both files; pytest's exit status."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     with tempfile.TemporaryDirectory() as scratch:
         settings = Path(scratch, "coveragerc")
-        settings.write_text(_SETTINGS.format(packages=",".join(PACKAGES), data=folder / LINES))
+        settings.write_text(_SETTINGS.format(packages=",".join(PACKAGES), data=FOLDER / LINES))
         words = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
         status = pytest.main([*words, *arguments], plugins=[seconds])
-    (folder / SECONDS).write_text(json.dumps(seconds.by_test, indent=0, sort_keys=True))
+    (FOLDER / SECONDS).write_text(json.dumps(seconds.by_test, indent=0, sort_keys=True))
     return int(status)
 
 
@@ -109,11 +109,13 @@ class Covered:
     seconds: dict[str, float]
 
     @classmethod
-    def read(cls, folder: Path) -> "Covered":
-        """From the folder that `note` filled; FileNotFoundError where it did not."""
-        data = coverage.CoverageData(basename=str(folder / LINES))
+    def read(cls) -> "Covered":
+        """What is noted now."""
+        if not (FOLDER / LINES).is_file():
+            raise SystemExit(f"error: {FOLDER} does not say which tests run which line: make covered")
+        data = coverage.CoverageData(basename=str(FOLDER / LINES))
         data.read()
-        return cls(data, json.loads((folder / SECONDS).read_text()))
+        return cls(data, json.loads((FOLDER / SECONDS).read_text()))
 
     def tests(self, module: str, line: int) -> list[str]:
         """Those that run the statement at a line, quickest first.
@@ -140,10 +142,7 @@ class Covered:
 
 def main() -> int:
     """Notes, with pytest's arguments where others than two processes and the whole suite are meant."""
-    parser = argparse.ArgumentParser(prog="make covered", description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write")
-    options, rest = parser.parse_known_args()
-    return note(options.folder, rest or ["-q", "--numprocesses", "2", "--dist", "loadscope"])
+    return note(sys.argv[1:] or ["-q", "--numprocesses", "2", "--dist", "loadscope"])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import dataclasses
 import difflib
 import fnmatch
 import hashlib
-import itertools
 import json
 import os
 import queue
@@ -39,7 +38,7 @@ from tools import covered
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
-PACKAGES = ("algos", "fdg", "policies")
+LEAST = 95.0  # percent that are to be killed
 
 # Of these nothing is noted: what an import alone runs, and what runs in processes that tests start.
 IMPORTED = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
@@ -275,34 +274,25 @@ def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("--sample", type=int, default=300, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--only", default="*", help="modules, as in 'fdg/batch/*'")
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for one (180)")
-    parser.add_argument("--least", type=float, default=95.0, help="percent to be killed")
-    parser.add_argument(
-        "--results", type=Path, help="lines of JSON; what was killed there is not tried again"
-    )
-    parser.add_argument("--covered", type=Path, default=covered.FOLDER, help="what `make covered` noted")
-    parser.add_argument("--list", action="store_true", help="show the sample and its tests, and run nothing")
-    return parser.parse_args()
+    line = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
+    line.add_argument("--sample", type=int, default=300, help="how many")
+    line.add_argument("--seed", type=int, default=0, help="of the sample")
+    line.add_argument("--only", default="*", help="modules, as in 'fdg/batch/*'")
+    line.add_argument("--jobs", type=int, default=2, help="at a time")
+    line.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for one (180)")
+    line.add_argument("--results", type=Path, help="lines of JSON; what was killed there is not tried again")
+    return line.parse_args()
 
 
 def main() -> int:
     """Draws, runs, and reports; the exit status says whether enough were noticed."""
     options = arguments()
-    found = [path.relative_to(ROOT) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+    found = [
+        path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
+    ]
     modules = [str(module) for module in found if fnmatch.fnmatch(str(module), options.only)]
-    if not (options.covered / covered.LINES).is_file():
-        raise SystemExit(f"error: {options.covered} does not say which tests run which line: make covered")
-    noted = covered.Covered.read(options.covered)
+    noted = covered.Covered.read()
     sample = drawn(modules, options.sample, options.seed)
-    if options.list:
-        for mutant in sample:
-            print(mutant, *itertools.chain.from_iterable(tests_of(mutant, noted, options.limit)))
-        return 0
     done: dict[tuple[str, ...], Found] = {}
     if options.results and options.results.exists():
         before = [Found(**json.loads(line)) for line in options.results.read_text().splitlines()]
@@ -368,7 +358,7 @@ def report(found: Sequence[Found], bad: set[str], options: argparse.Namespace) -
     noticed = 100 * counts["killed"] / max(1, len(found))
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     print(f"\n{len(found)} mutants of seed {options.seed}: {said}: {noticed:.1f} % killed")
-    return 0 if noticed >= options.least else 1
+    return int(noticed < LEAST)
 
 
 if __name__ == "__main__":
