@@ -52,7 +52,7 @@ def drivers(tmp_path, monkeypatch):
 
 def test_rounds_in_turns_and_the_first_does_not_count(drivers):
     pair = next(iter(PAIRS.values()))
-    fake = alternate.dataclasses.replace(pair, driver="fake")
+    fake = dataclasses.replace(pair, driver="fake")
     result = alternate.compare(fake, None, rounds=3)
     assert result["ratio"] == pytest.approx(3.0)
     assert result["rounds"] == 3
@@ -65,7 +65,7 @@ def test_rounds_in_turns_and_the_first_does_not_count(drivers):
 
 def test_a_driver_that_fails_says_why(drivers, tmp_path):
     (tmp_path / "fake.py").write_text("raise ValueError('no such environment')")
-    fake = alternate.dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
+    fake = dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
     with pytest.raises(alternate.DriverError, match="no such environment"):
         alternate.compare(fake, None, rounds=1)
 
