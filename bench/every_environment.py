@@ -23,25 +23,20 @@ import dataclasses
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import random
-import resource
-import signal
 import time
 import traceback
-import warnings
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from bench import harness
+from bench.forks import LateError, LostError, forked
 
 TABLE = Path("docs/every_environment.md")
 KEPT = Path("docs/every_environment.json")
 ITERATIONS = 3
 ON_THE_HOST = ("envpool:", "gymnasium:")
-PATIENCE = 6  # seconds on the clock for each of CPU time, for what waits for ever
 
 
 def drawn(count: int, seed: int) -> list[str]:
@@ -154,51 +149,27 @@ def _step(env: Any, count: int) -> None:
 
 def tried(name: str, another: bool, trace: bool, limit: int) -> dict[str, Any]:
     """What came of an environment, in a fork."""
-    context = multiprocessing.get_context("fork")
-    reading, writing = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(writing, limit, name, another, trace))
     begun = time.perf_counter()
-    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks; none of its threads runs yet
-        child.start()
-    writing.close()
-    try:
-        answered = reading.poll(limit * PATIENCE)
-        with contextlib.suppress(EOFError):
-            return {**reading.recv(), "wall_s": round(time.perf_counter() - begun, 1)} if answered else {
-                "ok": False, "how": "refused", "said": f"not done after {limit * PATIENCE} s on the clock"
-            }  # fmt: skip
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid or 0, signal.SIGKILL)
-        child.join()
-    if child.exitcode == -signal.SIGXCPU:
-        return {"ok": False, "how": "refused", "said": f"not done after {limit} s of CPU time"}
-    return {"ok": False, "how": "refused", "said": f"the process ended with status {child.exitcode}"}
 
+    def call() -> dict[str, Any]:
+        try:
+            result = one(name, another, trace)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            # What a callback raised is the end of JAX's account of it.
+            said = next((line for line in lines if line.startswith("HostError: ")), lines[0])
+            # An error of one line is a refusal; any other is a fault, and where it is from helps.
+            at = (
+                "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
+            )
+            said = f"{type(error).__name__}: {said}"[:300] + at[-150:]
+            result = {"ok": False, "how": "refused", "said": said}
+        return {**result, "cpu_s": round(time.process_time() + sum(os.times()[2:4]), 1)}
 
-def _answer(answers: Connection, limit: int, *of_one: Any) -> None:
-    """The life of a fork."""
-    os.setsid()  # so that what it starts ends with it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nowhere, stream)
     try:
-        result = one(*of_one)
-    except BaseException as error:
-        lines = str(error).strip().splitlines() or [""]
-        # What a callback raised is the end of JAX's account of it.
-        said = next((line for line in lines if line.startswith("HostError: ")), lines[0])
-        # An error of one line is a refusal; any other is a fault, and where it is from helps.
-        where = "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
-        result = {
-            "ok": False,
-            "how": "refused",
-            "said": f"{type(error).__name__}: {said}"[:300] + where[-150:],
-        }
-    used = time.process_time() + sum(os.times()[2:4])
-    answers.send({**result, "cpu_s": round(used, 1)})
+        return {**forked(call, limit), "wall_s": round(time.perf_counter() - begun, 1)}
+    except (LateError, LostError) as error:
+        return {"ok": False, "how": "refused", "said": str(error).splitlines()[-1]}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

@@ -10,16 +10,12 @@ import contextlib
 import importlib
 import json
 import os
-import select
-import signal
 import sys
-import time
-import traceback
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
+
+from bench.forks import LateError, LostError, forked
 
 # What is slow to import. None of it may import this repository's code, nor start JAX's backends as gymnax and
 # brax do: their threads would not be there in a fork.
@@ -73,61 +69,18 @@ def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
     return {"outcome": "passed", "by": ""}
 
 
-def run_in_a_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
-    """Runs the tests in a fork, which is killed with all that it has started when it is done or late."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks; none of its threads runs yet
-        child = os.fork()
-    if child == 0:
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(nowhere, stream)
-        try:
-            answer = run(tests)
-        except BaseException:
-            answer = {"outcome": "broken", "by": traceback.format_exc()[-2000:]}  # this tool, not the tests
-        os.write(writing, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writing)
+def answer(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
+    """The outcome of the tests in a fork."""
     try:
-        ready = _answered(reading, child, limit)
-        said = os.read(reading, 1 << 16) if ready else b""
-    finally:
-        os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    if said:
-        return json.loads(said)
-    if not ready:
+        return forked(lambda: run(tests), limit)
+    except LateError:
         return {"outcome": "timed out", "by": ""}
-    return {"outcome": "failed", "by": f"the process, which ended with status {status}"}
-
-
-def _answered(reading: int, session: int, limit: float) -> bool:
-    """Waits for something to read; False once a session has used that much CPU time, or rested that long."""
-    used, moved = 0.0, time.monotonic()
-    while True:
-        ready, _, _ = select.select([reading], [], [], 2.0)
-        if ready:
-            return True
-        now = _cpu_seconds(session)
-        if now > used + 0.01 * limit:
-            used, moved = now, time.monotonic()
-        if now > limit or time.monotonic() - moved > limit:
-            return False
-
-
-def _cpu_seconds(session: int) -> float:
-    """CPU time that the living processes of a session have used, with that of their dead children."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    except LostError as error:
+        ended = str(error).startswith("the process")
+        return {
+            "outcome": "failed" if ended else "broken",
+            "by": str(error),
+        }  # broken: this tool, not the tests
 
 
 def main() -> None:
@@ -138,7 +91,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for line in sys.stdin:
-        print(json.dumps(run_in_a_fork(**json.loads(line))), file=answers, flush=True)
+        print(json.dumps(answer(**json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.forks import forked
 from tools.break_it.comparing import wrong
-from tools.break_it.processes import KEPT, in_a_copy, note, worked
+from tools.break_it.processes import KEPT, note, worked
 
 # What is killed: flags, under which a run is some seconds of work, and writes thirty checkpoints.
 # Step sizes are at most 1e-3: with 1e-2 a last digit of the first parameters, or a sum in another order,
@@ -132,7 +133,7 @@ def kills(number: int, kinds: Mapping[str, Killed] = KILLED) -> str | None:
                 if (run / "summary.json").exists():
                     shutil.rmtree(run)
         tolerance = (1e-12 if float64 else 1e-5) if moves else 0.0
-        differing = in_a_copy(wrong, run.absolute(), whole.absolute(), tolerance)
+        differing = forked(lambda: wrong(run.absolute(), whole.absolute(), tolerance))
     return f"{kind}, {'moved, ' * moves}killed: {differing}"[:2000] if differing else None
 
 

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.forks import forked
 from tools.break_it.comparing import wrong
 from tools.break_it.kills import COMMON, KILLED
-from tools.break_it.processes import KEPT, command_lines, descendants, in_a_copy, is_running, note, worked
+from tools.break_it.processes import KEPT, command_lines, descendants, is_running, note, worked
 
 _WITHIN = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}
 _PATIENCE = 900.0  # seconds of the clock, after which a launcher that does not end hangs
@@ -68,7 +69,7 @@ def losses(number: int) -> str | None:
             status, said = _finished(launcher, file)
         if status:
             return f"{what}: resumed: status {status}: {said}"
-        differing = in_a_copy(wrong, run.absolute(), whole.absolute(), 0.0)
+        differing = forked(lambda: wrong(run.absolute(), whole.absolute(), 0.0))
     return f"{what}: {differing}"[:2000] if differing else None
 
 

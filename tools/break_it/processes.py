@@ -1,10 +1,9 @@
-"""Processes as Linux shows them, copies of this one, and what was noted of tries: shared by all of them."""
+"""Processes as Linux shows them, and what was noted of tries: shared by all of them."""
 
 import collections
 import contextlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +47,6 @@ def descendants(pid: int) -> dict[int, list[str]]:
     while grown := {one for one, parent in parents.items() if parent in below} - below:
         below |= grown
     return {one: lines[one] for one in sorted(below - {pid})}
-
-
-def in_a_copy(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call in a fork of this process, in which no backend starts so; an error as text."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        with os.fdopen(writer, "w") as file:
-            try:
-                json.dump(function(*arguments), file)
-            except BaseException as error:
-                json.dump(f"{type(error).__name__}: {error}", file)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        said = file.read()
-    os.waitpid(child, 0)
-    return json.loads(said)
 
 
 def note(check: str, number: int, met: str, **more: Any) -> None:
