@@ -80,39 +80,38 @@ def crosses(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
     return found
 
 
+def scaled(
+    cluster: Cluster, num_envs: int, counts: Sequence[int], title: str, name: str, **fields: Any
+) -> Any:
+    """`GPUOnly` with as many environments on every device, however many: points, printed and drawn."""
+    points = []
+    for count in counts:
+        plan = fdg.place(ppo(num_envs * count, **fields), policies.GPUOnly(), count)
+        points.append(point(plan, cluster.of(count), num_envs * count * 128))
+    print(report(points, price=cluster.price > 0), "\n")
+    draw_sweep(points, PICTURES / f"{name}.png", f"PPO under GPUOnly, {num_envs:,} environments {title}")
+    return points
+
+
 def scaling() -> dict[str, Any]:
-    """`GPUOnly` with as many environments on every device, however many there are."""
+    """On the paper's clusters: the share of the speed that is kept."""
     said = {}
     for name, cluster in (("P100", cloud()), ("V100", local())):
-        points = []
-        for count in [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= cluster.devices]:
-            plan = fdg.place(ppo(4096 * count), policies.GPUOnly(), count)
-            points.append(point(plan, cluster.of(count), 4096 * count * 128))
-        first, last = points[0], points[-1]
+        counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= cluster.devices]
+        first, *_, last = scaled(cluster, 4096, counts, f"a {name}", f"gpu-only-{name.lower()}")
         said[name] = last.steps_per_s / first.steps_per_s / last.devices
-        print(report(points, price=False), "\n")
-        draw_sweep(
-            points,
-            PICTURES / f"gpu-only-{name.lower()}.png",
-            f"PPO under GPUOnly, 4,096 environments a {name}",
-        )
     return said
 
 
 def large() -> dict[str, str]:
-    """PPO on up to 4,096 H100s, with two ways to shuffle: what bounds each."""
+    """On up to 4,096 H100s, with two ways to shuffle: what bounds each."""
     links = published.usual_links("H100")
     whole = Cluster(
         published.kind("H100"), 8, 512, *links, price=2.5, straggling=0.02, failures=2e-6, storage=1e10
     )
     bounds = {}
     for shuffle in ("each", "time"):
-        points = []
-        for count in (8, 64, 512, 4096):
-            plan = fdg.place(ppo(2048 * count, shuffle=shuffle), policies.GPUOnly(), count)
-            points.append(point(plan, whole.of(count), 2048 * count * 128))
-        print(report(points, price=True), "\n")
-        title = f"PPO under GPUOnly, 2,048 environments an H100, shuffle={shuffle}"
-        draw_sweep(points, PICTURES / f"h100-{shuffle}.png", title)
+        title = f"an H100, shuffle={shuffle}"
+        points = scaled(whole, 2048, (8, 64, 512, 4096), title, f"h100-{shuffle}", shuffle=shuffle)
         bounds[shuffle] = points[-1].prediction.bound
     return bounds
