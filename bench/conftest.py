@@ -4,15 +4,10 @@ import pytest
 
 from bench.results import RESULTS, keep
 
-# Not tests, and not to be imported for doctests: two set XLA's flags, others need a peer's environment or
-# torch.
-collect_ignore_glob = [
-    "overlap.py",
-    "language_placements.py",
-    "peers/drivers/*",
-    "language_reference.py",
-    "rlhf_oracle.py",
-]
+def pytest_ignore_collect(collection_path):
+    """Only benchmarks: others set XLA's flags when they are imported, or need a peer's environment."""
+    is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if is_other else None
 
 
 def pytest_addoption(parser):
