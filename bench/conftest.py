@@ -4,6 +4,7 @@ import pytest
 
 from bench.results import RESULTS, keep
 
+
 def pytest_ignore_collect(collection_path):
     """Only benchmarks: others set XLA's flags when they are imported, or need a peer's environment."""
     is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
