@@ -22,6 +22,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -191,7 +192,27 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
         if field == "max_steps_in_episode" and value < 1:
             raise FdgError(f"environment '{name}': {field}={value!r} must be at least 1")
         checked[field] = value
+    _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
     return checked
+
+
+def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
+    """Refuses sizes that this machine cannot hold: XLA would end the process where it cannot allocate them."""
+
+    def arrays() -> list[jax.Array]:
+        return [x for x in vars(_registry()[name](**arguments)).values() if isinstance(x, jax.Array)]
+
+    try:
+        size = sum(x.size * x.dtype.itemsize for x in jax.eval_shape(arrays))
+    except Exception:  # a constructor that needs numbers, or refuses: making it says so
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory // 4:  # JAX computes them from others of their size
+        given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        raise FdgError(
+            f"environment '{name}': {given} makes arrays of {size / 1e9:.0f} GB, and this machine has"
+            f" {memory / 1e9:.0f} GB: use smaller numbers"
+        )
 
 
 def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:

@@ -134,13 +134,21 @@ class _Search:
         pruner: Any = optuna.pruners.NopPruner()
         if self.job.halving:
             pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
-        return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(self.run.path / "study.journal"))),
-            study_name="search",
-            direction="maximize",
-            load_if_exists=True,
-            pruner=pruner,
-        )
+        journal = self.run.path / "study.journal"
+        try:
+            return optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                study_name="search",
+                direction="maximize",
+                load_if_exists=True,
+                pruner=pruner,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # whatever Optuna meets in a damaged file
+            raise FdgError(
+                f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
+            ) from error
 
     def _take_up(self, study: Any) -> None:
         """Trials that an earlier sitting was at are proposed again, and go on from their checkpoints."""

@@ -196,3 +196,9 @@ def test_a_data_set_that_cannot_be_downloaded_is_a_clear_error(monkeypatch):
         FdgError, match=r"'MNISTBandit-bsuite': its data set could not be downloaded .*no network"
     ):
         env.reset(jax.random.split(jax.random.key(0), 1))
+
+
+@pytest.mark.parametrize("size", [100_000, 10**9])
+def test_arrays_that_do_not_fit_into_memory_are_refused(size):
+    with pytest.raises(FdgError, match=f"DeepSea-bsuite': size={size} makes arrays of .* GB"):
+        envs.make("DeepSea-bsuite", size=size)

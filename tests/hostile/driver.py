@@ -44,6 +44,9 @@ _INSTALLED = tuple(
 )
 # What may be started: `git describe`, the workers of Gymnasium, and `uname` by `platform.processor`.
 _OURS = ("git", "gymnasium_worker.py", "uname")
+# What libraries of known environments do whenever they are imported: glfw (of MuJoCo) asks a library for its
+# version in a process, and urllib3 (of Jumanji) binds a socket to see whether the system has IPv6.
+_ON_IMPORT = {"subprocess.Popen": "glfw/library.py", "socket.bind": "urllib3/util/connection.py"}
 _MADE_ON_IMPORT = ("/tmp/envpool-jumanji-matplotlib",)  # by EnvPool
 _SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # where libraries of the system are
 _PROCESSES = (
@@ -198,7 +201,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             if str(_REPOSITORY) in frame.filename and "hostile" not in frame.filename
         ]
         where = f" ({Path(ours[-1].filename).name}, line {ours[-1].lineno})" if ours else ""
-        watch.faults.append(fault + where)
+        if not any(frame.filename.endswith(_ON_IMPORT.get(event, "\0")) for frame in caller):
+            watch.faults.append(fault + where)
 
 
 def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
@@ -227,6 +231,8 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
         )
     if event == "open":
         path, mode, flags = arguments
+        if isinstance(flags, int) and flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name
+            return None
         writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
         return _written(event, path, watch) if writes else None
     for i in _WRITES.get(event, ()):
