@@ -139,7 +139,7 @@ def check(job: Job) -> None:
     """
     env = getattr(job.algorithm, "env", None)
     if job.resumes and not isinstance(env, CoDesign):
-        kind = f"{job.named['algo']} on {job.named['env']}" if env else f"{job.named['algo']}"
+        kind = f"{job.described['algo']} on {job.described['env']}" if env else f"{job.described['algo']}"
         raise FdgError(f"{job.out} is a run of {kind}, and no search: fdg train --resume {job.out}")
 
 

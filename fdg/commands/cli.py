@@ -47,8 +47,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import presets
         from fdg.training import loop  # knows algorithms, whose import may start JAX: the line goes first
 
-        if job.named["env"] is not None and not job.resumes:
-            record, algo, env_name = job.record, job.named["algo"], job.named["env"]
+        if job.described["env"] is not None and not job.resumes:
+            record, algo, env_name = job.record, job.described["algo"], job.described["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             loop.say(presets.line(name, preset, algo, env_name, follows))
         if job.rounded is not None:

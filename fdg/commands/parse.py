@@ -84,25 +84,25 @@ class CommandLine:
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job, lengths
 
-        named = self._named(file, base, before)
-        cls, algo = named.cls, named.algo
-        flags = JobFlags.of(cls, named.policy_class, named.policy in AUTO)
-        parser = flags.parser(named.title, prog=program, description=description)
-        self._check_owners(flags, named, parser.options())
+        of = self._resolve(file, base, before)
+        cls, algo = of.cls, of.algo
+        flags = JobFlags.of(cls, of.policy_class, of.policy in AUTO)
+        parser = flags.parser(of.title, prog=program, description=description)
+        self._check_owners(flags, of, parser.options())
         helps = self._words.drop("-h", "--help")
         given |= self._words.take(parser) if helps else self._words.take_all(parser)
         given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(cls) if f.name in given}
         own = {flag.name: given[flag.name] for flag in flags.own if flag.name in given}
         kept = _hyperparameters(file, base, algo, cls, given)
-        preset = presets.chosen(cls, given.get("preset"), named.registered, named.env, {**kept, **own})
+        preset = presets.chosen(cls, given.get("preset"), of.registered, of.env, {**kept, **own})
         begun = dict(preset.values) if preset else {}
         if helps:
             flags = flags.beginning_with(begun)
-            flags.parser(named.title, prog=program, description=description).print_help()
+            flags.parser(of.title, prog=program, description=description).print_help()
             raise SystemExit(0)
         if given.get("show_preset"):
             shown = presets.defaults(cls) if given.get("preset") == "none" else preset
-            print(presets.table(shown, algo, named.env_name, fields_of(cls), presets.known(cls)), flush=True)
+            print(presets.table(shown, algo, of.env_name, fields_of(cls), presets.known(cls)), flush=True)
             raise SystemExit(0)
         if given.get("sweep") is not None:
             given["sweep"] = spelled_sweep(given["sweep"], given)
@@ -111,9 +111,9 @@ class CommandLine:
         if resumes := "resume" in given:
             earlier.check_agrees({name: given[name] for name in [*_KEPT, *own] if name in given}, base)
 
-        said = dataclasses.replace(named.said, named=given)
+        said = dataclasses.replace(of.said, named=given)
         said.check_fields(cls, kept)
-        asked = {**begun, **kept, **own, **({} if named.env is None else {"env": named.env})}
+        asked = {**begun, **kept, **own, **({} if of.env is None else {"env": of.env})}
         values = presets.settled(cls, asked, own)
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
@@ -122,9 +122,9 @@ class CommandLine:
         run = {flag.name: known.get(flag.name, flag.default) for flag in flags.run}
         config = {
             "algo": algo,
-            "env": None if named.env is None else named.env_name,
-            "policy": named.policy,
-            "policy_fields": self._policy_fields(file, base, named, flags),
+            "env": None if of.env is None else of.env_name,
+            "policy": of.policy,
+            "policy_fields": self._policy_fields(file, base, of, flags),
             "staleness": known.get("staleness", Names.staleness),
             "hyperparameters": values,
         }
@@ -141,7 +141,7 @@ class CommandLine:
         return Job(
             algorithm=algorithm,
             policy=policy,
-            named={**config, "hyperparameters": hyperparameters},
+            described={**config, "hyperparameters": hyperparameters},
             cores=cores,
             resumes=resumes,
             start_from=Path(given["start_from"]) if given.get("start_from") is not None else None,
@@ -153,21 +153,21 @@ class CommandLine:
         )
 
     def _policy_fields(
-        self, file: Path, base: Mapping[str, Any], named: "_Named", flags: JobFlags
+        self, file: Path, base: Mapping[str, Any], of: "_Resolved", flags: JobFlags
     ) -> dict[str, Any]:
         from fdg.training.description import read_fields
 
         staleness = self.given.get("staleness")
-        if named.policy in AUTO and staleness:
+        if of.policy in AUTO and staleness:
             settings.check_range("staleness", staleness)
             raise FdgError(
-                f"--staleness {staleness}: under --policy {named.policy} it is the most that may be"
+                f"--staleness {staleness}: under --policy {of.policy} it is the most that may be"
                 f" chosen: use --max-staleness {staleness}, or name a policy, such as"
                 " --policy single_learner_coarse"
             )
         fields = {flag.name: flag.default for flag in flags.policy}
-        if base.get("policy") == named.policy:  # the fields of another mean nothing to it
-            fields |= read_fields(file, "policy_fields", base, named.policy_class, named.policy)
+        if base.get("policy") == of.policy:  # the fields of another mean nothing to it
+            fields |= read_fields(file, "policy_fields", base, of.policy_class, of.policy)
         return fields | {name: self.given[name] for name in fields if name in self.given}
 
     def _make_devices(self, before: Mapping[str, Any], chooses: bool) -> int | None:
@@ -184,7 +184,7 @@ class CommandLine:
             make_host_devices(before["devices_chosen"])
         return device_a_core() if chooses and devices is None and distributed.count() == 1 else None
 
-    def _named(self, file: Path, base: Mapping[str, Any], before: Mapping[str, Any]) -> "_Named":
+    def _resolve(self, file: Path, base: Mapping[str, Any], before: Mapping[str, Any]) -> "_Resolved":
         """What names of the command line, or else of the configuration that it begins with, stand for.
 
         Raises:
@@ -224,14 +224,14 @@ class CommandLine:
             raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
         env = _environment(registered, overrides, _workers(registered, given, before)) if has_env else None
         presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
-        return _Named(said, algo, cls, policy, policy_class, env_name, registered, env)
+        return _Resolved(said, algo, cls, policy, policy_class, env_name, registered, env)
 
-    def _check_owners(self, flags: JobFlags, named: "_Named", known: Container[str]) -> None:
+    def _check_owners(self, flags: JobFlags, of: "_Resolved", known: Container[str]) -> None:
         """Refuses a flag that only other algorithms, or other policies, have.
 
         Args:
           flags: of the job.
-          named: what it is of.
+          of: what it is of.
           known: every flag of this command line, as it is written.
         """
         import algos
@@ -239,9 +239,9 @@ class CommandLine:
 
         for option in (option for option in self._words.options if option not in known):
             if owners := [name for name in policies.names() if option in _options_of(name)]:
-                has = ", ".join(flag.option for flag in fields_of(named.policy_class)) or "none"
+                has = ", ".join(flag.option for flag in fields_of(of.policy_class)) or "none"
                 raise FdgError(
-                    f"unknown flag '{option}' under --policy {named.policy}, which has {has}:"
+                    f"unknown flag '{option}' under --policy {of.policy}, which has {has}:"
                     f" it is a flag of --policy {', '.join(owners)}"
                 )
             owners = [
@@ -250,16 +250,16 @@ class CommandLine:
                 if any(option in written(flag) for flag in fields_of(algos.get(name)))
             ]
             if owners:
-                became = ", which PPO with a --memory is" if named.algo == "recurrent_ppo" else ""
+                became = ", which PPO with a --memory is" if of.algo == "recurrent_ppo" else ""
                 fix = f"{fix}; " if (fix := instead(option)) else ""
                 raise FdgError(
-                    f"unknown flag '{option}' under --algo {named.algo}{became}:"
+                    f"unknown flag '{option}' under --algo {of.algo}{became}:"
                     f" {fix}it is a flag of --algo {', '.join(owners)}"
                 )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Named:
+class _Resolved:
     """What a job is of.
 
     Attributes:

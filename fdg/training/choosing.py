@@ -169,19 +169,19 @@ def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
     staleness = fields.pop("staleness", 0)
     hyperparameters = {
         name: getattr(job.algorithm, name) if name in asked.changeable else value
-        for name, value in job.named["hyperparameters"].items()
+        for name, value in job.described["hyperparameters"].items()
     }
-    named = {
-        **job.named,
+    described = {
+        **job.described,
         "policy": _name(policy),
-        "policy_asked": job.named["policy"],
+        "policy_asked": job.described["policy"],
         "policy_fields": fields,
         "staleness": staleness,
         "hyperparameters": hyperparameters,
     }
     is_chosen = count is not None and job.devices is None and distributed.count() == 1
     chosen = count if is_chosen else job.devices_chosen
-    return dataclasses.replace(job, policy=policy, named=named, devices_chosen=chosen)
+    return dataclasses.replace(job, policy=policy, described=described, devices_chosen=chosen)
 
 
 def _name(policy: Any) -> str:

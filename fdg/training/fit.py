@@ -163,7 +163,7 @@ def make_job(
         job = Job(
             algorithm=algorithm,
             policy=policy,
-            named=describe(algorithm, policy),
+            described=describe(algorithm, policy),
             out=path,
             resumes=resumes,
             start_from=None if start_from is None or resumes else Path(start_from),

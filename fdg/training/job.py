@@ -21,7 +21,7 @@ class Job(Settings):
     Attributes:
       algorithm: built from presets and flags.
       policy: likewise.
-      named: the two as `config.json` names them: `algo`, `env`, `policy`, `policy_fields`, `staleness`,
+      described: the two as `config.json` names them: `algo`, `env`, `policy`, `policy_fields`, `staleness`,
         `hyperparameters`.
       num_iterations: of the whole run.
       steps_per_iteration: environment steps of one agent in one iteration.
@@ -36,7 +36,7 @@ class Job(Settings):
 
     algorithm: Any
     policy: Any
-    named: Mapping[str, Any]
+    described: Mapping[str, Any]
     num_iterations: int
     steps_per_iteration: int
     total_steps: int | None = None
@@ -58,7 +58,7 @@ class Job(Settings):
         values = {name: to_json(getattr(self, name)) for name in kept(Settings)}
         unset = {name for name in ("total_steps", "devices_chosen") if values[name] is None}
         run = {name: value for name, value in values.items() if name not in unset}
-        return {**self.named, **run, "hyperparameters": self.named["hyperparameters"]}
+        return {**self.described, **run, "hyperparameters": self.described["hyperparameters"]}
 
     @property
     def loggers(self) -> tuple[Tracker, ...]:

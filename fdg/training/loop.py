@@ -243,7 +243,7 @@ class _Sitting:
         finally:
             loggers.close_all(trackers)
             during.close()
-        draw_learning_curve(run, title(job), SOLVED.get(job.named["env"]), point_names(job.algorithm))
+        draw_learning_curve(run, title(job), SOLVED.get(job.described["env"]), point_names(job.algorithm))
         if caught is not None:
             self.checkpoints.close()
             say(
@@ -274,7 +274,7 @@ class _Sitting:
             say(lost.line())
         if evaluation is not None:
             # The mean over a sweep's points is of no agent that one would use.
-            say(verdict(evaluation, None if point_names(job.algorithm) else job.named["env"]))
+            say(verdict(evaluation, None if point_names(job.algorithm) else job.described["env"]))
         for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation)]:
             say(line)
         say(f"run directory {run.path}")

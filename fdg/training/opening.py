@@ -25,7 +25,7 @@ def open_run(job: Job) -> RunDirectory:
     if not distributed.is_first():
         return Unwritten(job.out or Path())
     sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = job.out or free_directory(job.named["env"], job.named["algo"], job.seed)
+    path = job.out or free_directory(job.described["env"], job.described["algo"], job.seed)
     if not job.resumes:
         run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **sitting})
     else:
@@ -90,7 +90,7 @@ def free_directory(env: str | None, algo: str, seed: Any) -> Path:
 
 def title(job: Job) -> str:
     """What was trained, for the picture: algorithm and environment, policy and seeds."""
-    what = " on ".join(filter(None, (job.named["algo"].rpartition(":")[2], job.named["env"])))
+    what = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
     seeds = f"seed {job.seed}"
     if isinstance(job.algorithm, Sweep):
         names = ", ".join(name for name, _ in job.algorithm.grid)

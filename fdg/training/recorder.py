@@ -83,7 +83,7 @@ class Recorder:
             getattr(job.algorithm, "advice_without_rewards", None),
             getattr(job.algorithm, "iterations_without_rewards", None),
         )
-        self._astray = Astray(job.named["hyperparameters"].get("learning_rate"))
+        self._astray = Astray(job.described["hyperparameters"].get("learning_rate"))
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 

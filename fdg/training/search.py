@@ -223,11 +223,11 @@ class _Search:
         else:
             algorithm = changed(swept, values)
         values = {**values, **_follows(job.algorithm, algorithm)}
-        hyperparameters = job.named["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
+        hyperparameters = job.described["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
         return dataclasses.replace(
             job,
             algorithm=algorithm,
-            named={**job.named, "hyperparameters": hyperparameters},
+            described={**job.described, "hyperparameters": hyperparameters},
             out=path,
             resumes=(path / "config.json").exists(),
             optuna=None,
