@@ -279,3 +279,11 @@ _WORDS: dict[Any, str] = {
     dict: "a dict",
     Callable: "a function",
 }
+
+
+def annotations_of(cls: Any) -> dict[str, Any]:
+    """The annotations of a class's fields; `Any` for all, where one is a name for type checkers alone."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        return {field.name: Any for field in dataclass_fields(cls)}

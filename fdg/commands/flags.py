@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
-from fdg.kinds import dataclass_fields, is_tuple, is_writable, mentions, reader, shown
+from fdg.kinds import annotations_of, dataclass_fields, is_tuple, is_writable, mentions, reader, shown
 from fdg.training.settings import GROUPS, Settings
 
 
@@ -35,7 +35,7 @@ class Flag:
 
 def fields_of(cls: type) -> list[Flag]:
     """Flags for the fields of a dataclass whose values can be written on a command line."""
-    hints = typing.get_type_hints(cls)
+    hints = annotations_of(cls)
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
         kind = field.metadata.get("flag", hints[field.name])  # what of it a command line can say

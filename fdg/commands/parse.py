@@ -133,7 +133,8 @@ class CommandLine:
         policy = build_policy(config, said)
         algorithm = build_algorithm({**run, **config}, said)
         check_searched(algorithm, run, flags.own, said)
-        hyperparameters = {flag.name: to_json(getattr(algorithm, flag.name)) for flag in flags.own}
+        names = dict.fromkeys([*(flag.name for flag in flags.own), *kept])  # a file may have more than flags
+        hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         run |= {
             "out": file.parent if resumes else Path(given["out"]) if "out" in given else None,
             "devices_chosen": None if "devices" in given else before.get("devices_chosen"),

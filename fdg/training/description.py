@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from algos.agent import able_in
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line
-from fdg.kinds import dataclass_fields, is_writable, to_json
+from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.said import CALLER, Said
 from fdg.training.settings import read_value
 from fdg.training.sweep import Sweep, swept
@@ -99,7 +98,7 @@ def read_fields(
     Raises:
       FdgError: a value that its field cannot have, or one of no field.
     """
-    kinds = typing.get_type_hints(cls)
+    kinds = annotations_of(cls)
     fields = {field.name: field for field in dataclass_fields(cls) if field.init and field.name != "env"}
     found = {}
     for name, value in config.get(part, {}).items():

@@ -1,19 +1,21 @@
 """The settings of a job: what follows from their dataclasses, for each of them."""
 
+import dataclasses
 import inspect
 import json
 import random
 import typing
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import ClassVar, Literal, get_args, get_origin
 
 import pytest
 
 import fdg
 from fdg.commands.flags import JobFlags, Words, fields_of, normalise
+from fdg.commands.parse import parse
 from fdg.errors import FdgError
 from fdg.kinds import from_json, to_json
-from fdg.training import settings
+from fdg.training import description, settings
 from fdg.training.settings import GROUPS, Names, Settings
 from tests.commands.any_flags import draw_words
 
@@ -139,3 +141,34 @@ def test_two_parsers_in_turn_read_what_one_reads():
 def test_values_of_fields_come_back_from_json(kind, value):
     found = from_json(kind, json.loads(json.dumps(to_json(value))))
     assert found == value and type(found) is type(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """An algorithm with an annotation that only type checkers know."""
+
+    thing: "Nowhere | None" = None  # noqa: F821
+    rate: float = 1
+    steps_per_iteration: ClassVar[int] = 1
+
+    def init(self, key):
+        return key
+
+    def iterate(self, state):
+        return state, {}
+
+
+def test_a_file_may_say_what_no_flag_can(tmp_path):
+    """It stays in the run's configuration, and a resumed run has it."""
+    said = description.describe(Mine(rate=2), fdg.policies.GPUOnly())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "total_steps": 8, "devices_chosen": 1}))
+    words = ["--resume", str(tmp_path), "--trust", "--devices", "2"]
+    job = parse(words, "train", "")
+    assert job.algorithm == Mine(rate=2) and job.config["hyperparameters"] == {"thing": None, "rate": 2}
+    assert (job.devices, job.devices_chosen, job.num_iterations, job.out) == (2, None, 8, tmp_path)
+    assert parse(words[:3], "train", "").devices_chosen == 1
+    with pytest.raises(FdgError, match="unknown flag '--rate'"):
+        parse([*words, "--rate", "3"], "train", "")
+    (tmp_path / "config.json").write_text(json.dumps({**said, "hyperparameters": {"speed": 1}}))
+    with pytest.raises(FdgError, match=r"config.json has 'speed' in hyperparameters, which .*:Mine has not"):
+        fdg.load(tmp_path, trust=True)
