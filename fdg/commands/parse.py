@@ -135,8 +135,9 @@ class CommandLine:
         check_searched(algorithm, run, flags.own, said)
         names = dict.fromkeys([*(flag.name for flag in flags.own), *kept])  # a file may have more than flags
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
+        out = given.get("out")
         run |= {
-            "out": file.parent if resumes else Path(given["out"]) if "out" in given else None,
+            "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in given else before.get("devices_chosen"),
         }
         return Job(

@@ -167,6 +167,7 @@ def test_a_file_may_say_what_no_flag_can(tmp_path):
     assert job.algorithm == Mine(rate=2) and job.config["hyperparameters"] == {"thing": None, "rate": 2}
     assert (job.devices, job.devices_chosen, job.num_iterations, job.out) == (2, None, 8, tmp_path)
     assert parse(words[:3], "train", "").devices_chosen == 1
+    assert parse([*words[:3], "--out", "none"], "train", "").out == tmp_path
     with pytest.raises(FdgError, match="unknown flag '--rate'"):
         parse([*words, "--rate", "3"], "train", "")
     (tmp_path / "config.json").write_text(json.dumps({**said, "hyperparameters": {"speed": 1}}))
