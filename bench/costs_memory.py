@@ -41,7 +41,10 @@ def job_of(name: str) -> Job:
     algorithm, env, policy, devices, words = parts.groups()
     call = ast.parse(f"f({words})", mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [(str(one.arg), ast.literal_eval(one.value)) for one in call.keywords]
+    values = [
+        (str(one.arg), one.value.id if isinstance(one.value, ast.Name) else ast.literal_eval(one.value))
+        for one in call.keywords
+    ]
     fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
     return Job(algorithm, env, fields, policy, sizes, int(devices))
 
