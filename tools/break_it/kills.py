@@ -48,6 +48,7 @@ class Killed:
 
     Attributes:
       flags: of the run; one device unless they say so.
+      first: further flags of its first start, which a resumed run does not take.
       elsewhere: placements under which it continues as well.
       in_float64: where it continues elsewhere: tokens that are drawn hang on the last digits.
     """
@@ -55,6 +56,7 @@ class Killed:
     flags: str
     elsewhere: Sequence[str] = _ANYWHERE
     in_float64: bool = False
+    first: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -81,7 +83,7 @@ KILLED: Mapping[str, Killed] = {
 }
 # Epochs of problems end within iterations.
 _TEXT = (
-    "--preset none --env tools.break_it.language:counted --num-prompts 4 --dataset-size 6 --hidden-size 8"
+    "--env tools.break_it.language:counted --num-prompts 4 --dataset-size 6 --hidden-size 8"
     " --num-layers 1 --num-heads 2"
 )
 _PLACEMENTS = (
@@ -90,7 +92,7 @@ _PLACEMENTS = (
     "--policy standalone --actors 1 --learners 2 --references 1 --devices 4",
 )
 LANGUAGE: Mapping[str, Killed] = {
-    algo: Killed(f"--algo {algo} {_TEXT} {more}", _PLACEMENTS, in_float64=True)
+    algo: Killed(f"--algo {algo} {_TEXT} {more}", _PLACEMENTS, in_float64=True, first="--preset none")
     for algo, more in (
         ("sft", "--total-steps 240"),
         ("dpo", "--group-size 2 --total-steps 480"),
@@ -157,7 +159,8 @@ def _placed(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
     exists = (run / "config.json").exists()
     if exists and elsewhere:
         return [["--resume", str(run), "--eval-episodes", "0", "--trust", *elsewhere.split()]]
-    common = [*killed.words, *COMMON, *(("--trust", "--resume") if exists else ("--out",)), str(run)]
+    where = ["--trust", "--resume"] if exists else [*killed.first.split(), "--out"]
+    common = [*killed.words, *COMMON, *where, str(run)]
     if killed is not KILLED["processes"]:
         return [common]
     joined = ["--coordinator-address", f"localhost:{free_port('localhost')}"]
