@@ -129,7 +129,13 @@ def kills(number: int, kinds: Mapping[str, Killed] = KILLED) -> str | None:
             if status or not left:
                 left -= 1
                 if status:
-                    note("kills", number, f"{_met(run)}{', moved' * moves}", kind=kind, cold=cold)
+                    note(
+                        "kills" if kinds is KILLED else "language",
+                        number,
+                        f"{_met(run)}{', moved' * moves}",
+                        kind=kind,
+                        cold=cold,
+                    )
             else:
                 work = worked_for  # what is left is less than that
                 if (run / "summary.json").exists():
