@@ -2,7 +2,7 @@
 
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
     python -m bench.costs report         the other half, of every machine: rank, median error, choices
-    python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
+    python -m bench.costs memory         estimated peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
@@ -214,7 +214,7 @@ def report(half: str) -> None:
                 groups.setdefault(row[0].group, []).append(row)
         losses = []
         for some in (some for some in groups.values() if len(some) > 1):
-            chosen = some[preferred([(predicted, of_groups[cell]) for cell, _, predicted in some])]
+            chosen = some[preferred([(p, of_groups[cell], cell.devices) for cell, _, p in some])]
             losses.append(chosen[1] / min(row[1] for row in some))
         if losses:
             good, worst = sum(loss <= 1.1 for loss in losses) / len(losses), max(losses)

@@ -1,13 +1,12 @@
-"""Memory: what the model predicts of programs, beside what XLA sets aside for them on a device.
+"""Memory: the estimate that plans have, beside what XLA sets aside on a device.
 
     python -m bench.costs memory                   each job in a process of its own; continues
     python -m bench.costs memory --only staleness  jobs whose name holds this
     python -m bench.costs memory --again           compiles what was compiled before
 
 No clock is involved, so a busy machine does as well. The jobs are those of `bench/costs_memory.json`, with
-what XLA says of each program, which the tests read: a further job is an entry `"NAME": {}`. What is predicted
-is predicted each time. Of each group the program that needs most is compared. The last twelve jobs the model
-met when it was finished, all others it was made with.
+what XLA says of each program, which the tests read: a further job is an entry `"NAME": {}`. Estimates
+are made each time. Of each group the program that needs most is compared.
 """
 
 import ast
@@ -18,11 +17,11 @@ import sys
 
 import fdg
 from bench.harness import ROOT, said_by
-from fdg.costs.memory import program_needs
 from fdg.training.reference_jobs import Job
 
 KEPT = ROOT / "bench" / "costs_memory.json"
-WITHIN = 0.15
+WITHIN = 0.3
+LEAST = 0.6
 
 
 def kept() -> dict[str, dict[str, int]]:
@@ -49,6 +48,11 @@ def job_of(name: str) -> Job:
     return Job(algorithm, env, fields, policy, sizes, int(devices))
 
 
+def most(job: Job) -> float:
+    """The largest estimate by XLA's. Gradients in tiles, where devices have a core each, need less."""
+    return 1.5 if job.devices == 1 else 2.6
+
+
 def jobs() -> list[Job]:
     """All of them."""
     return [job_of(name) for name in kept()]
@@ -64,22 +68,21 @@ def compiled(job: Job) -> dict[str, int]:
     found: dict[str, int] = {}
     for program in engine.programs:
         if program.name in names:
-            said = program.compile().memory_analysis()
-            size = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
-            found[program.name] = int(size + said.temp_size_in_bytes)
+            found[program.name] = int(program.cost()["peak_bytes"])
     return found
 
 
 def compared(job: Job) -> list[tuple[str, int, int]]:
-    """Group, predicted and XLA's bytes: of each group, of the program that XLA says needs most."""
+    """Group, estimated and XLA's bytes: of each group, of the program that XLA says needs most."""
     plan, said = fdg.place(*job.build(), job.devices), kept()[str(job)]
-    needs = program_needs(plan)
-    largest = {one.group: one.name for one in sorted(plan.programs, key=lambda one: said[one.name])}
-    return [(group, needs[name].peak, said[name]) for group, name in largest.items()]
+    estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
+    for program in plan.programs:
+        largest[program.group] = max(largest[program.group], said[program.name])
+    return [(group, estimated[group], size) for group, size in largest.items()]
 
 
 def memory(only: str, again: bool) -> None:
-    """Compiles what was not yet, and prints predicted by XLA's."""
+    """Compiles what was not yet, and prints estimates by XLA's."""
     ratios = []
     for job in jobs():
         if only not in str(job):
@@ -91,11 +94,11 @@ def memory(only: str, again: bool) -> None:
                 print(f"{job}: {error}", flush=True)
                 continue
             KEPT.write_text(json.dumps({**kept(), str(job): said}, indent=1) + "\n")
-        for group, predicted, size in compared(job):
-            ratios.append(predicted / size)
+        for group, estimated, size in compared(job):
+            ratios.append(estimated / size)
             print(f"  {ratios[-1]:.2f} of {size / 1e6:8.3f} MB  {group} of {job}", flush=True)
     good = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
-    print(f"{len(ratios)} groups: {good} within {WITHIN:.0%}")
+    print(f"{len(ratios)} groups: {good} within {WITHIN:.0%}, all {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Ethernet; and 32 V100s, eight to a machine with NVLink, on 100 Gb InfiniBand.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import algos
 import envs
 import fdg
 import policies
+from fdg.commands.cluster_picture import COLOURS, draw_sweep
+from fdg.commands.cluster_report import point, report
 from fdg.costs import published
 from fdg.costs.hardware import Cluster
-from fdg.costs.pictures import draw_lines, draw_sweep
 from fdg.costs.prediction import predict
-from fdg.costs.scaling import point, report
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images" / "scale"
 _LAYERS = (256, 256, 256)
@@ -91,6 +91,45 @@ def scaled(
     print(report(points, price=cluster.price > 0), "\n")
     draw_sweep(points, PICTURES / f"{name}.png", f"PPO under GPUOnly, {num_envs:,} environments {title}")
     return points
+
+
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    title: str,
+    across: str,
+    up: str,
+    logs: str = "xy",
+) -> None:
+    """Writes a PNG of several lines.
+
+    Args:
+      lines: points by the name of the line.
+      path: of the picture.
+      title: above it.
+      across: what the horizontal axis is.
+      up: what the vertical axis is.
+      logs: which of "x" and "y" are logarithmic.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for colour, (name, points) in zip(COLOURS * 9, lines.items(), strict=False):
+        axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name)
+    if "x" in logs:
+        axis.set_xscale("log", base=2)
+    if "y" in logs:
+        axis.set_yscale("log")
+    axis.set_title(title)
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 def scaling() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python -m bench.device_choice                           # jobs of all kinds, on a quiet machine
     python -m bench.device_choice --only brax spread        # those whose names have these in them
-    python -m bench.device_choice --json build/choice.json  # what was measured, for fitting the constants
+    python -m bench.device_choice --json build/choice.json  # writes what was measured
 
 A job is measured on one device, on as many as it is given, and on as many as there are cores: a process each,
 which has compiled and waits; they train in turns. Prints what an iteration takes and what was predicted, what
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import fdg
+import policies
 from bench.harness import in_turns, parser, table
 from bench.peers.alternate import ours
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
-from fdg.training.default_devices import choose, milliseconds, predicted_seconds
 
 # PureJaxRL's settings for continuous control, with long rollouts of few environments and short ones of many.
 _WIDE = "--hidden 256 256 --activation tanh --normalize-observation true --normalize-reward true"
@@ -72,8 +72,11 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     job = parse(f"{words} --total-steps {10**9}".split(), "device_choice", "")
     graph = fdg.trace(job.algorithm)
     cores = usable_cores()
-    predicted = predicted_seconds(graph, job.policy, cores, job.agents)
-    chosen = choose(graph, job.policy, cores, job.agents).devices
+    choice = policies.auto(
+        job.algorithm, cores, policies=[job.policy], num_seeds=job.agents, graph=graph, further=False
+    )
+    predicted = {row.candidate.devices: row.seconds for row in choice.rows if row.prediction is not None}
+    chosen = choice.devices
     counts = sorted({1, chosen, cores} & set(predicted))
     iterations = math.ceil(ROUND_S / min(predicted[n] for n in counts))
     words += f" --total-steps {iterations * job.steps_per_iteration}"
@@ -82,6 +85,11 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         said = in_turns({n: driver.round for n, driver in drivers.items()}, rounds)
     seconds = {n: statistics.median(one["seconds"] for one in said[n]) / iterations for n in counts}
     return {"name": name, "chosen": chosen, "seconds": seconds, "predicted": predicted}
+
+
+def milliseconds(seconds: float) -> str:
+    """In three digits or whole ones."""
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def main() -> int:

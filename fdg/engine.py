@@ -242,6 +242,19 @@ class Engine:
         self.compile()
         return len(self.programs) == 1 and has_ordered_collectives(self.programs[0].hlo())
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that XLA sets aside on a device of each group, for the program that needs most; compiles.
+
+        Of groups with devices of this process. `Plan.memory` is an estimate of it, without compiling.
+        """
+        self.compile()
+        groups = {planned.name: planned.group for planned in self.plan.programs}
+        found: dict[str, int] = {}
+        for program in self.programs:
+            if program.is_here and (group := groups.get(program.name)):
+                found[group] = max(found.get(group, 0), int(program.cost()["peak_bytes"]))
+        return found
+
     @property
     def moved_bytes(self) -> int:
         """Bytes moved between groups by all calls of `run` so far; collectives do not count."""

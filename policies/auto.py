@@ -82,7 +82,7 @@ def auto(
     max_staleness: int = 0,
     may_change: Sequence[str] = (),
     num_seeds: int | None = None,
-    policies: Iterable[type] = POLICIES,
+    policies: Iterable[Any] = POLICIES,
     graph: FDG | None = None,
     all_devices: bool = False,
     further: bool = True,
@@ -99,7 +99,8 @@ def auto(
       max_staleness: the most that actors' parameters may lag.
       may_change: of "shuffle" and "precision", fields of the algorithm that may be chosen too.
       num_seeds: as of `fdg.compile`.
-      policies: classes to try.
+      policies: classes to try, or values, whose groups stay as they are; for a single one more numbers of
+        devices are tried.
       graph: the algorithm's, where it was traced before.
       all_devices: whether all of them have to be given to the policy.
       further: whether to look at what more freedom would bring (`max_staleness`, `may_change`).
@@ -122,7 +123,8 @@ def auto(
         return known[variant]
 
     classes = tuple(policies)
-    counts = [cluster.devices] if all_devices else fewer(cluster.devices)
+    counts = fewer(cluster.devices) if len(classes) > 1 else [*sizes(cluster.devices), cluster.devices]
+    counts = [cluster.devices] if all_devices else counts
     variants = [(), *_variants(algorithm, allowed.changeable)]
     candidates = [
         Candidate(policy, count, variant)
@@ -173,10 +175,15 @@ def sizes(count: int) -> list[int]:
     return sorted(size for size in steps if 0 < size < count)
 
 
-def candidates_of(classes: Iterable[type], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Values of policies for so many devices: every class, every size of its groups, every staleness."""
+def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
+    """Values of policies for so many devices: every class, every size of its groups, every staleness; and
+    those that are values already.
+    """
     found: list[Any] = []
     for cls in classes:
+        if not isinstance(cls, type):
+            found.append(cls)
+            continue
         fields = {field.name: field for field in dataclasses.fields(cls)}
         groups = [
             name

@@ -117,7 +117,7 @@ def test_training_says_its_speed_and_when_it_was_solved():
     assert figures["steps"] == steps[-1] <= 4096 and figures["s"] == seconds[-1]
     assert figures["steps/s"] > 0 and any(value and value >= 10 for value in returns)
     assert 0 < figures["s to solve"] <= seconds[-1]
-    assert figures["predicted MiB"] == pytest.approx(figures["XLA's MiB"], rel=0.2)
+    assert 0.5 < figures["estimated MiB"] / figures["XLA's MiB"] < 2
     assert trained(flags.split(), solved_at=501.0, seconds=0.0)["s to solve"] is None
 
 

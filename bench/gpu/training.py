@@ -15,8 +15,6 @@ from bench.gpu import ceilings
 from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.peers.drivers.ours import compiled
 from bench.peers.serve import Stopwatch
-from fdg.costs.compiled import Target
-from fdg.costs.memory import program_needs
 
 _ROUND_S = 0.5  # of iterations, about, between looks at the clock
 
@@ -126,18 +124,8 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
 
 
 def memory_of(engine: fdg.Engine) -> Figures:
-    """Of the program that needs most: what the model of memory predicts, and what XLA sets aside."""
-    platform = {"cuda": "gpu", "rocm": "gpu"}.get(engine.devices[0].platform, engine.devices[0].platform)
-    needs = program_needs(engine.plan, Target(platform))
-    said = [one.compile().memory_analysis() for one in engine.programs if one.name in needs]
-    taken = [
-        one.argument_size_in_bytes
-        + one.output_size_in_bytes
-        - one.alias_size_in_bytes
-        + one.temp_size_in_bytes
-        for one in said
-    ]
+    """Of the group that needs most: what the plan estimates, and what XLA sets aside."""
     return {
-        "predicted MiB": max(need.peak for need in needs.values()) / 2**20,
-        "XLA's MiB": max(taken) / 2**20,
+        "estimated MiB": max(size for _, size in engine.plan.memory) / 2**20,
+        "XLA's MiB": max(engine.memory().values()) / 2**20,
     }

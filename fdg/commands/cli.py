@@ -74,30 +74,30 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.commands import lengths, scale
+        from fdg.commands import cluster, lengths
         from fdg.commands.parse import CommandLine
         from fdg.training.choosing import settle
         from fdg.training.devices import devices_of
 
-        line = CommandLine(argv, (lengths.FLAG, *scale.FLAGS))
-        drawn, elsewhere = lengths.take(line.given), scale.take(line.given)
-        job = line.job("python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
+        line = CommandLine(argv, (lengths.FLAG, *cluster.FLAGS))
+        drawn, elsewhere = lengths.take(line.given), cluster.take(line.given)
+        job = line.job("python -m fdg.plan", f"{cluster.ABOUT} {lengths.ABOUT}", runs=False)
         if elsewhere:
             with _said_if_slow("tracing ..."):
-                found = scale.lines(job, elsewhere)
+                found = cluster.lines(job, elsewhere)
             print(*found, sep="\n\n", flush=True)
             return 0
         with _said_if_slow("tracing ..."):
             settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
         job, graph = settled.job, settled.graph
-        devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
+        devices, why = (job.devices, "") if job.devices is not None else devices_of(job, graph)
         said = [
             *([settled.said] if settled.said else []),
             graph,
             fdg.place(graph, job.policy, devices, job.agents),
             *([lengths.said(job.algorithm, job.policy, drawn)] if drawn else []),
         ]
-        print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
+        print(*said, *([f"devices: {why}"] if why else []), sep="\n\n", flush=True)
         return 0
 
     return guarded(run, argv)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from algos.rlhf import streaming as sizes_of
+from fdg.commands import replay
 from fdg.commands.flags import Flag
-from fdg.costs import streaming
 from fdg.errors import FdgError
 from fdg.training.run_directory import read_metrics
 
@@ -27,7 +27,7 @@ def take(given: dict[str, Any]) -> str | None:
     """
     drawn = given.pop(FLAG.name, None)
     if drawn is not None and not Path(drawn).is_dir():
-        streaming.distribution(drawn)  # before anything that takes long
+        replay.distribution(drawn)  # before anything that takes long
     return drawn
 
 
@@ -44,9 +44,9 @@ def said(algorithm: Any, policy: Any, given: str) -> str:
         )
     folder = Path(given)
     drawn = (
-        streaming.of_run(list(read_metrics(folder / "metrics.jsonl")), given)
+        replay.of_run(list(read_metrics(folder / "metrics.jsonl")), given)
         if folder.is_dir()
-        else streaming.distribution(given)
+        else replay.distribution(given)
     )
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
-    return streaming.report(drawn, sizes, getattr(policy, "staleness", 0) or 0, algorithm.max_age)
+    return replay.report(drawn, sizes, getattr(policy, "staleness", 0) or 0, algorithm.max_age)

@@ -6,7 +6,7 @@ lists policies and sizes of their groups.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fdg.costs.hardware import Cluster
@@ -114,7 +114,8 @@ class Choice:
         than = ""
         if quickest.seconds < best.seconds:
             than = (
-                f", not told from {quickest.candidate} at {_seconds(quickest.seconds)}, which has more groups"
+                f", not told from {quickest.candidate} on {_on(quickest)} at {_seconds(quickest.seconds)},"
+                f" which has more groups or devices"
             )
         elif other is not None:
             than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
@@ -193,7 +194,8 @@ def _seconds(value: float) -> str:
     )
 
 
-def _takeable(rows: Iterable[Row]) -> list[Row]:
+def _takeable(rows: Iterable[Row]) -> list[Any]:
+    """Those that can be carried out, and are allowed."""
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
 
@@ -232,15 +234,12 @@ def choose(
         rows += [look(one) for one in more(_takeable(rows))]
     rows.sort(key=lambda row: row.seconds)
     taken = _takeable(rows)
-    if taken:
-        first = taken[preferred([(row.seconds, len(row.prediction.busy)) for row in taken if row.prediction])]
-        rows = [first, *(row for row in rows if row is not first)]
-        taken = _takeable(rows)
     if not taken:
         why = next((row.refused for row in rows if row.refused), "there is no candidate")
         raise PlanError(f"no policy can be carried out: {why}")
-    best = taken[0]
-    assert best.prediction is not None
+    known = [row for row in taken if row.prediction.complete] or taken
+    best = known[preferred([(row.seconds, len(row.prediction.busy), row.candidate.devices) for row in known])]
+    rows = [best, *(row for row in rows if row is not best)]
     chosen, graph = graph_of(best.candidate.variant)
     took = time.perf_counter() - begun
     return Choice(
@@ -255,15 +254,16 @@ def choose(
     )
 
 
-def preferred(candidates: Sequence[tuple[float, int]]) -> int:
-    """Which of some to take: of those that no prediction can tell from the quickest, that of fewest groups.
+def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:
+    """Which of some to take: of those that no prediction can tell from the quickest, that of fewest groups,
+    then of fewest devices.
 
     Args:
-      candidates: predicted seconds and number of groups of each.
+      candidates: predicted seconds, number of groups and of devices of each.
     """
-    best = min(seconds for seconds, _ in candidates)
-    near = [i for i, (seconds, _) in enumerate(candidates) if seconds <= TIE * best]
-    return min(near, key=lambda i: (candidates[i][1], candidates[i][0]))
+    best = min(seconds for seconds, *_ in candidates)
+    near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
+    return min(near, key=lambda i: (*candidates[i][1:], candidates[i][0]))
 
 
 def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
@@ -335,7 +335,7 @@ def _row(
         _, graph = graph_of(candidate.variant)
         plan = _planned(graph, candidate.policy, platforms(candidate.devices), num_seeds)
         prediction = predict(plan, cluster)
-        check_memory(plan, cluster, prediction.memory)
+        check_memory(plan, cluster)
         return Row(candidate, prediction)
     except FdgError as error:
         return Row(candidate, None, str(error))
@@ -351,22 +351,17 @@ def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int, num_seeds: i
     return _PLANS(graph, (policy, devices, num_seeds), lambda: place(graph, policy, devices, num_seeds))
 
 
-def check_memory(plan: Plan, cluster: Cluster, memory: Mapping[str, int]) -> None:
-    """Refuses a plan that needs more memory than a device has.
-
-    Args:
-      plan: to be refused.
-      cluster: whose devices it is for.
-      memory: bytes on a device of each group (`Prediction.memory`).
+def check_memory(plan: Plan, cluster: Cluster) -> None:
+    """Refuses a plan that needs more memory than a device has, by an estimate (`Plan.memory`).
 
     Raises:
       PlanError: names group, bytes and fix.
     """
     there = cluster.kind.rate("memory_bytes")
-    for group, needed in memory.items():
+    for group, needed in plan.memory:
         if needed > there:
             raise PlanError(
-                f"{plan.policy}: each device of its {group} needs {quantity(needed, 'B')} of memory, and"
-                f" {cluster.kind.name} has {quantity(there, 'B')}: use more devices, fewer environments, or"
-                f" --parameters fsdp"
+                f"{plan.policy}: each device of its {group} needs about {quantity(needed, 'B')} of memory,"
+                f" and {cluster.kind.name} has {quantity(there, 'B')}: use more devices, fewer environments,"
+                f" or --parameters fsdp"
             )

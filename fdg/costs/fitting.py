@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fdg.costs.hardware import Cluster
+from fdg.costs.loads import loads
 from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.costs.prediction import predicted_seconds, program_parts
-from fdg.costs.program_time import CLASSES, JOINED
+from fdg.costs.prediction import predict
+from fdg.costs.program_time import CLASSES, JOINED, seconds_of
 from fdg.placing.plan import Plan
 
 _LARGE = 0.2  # errors from here on count less
@@ -30,6 +31,17 @@ class Sample(NamedTuple):
     plan: Plan
     cluster: Cluster
     seconds: float
+
+    def on(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
+        """The cluster, with other numbers that are no rates."""
+        kind = dataclasses.replace(self.cluster.kind, joined=joined, overheads=overheads)
+        return dataclasses.replace(self.cluster, kind=kind)
+
+    @property
+    def classes(self) -> set[str]:
+        """Of the operations of the plan's programs."""
+        works = [load.work for load in loads(self.plan, self.cluster.target)]
+        return set().union(*(seconds_of(work, self.cluster.kind).by_class for work in works))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +78,7 @@ def fitted(
     platform = samples[0].cluster.kind.platform
     joined = JOINED[platform] if joined is None else joined
     overheads = OVERHEADS[platform] if overheads is None else overheads
-    counted = set().union(*(_classes(sample) for sample in samples))
+    counted = set().union(*(sample.classes for sample in samples))
     classes = [name for name in CLASSES if name in counted and joined[name] > 0]
     fields = [field.name for field in dataclasses.fields(overheads) if getattr(overheads, field.name) > 0]
     start = np.log([joined[name] for name in classes] + [getattr(overheads, name) for name in fields])
@@ -81,7 +93,7 @@ def fitted(
 
     def errors(logs: Any) -> Any:
         found = named(logs)
-        predicted = [predicted_seconds(sample.plan, sample.cluster, *found) for sample in samples]
+        predicted = [predict(sample.plan, sample.on(*found)).seconds for sample in samples]
         return np.log(np.array(predicted) / measured)
 
     def residuals(logs: Any) -> Any:
@@ -97,9 +109,3 @@ def fitted(
     rounded = np.log([float(f"{math.exp(x):.{_DIGITS}g}") for x in found.x])
     before, after = (float(np.median(abs(np.expm1(errors(x))))) for x in (start, rounded))
     return Fitted(*named(rounded), before, after)
-
-
-def _classes(sample: Sample) -> frozenset[str]:
-    """Of the operations of a plan's programs."""
-    parts = program_parts(sample.plan, sample.cluster)
-    return frozenset(name.partition(" on ")[0] for found in parts.values() for name in found)

@@ -8,10 +8,10 @@ and a cluster file all fill in the same thing, and "halve each rate" is a loop.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fdg.costs.compiled import Target
-from fdg.costs.overheads import Overheads
+from fdg.costs.loads import Target
+from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.errors import FdgError, unknown_name
 
 
@@ -72,7 +72,7 @@ class DeviceKind:
       figures: by their names in `RATES`; what is missing is worked out of the others (`rate`).
       joined: what remains of a class's time where XLA joins operations, as far as this kind was fitted; None
         for that of the platform (`program_time.JOINED`).
-      overheads: what is lost between programs and devices; None for that of the platform.
+      overheads: what is lost between programs and devices; None for that of the platform (`lost`).
     """
 
     name: str
@@ -105,6 +105,11 @@ class DeviceKind:
                 f" 'product/bfloat16' at least"
             )
 
+    @property
+    def lost(self) -> Overheads:
+        """Its overheads, or its platform's."""
+        return self.overheads or OVERHEADS[self.platform]
+
     def rate(self, name: str) -> float:
         """A figure's value; one that is not known, from the others.
 
@@ -131,14 +136,6 @@ class DeviceKind:
         }
         wider = [w for w in known if w >= width]
         return known[min(wider)] if wider else known[max(known)] * max(known) / width
-
-    def scaled(self, name: str, by: float) -> "DeviceKind":
-        """The kind with one of its rates changed; a time is divided, so that `by` < 1 is always slower."""
-        value = self.rate(name)
-        figure = Figure(
-            value / by if name in TIMES else value * by, 0.0, f"{by:g} times the {name} of {self.name}"
-        )
-        return dataclasses.replace(self, figures={**self.figures, name: figure})
 
 
 _WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
@@ -207,13 +204,6 @@ class Link:
                     f"link {self.name}: {word} = {figure.value}: give a number"
                     f" {'above' if least else 'of at least'} 0"
                 )
-
-    def scaled(self, name: str, by: float) -> "Link":
-        """The link with its `latency` divided, or its `bandwidth` multiplied."""
-        old: Figure = getattr(self, name)
-        value = old.value * by if name == "bandwidth" else old.value / by
-        changed: dict[str, Any] = {name: Figure(value, 0.0, f"{by:g} times that of {self.name}")}
-        return dataclasses.replace(self, **changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,23 +296,3 @@ class Cluster:
     def platforms(self, devices: int) -> list[str]:
         """The platform of each device, as policies take it."""
         return [self.kind.platform] * devices
-
-    def figures(self) -> Mapping[str, Figure]:
-        """All rates by name, also those that are taken; of the links as "inside/latency" and so on."""
-        taken = {
-            name: Figure(self.kind.rate(name), 0.5, "taken: neither measured nor published")
-            for name in RATES
-            if not name.startswith("product/")
-        }
-        found: dict[str, Any] = {**taken, **self.kind.figures}
-        for word, link in (("inside", self.inside), ("between", self.between)):
-            for name in ("latency", "bandwidth", "call"):
-                found[f"{word}/{name}"] = getattr(link, name)
-        return found
-
-    def scaled(self, name: str, by: float) -> "Cluster":
-        """The cluster with one of its `figures` made `by` times as good (0.5: half as good)."""
-        word, _, part = name.partition("/")
-        if word in ("inside", "between"):
-            return dataclasses.replace(self, **{word: getattr(self, word).scaled(part, by)})
-        return dataclasses.replace(self, kind=self.kind.scaled(name, by))

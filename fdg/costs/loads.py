@@ -1,7 +1,14 @@
-"""The work of each program of a plan on one of its devices: worked out once, then priced on any cluster."""
+"""The work of each program of a plan on one of its devices: worked out once, then priced on any cluster.
+
+Programs are rewritten as for compiling, so what the cost model looks at is what runs:
+
+    GPUOnly on 4 devices         one program, a quarter of the batch on each
+    actors (3) + learners (1)    act+step with a third of it; learn with all of it
+"""
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,12 +16,34 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.collective import Collective
-from fdg.costs.compiled import HERE, Compiled, Target, programs
+from fdg.batch.rules.result import Axis
+from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.agents import mapped
+from fdg.lowering.agents import mapped, of_one
+from fdg.lowering.rewriting import Setting, rewritten
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What lowering asks of devices.
+
+    Attributes:
+      platform: theirs.
+      cores: of a machine with CPU devices, that these share; None for as many as each process here has.
+      devices: most of them that a machine has; None for all.
+    """
+
+    platform: str = "cpu"
+    cores: float | None = None
+    devices: int | None = None
+
+    def has_a_core_each(self, group: Group) -> bool:
+        """Whether a group has as many CPU devices on a machine as it has cores, or more."""
+        here = len(group) if self.devices is None else min(len(group), self.devices)
+        return self.platform == "cpu" and here >= (common_cores() if self.cores is None else self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +65,7 @@ class Load:
     collectives: tuple[Collective, ...]
 
 
-def loads(plan: Plan, target: Target = HERE) -> tuple[Load, ...]:
+def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
     """The programs of a plan, in its order; nothing is compiled or allocated.
 
     Args:
@@ -47,16 +76,27 @@ def loads(plan: Plan, target: Target = HERE) -> tuple[Load, ...]:
     if plan.schedule is not None:
         arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.schedule.calls()]
     return tuple(
-        Load(one.name, one.group, _shared(_work(one), one.group), count, planned.collectives)
-        for planned, one, count in zip(plan.programs, programs(plan, target), arrays, strict=True)
+        Load(planned.name, group, _shared(work, group), count, planned.collectives)
+        for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
     )
 
 
-def _work(one: Compiled) -> Work:
-    """On one device, of all the agents that it has."""
-    if one.agents == 1:
-        return work_of(one.jaxpr, one.axes, one.rows)
-    return _agents(one.jaxpr, one.agents, one.together)
+def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
+    """The group of each program, and what one of its devices does, for all the agents that it has."""
+    groups = {group.name: group for group in plan.groups}
+    if plan.schedule is not None:
+        for call, _ in plan.schedule.calls():
+            axes, ends = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
+            yield groups[call.group], _work(call.jaxpr, axes, ends, groups[call.group], target)
+        return
+    (group,), graph = plan.groups, plan.graph
+    if plan.num_seeds is None or plan.together is None:
+        yield group, _work(graph.jaxpr, graph.state_axes, graph.output_axes, group, target)
+        return
+    setting = _setting(graph.state_axes, graph.output_axes, group, target)
+    one = of_one(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
+    agents = plan.num_seeds // len(group)
+    yield group, work_of(one) if agents == 1 else _agents(one, agents, plan.together)
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,3 +116,15 @@ def _shared(work: Work, group: Group) -> Work:
         for product, count in work.products.items()
     }
     return dataclasses.replace(work, products=products)
+
+
+def _setting(axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target) -> Setting:
+    kind = target.platform == "cpu", target.has_a_core_each(group)
+    return Setting(tuple(axes), group.rows, tuple(ends), *kind, sharded=group.shards)
+
+
+def _work(
+    jaxpr: ClosedJaxpr, axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target
+) -> Work:
+    setting = _setting(axes, ends, group, target)
+    return work_of(rewritten(jaxpr, setting), axes, group.rows)

@@ -12,16 +12,13 @@ Overlap, idle time and the effect of staleness are what the simulation gives; th
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
-from fdg.costs.memory import plan_memory
-from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.simulation import Simulation, Trace
 from fdg.costs.stepping import AHEAD, HOST, Cost, Stepper, loop_lengths
@@ -45,9 +42,9 @@ class Prediction:
       busy: seconds that each group is at work in it.
       inside, between: bytes over the links within hosts, and over those between hosts.
       routes: bytes by route: "collectives of all", "actors -> learners".
-      memory: bytes on a device of each group, at its peak.
       devices: in use.
       notes: what the figures rest on, a sentence each.
+      complete: False where collectives are known only after compiling, and are not counted.
     """
 
     seconds: float
@@ -56,9 +53,9 @@ class Prediction:
     inside: float
     between: float
     routes: Mapping[str, float]
-    memory: Mapping[str, int]
     devices: int
     notes: tuple[str, ...] = ()
+    complete: bool = True
 
     @property
     def bound(self) -> str:
@@ -72,24 +69,12 @@ class Prediction:
         return {group: max(0.0, 1 - busy / whole) for group, busy in self.busy.items()}
 
 
-def predict(
-    plan: Plan,
-    cluster: Cluster,
-    *,
-    joined: Mapping[str, float] | None = None,
-    overheads: Overheads | None = None,
-    exactly: bool = False,
-    stragglers: int | None = None,
-) -> Prediction:
+def predict(plan: Plan, cluster: Cluster) -> Prediction:
     """Predicts an iteration. Nothing is compiled, and no device is needed.
 
     Args:
       plan: whose devices are those of the cluster, host by host.
       cluster: at least as many devices.
-      joined, overheads: in place of the device kind's, or of `program_time.JOINED` and
-        `overheads.OVERHEADS` of its platform.
-      exactly: simulates every trip of long loops, and does not go on from some of them.
-      stragglers: a seed, to draw each program's time anew; None for its mean.
 
     Raises:
       FdgError: the plan has more devices than the cluster.
@@ -99,15 +84,10 @@ def predict(
             f"a plan for {plan.num_devices} devices does not go on a cluster of {cluster.devices}:"
             f" use --devices {cluster.devices}, or more hosts"
         )
-    model = _Model(plan, cluster, joined, overheads)
-    return model.prediction(_simulated(model, _stragglers(cluster, stragglers), exactly))
-
-
-def predicted_seconds(
-    plan: Plan, cluster: Cluster, joined: Mapping[str, float], overheads: Overheads
-) -> float:
-    """`predict(...).seconds`, without what else it looks at: a fit asks for it thousands of times."""
-    return _simulated(_Model(plan, cluster, joined, overheads), _stragglers(cluster, None), False).seconds
+    model = _Model(plan, cluster)
+    slow = _stragglers(cluster)
+    times = _of_one(model, slow) if plan.schedule is None else _of_steps(model, slow)
+    return model.prediction(times)
 
 
 class _Times(NamedTuple):
@@ -118,38 +98,28 @@ class _Times(NamedTuple):
     busy: Mapping[str, float]
 
 
-def _simulated(model: "_Model", slow: Callable[[int], float], exactly: bool) -> _Times:
-    return _of_one(model, slow) if model.plan.schedule is None else _of_steps(model, slow, exactly)
+def _stragglers(cluster: Cluster) -> Callable[[int], float]:
+    """How much longer the slowest of some devices takes than one does, on average.
 
-
-def _stragglers(cluster: Cluster, seed: int | None) -> Callable[[int], float]:
-    """How much longer the slowest of some devices takes than one takes on average."""
+    Blom's approximation (1958) of the largest of normal order statistics.
+    """
     spread = cluster.straggling
     if not spread:
         return lambda devices: 1.0
     from scipy.special import ndtri  # here, for it takes a tenth of a second
 
-    if seed is None:  # the mean of the largest, by Blom's approximation (1958) of normal order statistics
-        return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
-    random = np.random.default_rng(seed)
-    return lambda devices: max(0.1, 1 + spread * float(ndtri(random.uniform() ** (1 / devices))))
+    return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
 
 
 class _Model:
     """What the parts of a plan cost on a cluster."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        cluster: Cluster,
-        joined: Mapping[str, float] | None = None,
-        overheads: Overheads | None = None,
-    ):
+    def __init__(self, plan: Plan, cluster: Cluster):
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
-        self.lost = overheads or cluster.kind.overheads or OVERHEADS[cluster.kind.platform]
+        self.lost = cluster.kind.lost
         self.loads = loads(plan, cluster.target)
-        self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
+        self.seconds = {load.program: self._seconds(load) for load in self.loads}
         self.sent = {load.program: self._sent(load) for load in self.loads}
 
     def cores(self, group: Group) -> float:
@@ -158,9 +128,9 @@ class _Model:
             return 1.0
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
 
-    def _seconds(self, load: Load, joined: Mapping[str, float] | None) -> Seconds:
+    def _seconds(self, load: Load) -> Seconds:
         cores = self.lost.cores(self.cores(load.group))
-        return seconds_of(load.work, self.cluster.kind, cores, joined)
+        return seconds_of(load.work, self.cluster.kind, cores)
 
     def _sent(self, load: Load) -> list[tuple[traffic.Sent, float]]:
         """Collectives, and how often each is met for."""
@@ -177,10 +147,10 @@ class _Model:
         return len(load.group) * self.seconds[load.program].cores
 
     @property
-    def pool(self) -> float | None:
-        """Cores of all machines; None where each device has its own."""
+    def pool(self) -> float:
+        """Cores of all machines; infinite where each device has its own."""
         if self.cluster.cores is None:
-            return None
+            return math.inf
         share = 1.0 if self.plan.schedule is None else self.lost.shared
         return self.cluster.cores * self.cluster.machines * share
 
@@ -250,16 +220,13 @@ class _Model:
         """With what does not depend on time."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
-        memory = plan_memory(self.plan, self.cluster.target)
-        return Prediction(*times, inside, between, routes, memory, devices, self.notes())
+        return Prediction(*times, inside, between, routes, devices, self.notes(), not self.plan.unpredicted)
 
 
 def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
     """All on the same devices: one program, that the host starts once for many iterations."""
     (load,), (group,) = model.loads, model.plan.groups
-    crowded = 1.0
-    if model.pool is not None:
-        crowded = max(1.0, model.wanted(load) / model.pool)
+    crowded = max(1.0, model.wanted(load) / model.pool)
     late = slow(len(group))
     parts = model.parts(load, crowded)
     shares = {name: seconds * late for name, seconds in parts.items() if " on " in name}
@@ -271,11 +238,11 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
     return _Times(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
 
 
-def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> _Times:
+def _of_steps(model: _Model, slow: Callable[[int], float]) -> _Times:
     assert model.plan.schedule is not None
     costs = model.costs()
     lengths = loop_lengths(model.plan.schedule.steps)
-    long = [] if exactly else [length for length in lengths if length > 2 * _TRIPS]
+    long = [length for length in lengths if length > 2 * _TRIPS]
     run = functools.partial(_run, model, costs, slow)
     base = run(dict.fromkeys(long, 2 * _TRIPS))
     total = collections.defaultdict(float, base)
@@ -297,7 +264,7 @@ def _run(
 ) -> dict[tuple[str, str], float]:
     """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
-    of_host = 0.0 if model.pool is None else 1.0
+    of_host = 0.0 if model.cluster.cores is None else 1.0
     stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
     ahead = model.plan.delayed.staleness if model.plan.delayed is not None else 0
     warm = _WARM + ahead
@@ -340,9 +307,3 @@ def _shares(
         else:
             found[f"transfer {label}"] += seconds
     return found
-
-
-def program_parts(plan: Plan, cluster: Cluster) -> Mapping[str, Mapping[str, float]]:
-    """Seconds of each program of a plan by what they go to, alone on its host, each time that it runs."""
-    model = _Model(plan, cluster)
-    return {load.program: model.parts(load) for load in model.loads}

@@ -73,18 +73,15 @@ class Seconds:
         return max(self.by_class, key=lambda name: self.by_class[name], default="operation")
 
 
-def seconds_of(
-    work: Work, kind: DeviceKind, cores: float = 1.0, joined: Mapping[str, float] | None = None
-) -> Seconds:
+def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     """Seconds of a program's work.
 
     Args:
       work: of one device (`profiling.work.work_of`).
       kind: the device's.
       cores: of the host that this device may use by itself.
-      joined: in place of the kind's, or of `JOINED` of its platform.
     """
-    keep = joined or kind.joined or JOINED[kind.platform]
+    keep = kind.joined or JOINED[kind.platform]
     wide, narrow = raw_seconds(work, kind)
     gain = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
     by_class = {

@@ -13,6 +13,7 @@ there slow down alike while they want more cores than there are (processor shari
 import collections
 import dataclasses
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 
 
@@ -52,8 +53,8 @@ class Simulation:
       lanes: that each occupies.
     """
 
-    def __init__(self, cores: float | None = None):
-        """With a number of cores that tasks share; None where each has what it needs."""
+    def __init__(self, cores: float = math.inf):
+        """With a number of cores that tasks share; infinite where each has what it needs."""
         self._cores = cores
         self.seconds: list[float] = []
         self.labels: list[str] = []
@@ -95,10 +96,6 @@ class Simulation:
         self._after.append(tuple(before))
         return number
 
-    def run(self) -> Trace:
-        """Carries all of it out."""
-        return self._in_turn() if self._cores is None else self._in_pool(self._cores)
-
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
         """How long each lane had a task, between two moments."""
         found: dict[str, float] = collections.defaultdict(float)
@@ -109,21 +106,9 @@ class Simulation:
                     found[lane] += overlap
         return dict(found)
 
-    def _in_turn(self) -> Trace:
-        """Without a pool, a task's end is known as soon as those before it are."""
-        starts: list[float] = []
-        ends: list[float] = []
-        latest: list[int] = []
-        for seconds, before in zip(self.seconds, self._after, strict=True):
-            last = max(before, key=ends.__getitem__, default=-1)
-            start = ends[last] if last >= 0 else 0.0
-            latest.append(last)
-            starts.append(start)
-            ends.append(start + seconds)
-        return Trace(starts, ends, latest)
-
-    def _in_pool(self, cores: float) -> Trace:
-        """With a pool: its own clock goes slower while more cores are wanted than there are."""
+    def run(self) -> Trace:
+        """Carries all of it out; the pool's clock goes slower while more cores are wanted than there are."""
+        cores = self._cores
         count = len(self.seconds)
         waiting = [len(before) for before in self._after]
         followers: list[list[int]] = [[] for _ in range(count)]

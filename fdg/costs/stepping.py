@@ -24,8 +24,6 @@ class Cost:
       host: seconds of the host.
       seconds: of the devices, or of the link; alone.
       cores: that it keeps busy of a pool.
-      before, after: seconds on the group that a transfer leaves, and on that which it reaches, for programs
-        that cut and join.
       meets: whether a transfer is a program of both groups, as between processes (`running.exchange`): it
         waits for what these were given before, and they have nothing else to do meanwhile.
     """
@@ -33,8 +31,6 @@ class Cost:
     host: float
     seconds: float
     cores: float = 0.0
-    before: float = 0.0
-    after: float = 0.0
     meets: bool = False
 
 
@@ -42,24 +38,17 @@ Slow = Callable[[int], float]
 """How much longer than usual so many devices take together, this time."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Lanes:
-    """The lanes of a plan's groups: a lane for all devices that are always in use together."""
-
-    of_group: Mapping[str, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, groups: Sequence[Group]) -> "Lanes":
-        """Devices that belong to the same groups are one lane."""
-        members: dict[int, list[str]] = {}
-        for group in groups:
-            for device in group.devices:
-                members.setdefault(device, []).append(group.name)
-        found: dict[str, dict[str, None]] = {group.name: {} for group in groups}
-        for names in members.values():
-            for name in names:
-                found[name]["&".join(names)] = None
-        return cls({name: tuple(lanes) for name, lanes in found.items()})
+def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
+    """The lanes of each group: devices that belong to the same groups are one lane."""
+    members: dict[int, list[str]] = {}
+    for group in groups:
+        for device in group.devices:
+            members.setdefault(device, []).append(group.name)
+    found: dict[str, dict[str, None]] = {group.name: {} for group in groups}
+    for names in members.values():
+        for name in names:
+            found[name]["&".join(names)] = None
+    return {name: tuple(lanes) for name, lanes in found.items()}
 
 
 class Stepper:
@@ -77,7 +66,7 @@ class Stepper:
         assert plan.schedule is not None
         self._simulation, self._costs, self._host_cores, self._slow = simulation, costs, host_cores, slow
         self._schedule: Schedule = plan.schedule
-        self._lanes = Lanes.of(plan.groups)
+        self._lanes = lanes_of(plan.groups)
         self._sizes = {group.name: len(group) for group in plan.groups}
         self._trips = trips
         self._made: dict[Value, int] = {}
@@ -113,25 +102,15 @@ class Stepper:
         started = self._start(call.name, cost.host)
         after = [started, *(self._made.get(value, -1) for value in call.inputs)]
         seconds = cost.seconds * self._slow(self._sizes[call.group])
-        lanes = self._lanes.of_group[call.group]
-        ran = self._simulation.add(call.name, lanes, seconds, after, cost.cores)
+        ran = self._simulation.add(call.name, self._lanes[call.group], seconds, after, cost.cores)
         self._made.update(dict.fromkeys(call.outputs, ran))
 
     def _move(self, move: Move) -> None:
         cost, name = self._costs[move], f"{move.source} -> {move.target}"
         started = self._start(name, cost.host)
         after = [started, *(self._made.get(a, -1) for a, _ in move.pairs)]
-        if cost.before:
-            lanes = self._lanes.of_group[move.source]
-            after = [self._simulation.add(f"cut {name}", lanes, cost.before, after, cost.cores)]
-        lanes = (name,)
-        if cost.meets:
-            ends = (*self._lanes.of_group[move.source], *self._lanes.of_group[move.target])
-            lanes = tuple(dict.fromkeys((name, *ends)))
-        moved = self._simulation.add(name, lanes, cost.seconds, after)
-        if cost.after:
-            lanes = self._lanes.of_group[move.target]
-            moved = self._simulation.add(f"join {name}", lanes, cost.after, [moved], cost.cores)
+        ends = (*self._lanes[move.source], *self._lanes[move.target]) if cost.meets else ()
+        moved = self._simulation.add(name, tuple(dict.fromkeys((name, *ends))), cost.seconds, after)
         self._made.update((b, moved) for _, b in move.pairs)
 
     def _repeat(self, repeat: Repeat) -> None:

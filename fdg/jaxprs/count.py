@@ -38,11 +38,6 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
     return _total_of(eqn, _operation_flops)
 
 
-def elements_of(jaxpr: core.Jaxpr) -> int:
-    """Of `flops_of`, those that are no products or convolutions: one for each element."""
-    return total(jaxpr, lambda eqn: 0 if eqn.primitive.name in _PRODUCTS else _operation_flops(eqn))
-
-
 def operations_of(jaxpr: core.Jaxpr) -> int:
     """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
     count = 0
@@ -61,24 +56,6 @@ def largest_operation(jaxpr: core.Jaxpr) -> int:
         _operation_flops(eqn) * (1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE) for eqn in alone
     )
     return max(weighed, default=0)
-
-
-def wide_product_flops(jaxpr: core.Jaxpr, width: int, least: int) -> int:
-    """Of `flops_of`, those of matrix products of at least `least` operations that are `width` wide.
-
-    That is, each row is multiplied by a matrix of this number of rows and columns at least.
-    """
-
-    def wide(eqn: Any) -> int:
-        flops = _operation_flops(eqn)
-        if eqn.primitive.name != "dot_general" or flops < least:
-            return 0
-        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-        lhs, result = (list(v.aval.shape) for v in (eqn.invars[0], eqn.outvars[0]))
-        sizes = [math.prod(lhs[axis] for axis in contracting), *result[len(batch) :]]
-        return flops if min(sizes) >= width else 0
-
-    return total(jaxpr, wide)
 
 
 _ELEMENTWISE = 100

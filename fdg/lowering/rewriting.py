@@ -63,7 +63,16 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
 
 
 def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
-    """A traced program, in the global view, as it is to run."""
+    """A traced program, in the global view, as it is to run; the cost model has looked at the same one."""
+    ends = None if setting.output_axes is None else tuple(setting.output_axes)
+    setting = setting._replace(axes=tuple(setting.axes), output_axes=ends)
+    return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
+
+
+_REWRITTEN: Recall[ClosedJaxpr] = Recall(most=256)
+
+
+def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     for applies, rewrite in PASSES.values():
         jaxpr = rewrite(jaxpr, setting) if applies(setting) else jaxpr
     return jaxpr

@@ -1,75 +1,224 @@
-"""How much memory an iteration needs at least: arrays that are alive together, between its operations.
+"""Memory of a device, estimated from jaxprs: arrays that are alive together, as XLA lays programs out.
 
-inputs x, w: 8 + 4 B, kept alive
-a = act(w, x)      12 + 8     a lives until `learn`
-b = copy(a)        12 + 8 + 8
-w' = learn(w, b)   12 + 8 + 4: a is gone; the peak was 28 B
+    p = x @ w           an array
+    h = tanh(p) + 1     one array: the tanh is computed where the sum is
+    s = sum(h * h)      one number, and h * h as the sum reads it
+
+A program needs its arguments, results that take over no donated argument, and temporaries: what it makes
+inside, from where it is made to where it is read last. An operation that is computed element by element makes
+no array if one other such operation alone reads it. A loop has the arrays of one trip. Nothing is compiled:
+`Engine.memory` says what XLA sets aside for programs that are.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
-from fdg.batch.lengths import alike, lengths_of_equation
+from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.follow import follow
+from fdg.jaxprs.classes import PUTS, VIEWS, class_of
 from fdg.placing.layout import Layout
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
+
+_CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
+_JOINED = frozenset({"elementwise", "transcendental", "special"})  # classes of operations
+_MOVED = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice split".split())
+_IN_PLACE = _CONTROL | PUTS | {"dynamic_update_slice"}  # which write over what they read for the last time
+_HASHED = 4  # arrays of words in which threefry makes one array of random bits
+_MOST_KNOWN = 10_000
+
+
+class _Step(NamedTuple):
+    """An operation or a loop.
+
+    Attributes:
+      reads: its operands, literals left out.
+      makes: its results, each with its bytes on a device.
+      joins: whether it is computed element by element, with its reader.
+      in_place: whether results are written over operands.
+      inside: bytes that it needs while it runs.
+    """
+
+    reads: tuple[Any, ...]
+    makes: tuple[tuple[Any, int], ...]
+    joins: bool
+    in_place: bool
+    inside: int
+
+
+def program_bytes(
+    jaxpr: Any,
+    axes: Sequence[int | None],
+    devices: int,
+    donated: Sequence[int] = (),
+    layouts: Mapping[int, Layout] | None = None,
+) -> int:
+    """Peak of one device while a program runs.
+
+    Args:
+      jaxpr: open or closed.
+      axes: the batch axes of its first inputs.
+      devices: that the batch is split over.
+      donated: positions of inputs whose memory results may take over.
+      layouts: of inputs, by position, that lie otherwise; the outputs at these positions lie like them.
+    """
+    body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
+    flow = follow(body, axes, devices) if devices > 1 else None
+    ends = [None] * len(body.outvars) if flow is None else flow.outputs
+    known = [*axes, *[None] * (len(body.invars) - len(axes))]
+    given = [
+        _share(v, axis, devices, layouts.get(i))
+        for i, (v, axis) in enumerate(zip(body.invars, known, strict=True))
+    ]
+    made = [
+        0 if jaxprs.is_literal(v) else _share(v, axis, devices, layouts.get(i))
+        for i, (v, axis) in enumerate(zip(body.outvars, ends, strict=True))
+    ]
+    constants = sum(_share(v, None, 1) for v in body.constvars)
+    results = max(0, sum(made) - sum(given[i] for i in donated))
+    return constants + sum(given) + results + _temporaries(body, axes, devices, layouts.values())
+
+
+def _temporaries(
+    jaxpr: core.Jaxpr, axes: Sequence[int | None], devices: int, layouts: Iterable[Layout]
+) -> int:
+    """Peak of what equations make on one device; what they give is not counted.
+
+    Arrays of the shape of a parameter that is split, such as its gradient, are taken to be split like it.
+    """
+    flow = follow(jaxpr, axes, devices) if devices > 1 else None
+    return _arrays(devices, frozenset((one.shape, one.number) for one in layouts)).peak(jaxpr, flow)
 
 
 def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
     """Bytes of an array on one of the devices that it is split over."""
+    if not hasattr(variable.aval, "dtype"):
+        return 0
     layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
     return jaxprs.bytes_of(variable.aval) // layout.number
 
 
-def peak_bytes(
-    jaxpr: Any, axes: Sequence[int | None], devices: int, layouts: Mapping[int, Layout] | None = None
-) -> int:
-    """Of one device, for a closed jaxpr whose first inputs have these batch axes; inputs are kept alive.
+@functools.lru_cache(maxsize=32)
+def _arrays(devices: int, split: frozenset[tuple[tuple[int, ...], int]]) -> "_Arrays":
+    """Those of a number of devices: helpers that many plans have are looked at once."""
+    return _Arrays(devices, dict(split))
 
-    Operations count as a whole: what a fragment or a loop needs inside comes on top.
 
-    Args:
-      devices: that the batch is split over.
-      layouts: of inputs, by position, that lie otherwise; the outputs at these positions lie like them.
-    """
-    body = jaxprs.open_jaxpr(jaxpr)
-    variables = [*body.constvars, *body.invars]
-    known = dict(zip(body.invars, axes, strict=False))
-    placed: dict[Any, Layout] = {}
-    for i, layout in (layouts or {}).items():
-        both: list[Any] = [body.invars[i], body.outvars[i]]
-        placed.update((v, layout) for v in both if not jaxprs.is_literal(v))
-    return sum(_share(v, known.get(v), devices, placed.get(v)) for v in variables) + _peak_inside(
-        body.eqns, known, devices, set(jaxprs.variables(body.outvars)), placed
+class _Arrays:
+    """The arrays of jaxprs on one of some devices; `split` has the parts of those of some shapes."""
+
+    def __init__(self, devices: int, split: Mapping[tuple[int, ...], int]):
+        self.devices, self.split = devices, split
+        # Kept with what they are of, so that nothing else has the same id.
+        self._known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
+
+    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+        """Bytes of what its equations make, at their peak; outputs are not counted."""
+        key = id(jaxpr), id(flow)
+        if key not in self._known:
+            steps: list[_Step] = []
+            outputs = self._write_out(jaxpr, flow, {}, steps)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = _peak(steps, frozenset(jaxprs.variables(outputs))), jaxpr, flow
+        return self._known[key][0]
+
+    def _write_out(
+        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], steps: list[_Step]
+    ) -> list[Any]:
+        """Adds the steps of a jaxpr, calls written out, and returns its outputs.
+
+        Args:
+          names: of its variables, where these have others outside; a value has another one each time that a
+            call is written out, and what is a view of an array has the array's.
+        """
+        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+        for eqn, each in zip(jaxpr.eqns, flows, strict=True):
+            reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
+            if each is not None and not each.bodies:
+                bodies = ()
+            inner = [None] * len(bodies) if each is None else each.bodies
+            if bodies and eqn.primitive.name not in _CONTROL:
+                body = bodies[0]
+                known = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
+                ends = self._write_out(body.jaxpr, inner[0], known, steps)
+                names.update((v, ends[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
+                continue
+            axes = [None] * len(eqn.outvars) if each is None else each.results
+            if _is_view(eqn):
+                names.update(zip(eqn.outvars, reads, strict=True))
+                continue
+            made: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
+            names.update(made)
+            makes = [
+                (new, _share(v, axis, self.devices) // self.split.get(getattr(v.aval, "shape", ()), 1))
+                for (v, new), axis in zip(made, axes, strict=True)
+                if not isinstance(v, core.DropVar)
+            ]
+            inside = max((self.peak(b.jaxpr, f) for b, f in zip(bodies, inner, strict=True)), default=0)
+            steps.append(_step(eqn, tuple(jaxprs.variables(reads)), tuple(makes), inside))
+        return jaxprs.renamed(jaxpr.outvars, names)
+
+
+def _is_view(eqn: core.JaxprEqn) -> bool:
+    """Whether each result is an operand under another name."""
+    if eqn.primitive.name not in VIEWS or len(eqn.invars) != len(eqn.outvars):
+        return False
+    pairs = zip(eqn.invars, eqn.outvars, strict=True)
+    return all(
+        hasattr(a.aval, "dtype") and jaxprs.bytes_of(a.aval) == jaxprs.bytes_of(b.aval) for a, b in pairs
     )
 
 
-def _peak_inside(
-    equations: Sequence[core.JaxprEqn],
-    axes: dict[Any, int | None],
-    devices: int,
-    kept: set,
-    layouts: Mapping[Any, Layout],
-) -> int:
-    """Peak of what the equations make; `kept` lives to the end, `layouts` are of what is split by rules."""
-    last = {v: i for i, eqn in enumerate(equations) for v in eqn.invars if not jaxprs.is_literal(v)}
-    unit = alike(devices, frozenset().union(*map(lengths_of_equation, equations)))
+def _step(
+    eqn: core.JaxprEqn, reads: tuple[Any, ...], makes: tuple[tuple[Any, int], ...], inside: int
+) -> _Step:
+    name = eqn.primitive.name
+    joins = name not in _CONTROL and (class_of(name) in _JOINED or name in VIEWS or name in _MOVED)
+    if name in ("random_bits", "random_split"):
+        inside = _HASHED * sum(size for _, size in makes)
+    return _Step(reads, makes, joins, name in _IN_PLACE, inside)
+
+
+def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
+    """Bytes of the arrays that steps make, but for what is given on."""
+    read, live = set(given), []
+    for step in reversed(steps):
+        if any(v in read for v, _ in step.makes):
+            read.update(step.reads)
+            live.append(step)
+    steps = live[::-1]
+    readers = collections.Counter(v for step in steps for v in set(step.reads))
+    needed = {v for v, count in readers.items() if count > 1} | given
+    needed = needed.union(*(step.reads for step in steps if not step.joins))
+    parts: dict[Any, tuple[Any, ...]] = {}  # of what is no array: the arrays that it is computed from
+    running: list[tuple[_Step, tuple[Any, ...]]] = []
+    last: dict[Any, int] = {}
+    for step in steps:
+        reads = tuple(dict.fromkeys(part for v in step.reads for part in parts.get(v, (v,))))
+        if step.joins and not any(v in needed for v, _ in step.makes):
+            parts.update((v, reads) for v, _ in step.makes)
+            continue
+        last.update(dict.fromkeys(reads, len(running)))
+        running.append((step, reads))
     alive: dict[Any, int] = {}
-    peak = 0
-    for i, eqn in enumerate(equations):
-        operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in eqn.invars]
-        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, unit), strict=True):
-            if not isinstance(v, core.DropVar):
-                axes[v] = axis
-                alive[v] = _share(v, axis, devices, layouts.get(v))
-        peak = max(peak, sum(alive.values()))
-        for v in list(alive):
-            if v not in kept and last.get(v, i) <= i:
-                del alive[v]
+    now = peak = 0
+    for i, (step, reads) in enumerate(running):
+        dying = [v for v in reads if v in alive and last[v] == i]
+        for v, size in step.makes:
+            if v in given or v not in last:
+                continue
+            same = next((old for old in dying if alive.get(old) == size), None) if step.in_place else None
+            if same is not None:  # written over what it reads
+                now -= alive.pop(same)
+            alive[v] = size
+            now += size
+        peak = max(peak, now + step.inside)
+        now -= sum(alive.pop(v) for v in dying if v in alive)
     return peak
 
 
@@ -113,7 +262,7 @@ def _peak_steps(
 
     last = {value: i for i, step in enumerate(steps) for value in reads(step)}
     alive: dict[Value, int] = {}
-    lent: set[Value] = set()  # of what the group holds all the time: these count less than nothing
+    lent: set[Value] = set()  # of what the group holds all the time, given up: it counts less than nothing
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
         back = [value for value in makes(step) if value in lent]
@@ -122,12 +271,7 @@ def _peak_steps(
         for value, size in alive.items():
             now[names[value.group]] += size
         if isinstance(step, Call):
-            axes = {v.variable: v.axis for v in step.inputs}
-            outputs = {v.variable for v in step.outputs}
-            layouts = {v.variable: v.layout for v in step.outputs if v.layout is not None}
-            inside = _peak_inside(step.equations, axes, sizes[step.group], outputs, layouts)
-            made = sum(alive[value] for value in step.outputs)
-            now[names[step.group]] += max(0, inside - made)
+            now[names[step.group]] += _while_called(step, alive, lent, sizes)
         elif isinstance(step, Move):
             if step.lends:  # leaf by leaf: of one alone both layouts are there
                 now[names[step.source]] += _lending(step, alive, lent, back, sizes)
@@ -141,6 +285,20 @@ def _peak_steps(
             del alive[value]
         lent.difference_update(back)
     return peak
+
+
+def _while_called(call: Call, alive: dict[Value, int], lent: set[Value], sizes: Mapping[str, int]) -> int:
+    """Gives up what a call donates. Returns bytes on a device while it runs, beside what is alive anyway."""
+    devices, axes = sizes[call.group], [value.axis for value in call.inputs]
+    given = [(call.inputs[i], _share_of(call.inputs[i], sizes)) for i in call.donated]
+    room = sum(size for _, size in given)
+    for value, size in given:
+        if alive.pop(value, None) is None:
+            alive[value] = -size
+            lent.add(value)
+    split = [v.layout for v in call.inputs if v.axis is None and v.layout is not None and v.layout.number > 1]
+    inside = _temporaries(jaxprs.open_jaxpr(call.jaxpr), axes, devices, split)
+    return inside - min(room, sum(alive[value] for value in call.outputs))
 
 
 def _lending(

@@ -7,7 +7,7 @@ All that follows is worked out from the graph alone, so no device is needed to p
     assign, fit                  act, step -> actors; learn -> learners; 2 is idle for a batch of 64
     delay                        the iteration with the policy's staleness written into it
     open, partition              a schedule: actors run act+step, a move, learners run learn, a move back
-    predict                      what each program's devices exchange, and the memory that each group needs
+    predict                      what each program's devices exchange
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from fdg.placing.assignment import (
     merge_shared,
     warn_of_near_roles,
 )
-from fdg.placing.memory import peak_by_group, peak_bytes
+from fdg.placing.memory import peak_by_group
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
 from fdg.placing.population import exchanged_by_agents
@@ -42,7 +42,7 @@ from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
-from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
+from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, DelayedState, delay
 from fdg.recall import Recall
 from fdg.tracing.graph import FDG
@@ -202,17 +202,9 @@ def _plan_seeds(
         idle=tuple(range(width, count)),
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
-        memory=((group.name, _bytes_of_agents(graph, here, together)),),
         delayed=delayed,
         notes=notes if graph.between_agents is not None else notes_of_agents(here, together),
     )
-
-
-def _bytes_of_agents(graph: FDG, agents: int, together: int) -> int:
-    """At least, of a device's: all states, and what those that are mapped together make."""
-    one = peak_bytes(graph.jaxpr, (), 1)
-    state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
-    return agents * state + together * (one - state)
 
 
 def _plan_whole(plan: Plan) -> Plan:
@@ -221,9 +213,7 @@ def _plan_whole(plan: Plan) -> Plan:
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
     exchanged, notes = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, group)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, exchanged)
-    layouts = by_position(plan.sharded, group.name)
-    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, group.rows, layouts)),)
-    return dataclasses.replace(plan, programs=(program,), memory=memory, notes=notes)
+    return dataclasses.replace(plan, programs=(program,), notes=notes)
 
 
 def _plan_steps(plan: Plan) -> Plan:
@@ -240,15 +230,11 @@ def _plan_steps(plan: Plan) -> Plan:
             exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
             notes += more
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
-    sizes = {group.name: group.rows for group in plan.groups}
-    memory = tuple(peak_by_group(plan.schedule, sizes).items())
     shared = _on_the_same_devices(plan.groups)
     if set(shared.values()) != set(shared):
-        both = peak_by_group(plan.schedule, sizes, shared)
-        notes += [f"on the same devices: {name}, together {size:,} B at least" for name, size in both.items()]
-    return dataclasses.replace(
-        plan, programs=tuple(programs), memory=memory, notes=tuple(dict.fromkeys(notes))
-    )
+        both = peak_by_group(plan.schedule, {group.name: group.rows for group in plan.groups}, shared)
+        notes += [f"on the same devices: {name}, together {size:,} B" for name, size in both.items()]
+    return dataclasses.replace(plan, programs=tuple(programs), notes=tuple(dict.fromkeys(notes)))
 
 
 def _on_the_same_devices(groups: Sequence[Group]) -> dict[str, str]:

@@ -5,11 +5,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from fdg import jaxprs
 from fdg.drawn import Drawn
+from fdg.placing.memory import peak_by_group, program_bytes
 from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Schedule
-from fdg.placing.sharded import ShardedLeaf
+from fdg.placing.sharded import ShardedLeaf, by_position
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
@@ -29,8 +31,6 @@ class Plan(Drawn):
       idle: devices that nothing runs on.
       assignment: the group of each fragment, by names, in the graph's order.
       programs: in the order in which an iteration first runs them.
-      memory: bytes that each group holds on each of its devices, at least: the state, and the arrays that
-        are alive together between operations. XLA's own temporaries come on top (`Program.cost()`).
       delayed: what the staleness delays, None without.
       unfit: for each group, the devices that the policy gave it and its batches do not divide over.
       notes: what else there is to know, a sentence each; printed at the end.
@@ -49,7 +49,6 @@ class Plan(Drawn):
     idle: tuple[int, ...]
     assignment: tuple[tuple[str, str], ...]
     programs: tuple[PlannedProgram, ...] = ()
-    memory: tuple[tuple[str, int], ...] = ()
     delayed: Delay | None = None
     unfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,6 +66,27 @@ class Plan(Drawn):
             *(transfers(self.schedule) if self.schedule is not None else ()),
             *exchanges(self.programs),
         )
+
+    @functools.cached_property
+    def memory(self) -> tuple[tuple[str, int], ...]:
+        """Bytes that each group needs on each of its devices at its peak, estimated (`placing.memory`).
+
+        `Engine.memory` has what XLA sets aside.
+        """
+        if self.schedule is not None:
+            return tuple(
+                peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}).items()
+            )
+        (group,), graph = self.groups, self.graph
+        donated = range(len(graph.state_axes))
+        if self.together is None:
+            layouts = by_position(self.sharded, group.name)
+            size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
+        else:  # all states, and what the agents that are mapped together make
+            one = program_bytes(graph.jaxpr, (), 1, donated)
+            state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
+            size = (self.num_seeds or 1) // len(group) * state + self.together * (one - state)
+        return ((group.name, size),)
 
     @property
     def together(self) -> int | None:

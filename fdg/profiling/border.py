@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.profiling.work import PICKS, PUTS, VIEWS
+from fdg.jaxprs.classes import PICKS, PUTS, VIEWS
 
 _IN_PLACE = PUTS | {"dynamic_update_slice"}
 _SAME = VIEWS | {"convert_element_type"}

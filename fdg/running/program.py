@@ -77,19 +77,25 @@ class Program:
         """What XLA says of one device's share, 0 where it says nothing.
 
         `flops` and `bytes_accessed` count each loop's body once; of memory: `argument_bytes`,
-        `output_bytes`, `temporary_bytes`, `code_bytes`.
+        `output_bytes`, `temporary_bytes`, `code_bytes`, and `peak_bytes` of all but code, results that lie in
+        the memory of arguments counted once.
         """
         compiled = self.compile()
         analysis = compiled.cost_analysis() or {}
         analysis = analysis[0] if isinstance(analysis, list) else analysis
         memory = compiled.memory_analysis()
+        names = ("argument", "output", "temp", "generated_code", "alias")
+        given, made, temporary, code, shared = (
+            float(getattr(memory, f"{name}_size_in_bytes", 0)) for name in names
+        )
         return {
             "flops": float(analysis.get("flops", 0)),
             "bytes_accessed": float(analysis.get("bytes accessed", 0)),
-            "argument_bytes": float(getattr(memory, "argument_size_in_bytes", 0)),
-            "output_bytes": float(getattr(memory, "output_size_in_bytes", 0)),
-            "temporary_bytes": float(getattr(memory, "temp_size_in_bytes", 0)),
-            "code_bytes": float(getattr(memory, "generated_code_size_in_bytes", 0)),
+            "argument_bytes": given,
+            "output_bytes": made,
+            "temporary_bytes": temporary,
+            "code_bytes": code,
+            "peak_bytes": given + made - shared + temporary,
         }
 
 

@@ -142,9 +142,9 @@ def _traffic(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     if len(plan.memory) == 1:
-        return f"memory per device, at least: {quantity(plan.memory[0][1], 'B')}"
+        return f"memory per device, about: {quantity(plan.memory[0][1], 'B')}"
     each = (f"{group} {quantity(size, 'B')}" for group, size in plan.memory)
-    return f"memory per device, at least: {', '.join(each)}"
+    return f"memory per device, about: {', '.join(each)}"
 
 
 def _staleness(plan: Plan) -> list[str]:

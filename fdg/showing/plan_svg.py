@@ -127,7 +127,7 @@ class _Drawing:
             count = f"{len(group)} device{'s' if len(group) > 1 else ''}"
             self.front.text(x + inner, y + 24, count, 11.5, _FAINT, text_anchor="end")
             self._chips(group.devices, x, y + 34, inner)
-            size = f"at least {quantity(memory[group.name], 'B')} each"
+            size = f"about {quantity(memory[group.name], 'B')} each"
             self.front.text(x, y + 68, size, 11.5, _FAINT)
             apart = [f for f in missing if self.plan.group_of(f) == group]
             if apart:

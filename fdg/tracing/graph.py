@@ -46,7 +46,6 @@ class Fragment:
       calls_exact: False inside a while loop (counted as one trip) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: what it reads and writes at its border.
-      elements_per_call: of `flops_per_call`, those that are no products; see `jaxprs.elements_of`.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Fragment:
     bytes_per_call: int
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
-    elements_per_call: int = 0
 
     @property
     def batch_size(self) -> int | None:

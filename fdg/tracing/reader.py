@@ -115,7 +115,6 @@ class Reader:
             bytes_per_call=sum(a.bytes for a in (*inputs, *outputs)),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            elements_per_call=jaxprs.elements_of(inside.jaxpr),
         )
 
     # --- edges ---

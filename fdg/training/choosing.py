@@ -21,12 +21,11 @@ from fdg import costs, jaxprs
 from fdg.costs.choosing import Choice
 from fdg.costs.machine import cluster_of, host_cluster
 from fdg.costs.measuring import measured
-from fdg.errors import FdgError, PlanError
+from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
 from fdg.processes import distributed
 from fdg.running.program_cache import kept_in
-from fdg.training.default_devices import choose
-from fdg.training.devices import available_devices
+from fdg.training.devices import available_devices, quickest_count
 from fdg.training.job import Job
 
 _Found = tuple[Any, int, str]  # a policy, how many devices, and why
@@ -66,7 +65,7 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         if job.devices is None and job.cores is not None:
             devices = devices[: job.cores]
     if not job.explains:
-        return _unasked(job, graph, devices)
+        return _by_default(job, graph, devices)
     choice = _chosen(job, graph, devices, job.devices is not None or distributed.count() > 1)
     if job.policy.measure and not plans_only:
         choice = measured(choice, devices, num_seeds=job.agents)
@@ -106,41 +105,47 @@ def _chosen(job: Job, graph: fdg.FDG, devices: Any, all_devices: bool, further: 
     )
 
 
-def _unasked(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
-    """The policy of a job that names none, on as many devices as `default_devices` gives to `GPUOnly`.
-
-    That where no time can be predicted.
+def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
+    """The policy of a job that names none: `GPUOnly`, unless another is predicted to be much quicker on as
+    many devices as that takes. Where no time can be predicted: `GPUOnly`, and the plan says why.
     """
     plain = Settled(_with_policy(job, job.policy, policies.GPUOnly(), None), graph, "")
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # what a function on the host takes is not known
         return plain
-    if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
-        try:
-            devices = devices[: choose(graph, policies.GPUOnly(), len(devices), job.agents).devices]
-        except PlanError:
-            return plain  # and the plan will say why
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return plain
     found, _ = _of_all((_found(job, graph, devices), {}))
     if found is None:
         return plain
     policy, count, why = found
-    # The devices of `GPUOnly` are chosen, and explained, as if it had been named.
-    of_policy = None if isinstance(policy, policies.GPUOnly) else count
-    return Settled(_with_policy(job, job.policy, policy, of_policy), graph, f"policy: {why}")
+    # `GPUOnly` takes all accelerators that there are, also where a run is resumed on others.
+    on_host = not isinstance(devices, int) and devices[0].platform == "cpu"
+    chosen = count if on_host or not isinstance(policy, policies.GPUOnly) else None
+    return Settled(_with_policy(job, job.policy, policy, chosen), graph, f"policy: {why}")
 
 
 def _found(job: Job, graph: fdg.FDG, devices: Any) -> _Found | None:
-    """Policy, number of devices, and why; None where nothing can be chosen, and the plan will say why."""
+    """Policy, number of devices, and why; None where nothing can be chosen."""
     try:
         kept = _kept_at(job, graph, devices)
         found = _read(kept)
         if found is None:
-            found = _worth_it(_chosen(job, graph, devices, all_devices=True, further=False))
+            found = _quickest(job, graph, devices)
             _write(kept, *found)
     except FdgError:  # such as of a kind of device whose rates are not known
         return None
     return found
+
+
+def _quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Found:
+    """`GPUOnly`, on as many devices as it is quickest on, or what is much quicker on as many."""
+    if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
+        plain = policies.GPUOnly()
+        count, why = quickest_count(dataclasses.replace(job, policy=plain), graph, devices)
+        if count == 1:
+            return plain, count, why
+        devices = devices[:count]
+    return _worth_it(_chosen(job, graph, devices, all_devices=True, further=False))
 
 
 GAIN = 1.3  # what another policy has to promise: more than predictions are off by on most machines

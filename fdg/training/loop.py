@@ -21,7 +21,6 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
-from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
 from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
@@ -122,11 +121,11 @@ def carry_out(
             f"hint: {env.name} has {rows} row{'s' * (rows != 1)} to learn from, which are soon known by heart"
         )
     settled = settle(job, fdg.trace(job.algorithm))
-    job, graph, choice = settled.job, settled.graph, None
+    job, graph, why = settled.job, settled.graph, ""
     if devices is None:
-        devices, choice = devices_of(job, graph)
-    if choice is not None:  # a resumed run does not choose again
-        job = dataclasses.replace(job, devices_chosen=choice.devices)
+        devices, why = devices_of(job, graph)
+    if why:  # a resumed run does not choose again
+        job = dataclasses.replace(job, devices_chosen=len(devices))
     engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
     check_all_busy(job, engine.plan, devices)
     weights = read_weights(job, graph)
@@ -137,7 +136,7 @@ def carry_out(
             job, graph, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say
         )
         with host_errors():
-            return sitting.train(settled.said, choice, brief, io.StringIO() if quiet else None)
+            return sitting.train(settled.said, why, brief, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
             run.discard()
@@ -175,7 +174,7 @@ class _Sitting:
     say: Callable[[Any], None]
     samples: Sequence[Mapping[str, Any]] = ()  # the last table of them, of an algorithm that answers in text
 
-    def train(self, candidates: str, choice: Choice | None, brief: bool, file: TextIO | None) -> Outcome:
+    def train(self, candidates: str, why: str, brief: bool, file: TextIO | None) -> Outcome:
         """Trains, and says and writes what came of it."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total, agents = job.num_iterations, job.agents or 1
@@ -199,8 +198,8 @@ class _Sitting:
             if candidates:
                 say(f"{candidates}\n")
             say(f"{engine.plan}\n")
-            if choice is not None:
-                say(f"devices: {choice.reason}")
+            if why:
+                say(f"devices: {why}")
         say("compiling ...")
         state, compile_s = self._start(latest)
         engine, start = self.engine, latest or 0

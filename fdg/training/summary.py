@@ -87,6 +87,7 @@ def summary(
         "policy": str(job.policy),
         "predicted_s": predicted_seconds(engine),
         "iteration_s": seconds["wall_s"] / iterations,
+        "memory_bytes": engine.memory(),
         **groups,
         "devices": [device.device_kind for device in engine.devices],
         "versions": versions(),

@@ -6,7 +6,7 @@ from bench.exchanges import JOBS, graph_of
 from fdg import jaxprs
 from fdg.batch.rules import RULES
 from fdg.errors import FdgError
-from fdg.profiling.work import CLASSES, VIEWS
+from fdg.jaxprs.classes import CLASSES, VIEWS
 
 CLASSIFIED = VIEWS.union(*CLASSES.values())
 # Together they have every operation that one of each kind of algorithm has; all others with --whole.

@@ -4,7 +4,6 @@ The tables of docs/scale.md belong to these. Whoever changes one on purpose runs
 `python -m tests.costs.figures`.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 
 from fdg.costs import machine, program_time, published
 from fdg.costs.hardware import RATES, DeviceKind, Link
-from fdg.costs.memory import program_need
+from fdg.placing.memory import program_bytes
 
 FILE = Path(__file__).parent / "figures.json"
 PRODUCTS = ("product/float32", "product/bfloat16", "product/float64", "product/int8")
@@ -88,16 +87,10 @@ PROGRAMS = {
 }
 
 
-def _needs(
-    function: Callable, shapes: Sequence[tuple[int, ...]], axes: Sequence[int]
-) -> dict[str, list[int]]:
-    """Bytes of arguments, results and temporaries on one and on two devices of either platform."""
+def _needs(function: Callable, shapes: Sequence[tuple[int, ...]], axes: Sequence[int]) -> dict[str, int]:
+    """Bytes that a program needs on one and on two devices."""
     jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-    found = {}
-    for platform, devices in itertools.product(("cpu", "gpu"), (1, 2)):
-        need = program_need(jaxpr, axes, devices, frozenset(), platform=platform)
-        found[f"{platform} {devices}"] = [need.arguments, need.results, need.temporaries]
-    return found
+    return {str(devices): program_bytes(jaxpr, axes, devices) for devices in (1, 2)}
 
 
 def _of_kind(kind: DeviceKind) -> dict[str, Any]:

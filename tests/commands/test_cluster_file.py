@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fdg.costs.cluster_file import read_cluster
+from fdg.commands.cluster_file import read_cluster
 from fdg.errors import FdgError
 
 GOOD = """

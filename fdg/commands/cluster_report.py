@@ -5,15 +5,13 @@ import math
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
-from fdg.costs import goodput
+from fdg.commands import goodput
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.placing.plan import Plan
 from fdg.showing.words import quantity, table
 
-_DRAWS = 5  # of stragglers
 _WORK = 200.0  # times the mean time between failures: the work of a simulated job
 
 
@@ -31,7 +29,7 @@ class Point:
       save_every: (Young, Daly, best of the simulated) seconds of work between checkpoints.
       goodput: the part of the time that is work which is kept: (by Daly's formula, simulated).
       price_per_million: of a million steps, failures counted.
-      memory: predicted peak on a device of each group, in bytes.
+      memory: estimated peak on a device of each group, in bytes (`Plan.memory`).
     """
 
     devices: int
@@ -58,8 +56,7 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
     alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slower = 1.0
     if cluster.straggling:
-        draws = [predict(plan, cluster, stragglers=seed).seconds for seed in range(_DRAWS)]
-        slower = float(np.mean(draws)) / alike.seconds
+        slower = predict(plan, cluster).seconds / alike.seconds
     if state_bytes is None:
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.graph.state))
         state_bytes *= plan.num_seeds or 1
@@ -77,7 +74,7 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
         every,
         kept,
         price,
-        dict(alike.memory),
+        dict(plan.memory),
     )
 
 

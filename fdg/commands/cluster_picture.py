@@ -1,11 +1,11 @@
-"""Plots of sweeps: throughput, idle time, cost and bytes over numbers of devices."""
+"""Plots of throughput, idle time, goodput and bytes over numbers of devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fdg.costs.scaling import Point
+from fdg.commands.cluster_report import Point
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe & Ito
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe & Ito
 
 
 def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
@@ -20,7 +20,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
     figure.suptitle(title)
-    for colour, (name, some) in zip(_COLOURS * 9, lines.items(), strict=False):
+    for colour, (name, some) in zip(COLOURS * 9, lines.items(), strict=False):
         devices = [one.devices for one in some]
         axes[0, 0].plot(devices, [one.steps_per_s for one in some], "o-", color=colour, label=name)
         idle = [100 * max(one.prediction.idle.values(), default=0.0) for one in some]
@@ -44,44 +44,5 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
         axis.grid(alpha=0.3)
     for axis in (axes[0, 0], axes[1, 0]):
         axis.set_yscale("log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def draw_lines(
-    lines: Mapping[str, Sequence[tuple[float, float]]],
-    path: Path,
-    title: str,
-    across: str,
-    up: str,
-    logs: str = "xy",
-) -> None:
-    """Writes a PNG of several lines.
-
-    Args:
-      lines: points by the name of the line.
-      path: of the picture.
-      title: above it.
-      across: what the horizontal axis is.
-      up: what the vertical axis is.
-      logs: which of "x" and "y" are logarithmic.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    for colour, (name, points) in zip(_COLOURS * 9, lines.items(), strict=False):
-        axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name)
-    if "x" in logs:
-        axis.set_xscale("log", base=2)
-    if "y" in logs:
-        axis.set_yscale("log")
-    axis.set_title(title)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(alpha=0.3)
-    axis.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

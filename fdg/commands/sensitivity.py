@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from fdg.costs.choosing import Choice
-from fdg.costs.hardware import SIZES, Cluster
+from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.showing.words import table
 
 
@@ -40,13 +40,39 @@ def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster, by: float
     """
     first = choose(cluster)
     kept = str(first.candidate), first.devices
-    rates = [name for name in cluster.figures() if name not in SIZES and cluster.figures()[name].value > 0]
+    rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
     found = [Halved("", first.seconds, _named(first), first.seconds)]
     for rate in rates:
-        choice = choose(cluster.scaled(rate, by))
+        choice = choose(_with_rate(cluster, rate, by))
         same = [row.seconds for row in choice.rows if (str(row.candidate), row.candidate.devices) == kept]
         found.append(Halved(rate, min(same, default=float("inf")), _named(choice), choice.seconds))
     return tuple(found)
+
+
+_LINKS = ("inside", "between")
+
+
+def _rates(cluster: Cluster) -> dict[str, float]:
+    """Of a cluster, by name, also those that are taken; of its links as "inside/latency" and so on."""
+    known = dict.fromkeys([name for name in RATES if not name.startswith("product/")])
+    found = {name: cluster.kind.rate(name) for name in {**known, **cluster.kind.figures}}
+    for word in _LINKS:
+        for name in ("latency", "bandwidth", "call"):
+            found[f"{word}/{name}"] = getattr(getattr(cluster, word), name).value
+    return found
+
+
+def _with_rate(cluster: Cluster, name: str, by: float) -> Cluster:
+    """The cluster with one of its rates `by` times as good (0.5: half as good); times are divided."""
+    word, _, part = name.partition("/")
+    value = _rates(cluster)[name]
+    figure = Figure(value / by if name in TIMES or part in ("latency", "call") else value * by)
+    if word in _LINKS:
+        return dataclasses.replace(
+            cluster, **{word: dataclasses.replace(getattr(cluster, word), **{part: figure})}
+        )
+    kind = dataclasses.replace(cluster.kind, figures={**cluster.kind.figures, name: figure})
+    return dataclasses.replace(cluster, kind=kind)
 
 
 def _named(choice: Choice) -> str:

@@ -7,14 +7,13 @@ from typing import Any
 
 import fdg
 import policies
+from fdg.commands.cluster_file import read_cluster
+from fdg.commands.cluster_picture import draw_sweep
+from fdg.commands.cluster_report import Point, point, report
 from fdg.commands.flags import Flag
+from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs.choosing import check_memory
-from fdg.costs.cluster_file import read_cluster
 from fdg.costs.hardware import Cluster
-from fdg.costs.memory import plan_memory
-from fdg.costs.pictures import draw_sweep
-from fdg.costs.scaling import Point, point, report
-from fdg.costs.sensitivity import sensitivity, shown
 from fdg.errors import FdgError, PlanError
 from fdg.training.job import Job
 
@@ -149,6 +148,6 @@ def _point(
             all_devices=True,
         ).policy
     plan = fdg.place(graph, policy, count, job.agents)
-    check_memory(plan, cluster, plan_memory(plan, cluster.target))
+    check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
     return point(plan, cluster, steps * (job.agents or 1))

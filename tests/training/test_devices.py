@@ -1,0 +1,159 @@
+"""How many host devices a job gets that names no number, and that a run keeps to it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from bench import costs
+from fdg import jaxprs
+from fdg.commands.parse import parse
+from fdg.cores import usable_cores
+from fdg.errors import FdgError, PlanError
+from fdg.running.host_devices import threads_for
+from fdg.training import devices as fitting
+from fdg.training.devices import quickest_count, threads_of
+from tests.tiny import Walk
+
+TRAIN_AND_TELL = """
+import os, sys, jax
+from fdg.train import main
+status = main(sys.argv[1:])
+print(f"threads {os.environ.get('PJRT_NPROC')}, devices {len(jax.devices())}")
+sys.exit(status)
+"""
+
+
+PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
+
+
+def count_of(words, cores, devices):
+    job = parse(words.split(), "", "")
+    return quickest_count(job, fdg.trace(job.algorithm), devices[:cores])
+
+
+def test_few_environments_stay_on_one_device_and_many_are_split(devices):
+    few, many = (count_of(f"{PPO} --num-envs {number}", 2, devices) for number in (4, 8192))
+    assert few[0] == 1 and re.match(r"GPUOnly\(\) on 1 device: .* ms an iteration predicted, ", few[1])
+    assert many[0] == 2 and "times as quick as GPUOnly() on 1 device" in many[1]
+
+
+@pytest.mark.parametrize(("agents", "cores", "count"), [(4, 2, 2), (3, 2, 1), (1, 8, 1)])
+def test_agents_never_talk_so_all_cores_that_divide_them_are_used(agents, cores, count, devices):
+    """Of agents large enough that starting several programs is nothing beside them."""
+    words = f"{PPO} --num-envs 512 --num-seeds {agents}"
+    assert count_of(words, cores, devices)[0] == count
+
+
+def test_a_batch_that_does_not_divide(devices):
+    assert count_of(f"{PPO} --num-envs 8192", 3, devices)[0] == 2  # three would leave one idle
+
+
+def test_a_policy_that_cannot_have_what_it_asks_for_says_so(devices):
+    with pytest.raises(PlanError, match="split"):
+        count_of(f"{PPO} --parameters fsdp --num-seeds 2", 2, devices)
+
+
+def test_what_is_known_only_after_compiling_is_not_counted_on(devices):
+    """On two devices, parameters are gathered for each product, which no prediction has."""
+    assert count_of(f"{PPO} --num-envs 8192 --parameters fsdp", 2, devices)[0] == 1
+
+
+def test_programs_and_moves_at_every_step_cost_more_than_they_save(devices):
+    assert count_of(f"{PPO.replace('gpu_only', 'single_learner_fine')} --num-envs 64", 2, devices)[0] == 1
+
+
+def test_what_runs_on_the_host_runs_in_one_place(devices):
+    words = "--env gymnasium:CartPole-v1 --policy gpu_only --num-envs 2"
+    assert count_of(words, 2, devices) == (1, "1: what calls Python functions on the host runs in one place")
+
+
+MEASURED = {"A2C": 1, "IMPALA": 2, "DQN": 1}
+
+
+@pytest.mark.parametrize(("name", "count"), MEASURED.items())
+def test_a_calibrated_machine_takes_the_quicker_of_what_was_measured_there(name, count):
+    """`GPUOnly` on one and two devices of two cores, by `bench/machines/`."""
+    machine = costs.Machine("amd-epyc-081448")
+    taken = {
+        (cell.env, cell.fields, cell.devices): seconds
+        for cell, seconds in machine.measured()
+        if (cell.algorithm, cell.policy) == (name, "GPUOnly")
+    }
+    (env, fields, _), *_ = taken
+    (algorithm, policy) = costs.Cell(name, env, fields, "GPUOnly", (), 1).build()
+    found = policies.auto(algorithm, machine.calibration.cluster(2), policies=[policy], further=False)
+    assert found.devices == count == min((1, 2), key=lambda n: taken[env, fields, n])
+
+
+def test_threads_of_host_devices():
+    """One where all operations are small; a thread a device where one program has them, else two."""
+    few, many = (
+        fdg.trace(algos.PPO(env=envs.make("probe:discount"), num_envs=number)) for number in (4, 8192)
+    )
+    whole, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
+    assert threads_of(few, whole, 1) == 1 and threads_of(many, whole, 1) == usable_cores()
+    assert threads_of(few, whole, 1, num_seeds=10_000) == usable_cores()
+    assert [threads_of(few, whole, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
+    for policy in (apart, policies.GPUOnly(parameters="fsdp")):
+        assert [threads_of(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]
+
+
+def test_the_largest_operation_by_hand():
+    def program(x, w):  # a tanh of 6 x 20 counts as 12,000, a product of 6 x 20 x 30 as 7,200
+        y = jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, length=1000)[0]
+        return y @ w
+
+    traced = jax.make_jaxpr(jax.jit(program))
+    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
+    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
+
+
+def test_a_run_keeps_to_its_choice(tmp_path):
+    def train(*words):
+        words = [sys.executable, "-c", TRAIN_AND_TELL, *words]
+        alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=alone)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run = str(tmp_path / "run")
+    words = "--algo tests.tiny:Walk --policy gpu_only --num-seeds 2 --total-steps 64 --eval-episodes 0"
+    said = train(*words.split(), "--out", run)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["devices"] is None and f"on {config['devices_chosen']} device" in said
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "devices_chosen": 1}))
+    (tmp_path / "run" / "summary.json").unlink()
+    said = train("--resume", run, "--trust")
+    assert "on 1 device, 2 agents" in said
+    assert said.endswith("threads 1, devices 1\n")
+
+
+def test_programs_of_several_groups_have_two_threads_a_device(tmp_path):
+    """For no order holds between groups."""
+    words = "--algo tests.tiny:Pupil --num-envs 12 --policy single_learner_coarse --devices 3 --staleness 1"
+    alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_AND_TELL, *words.split(), *"--total-steps 96 --eval-episodes 0".split(),
+         "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=600, env=alone,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"threads {threads_for(3)}, devices 3\n"), done.stdout
+
+
+def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(fitting, "has_few_threads", lambda count: True)
+    engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:2])
+    monkeypatch.setattr(engine, "is_in_order", lambda: False)
+    with pytest.raises(FdgError, match=f"--devices 2: .* set PJRT_NPROC={threads_for(2)}"):
+        fitting.with_enough_threads(None, engine, fdg.trace(Walk()), begins=False)
