@@ -15,7 +15,7 @@ from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, kind_of, listed
 
 # Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
 KNOWN: dict[str, type["Agent"]] = {}
@@ -176,9 +176,7 @@ class Agent(HasPresets, Precise):
         count = getattr(getattr(state, "iteration", None), "shape", None)
         if count is None:
             name = type(self).__name__
-            raise FdgError(
-                f"{name}: {type(state).__name__} is no state of it: give what init or run returned"
-            )
+            raise FdgError(f"{name}: {kind_of(state)} is no state of it: give what init or run returned")
         if count:
             raise FdgError(
                 f"{type(self).__name__}: this state is of {count[0]} agents (num_seeds): take one,"

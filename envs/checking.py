@@ -16,7 +16,7 @@ from envs import composite, foreign
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg import aliases
 from fdg.arguments import check_takes
-from fdg.errors import FdgError, listed, one_line
+from fdg.errors import FdgError, kind_of, listed, one_line
 from fdg.tracing.mistakes import explained, line_of
 
 _ATTRIBUTES = {
@@ -312,4 +312,4 @@ def _described(value: Any) -> str:
         return f"{len(value)} values"
     if value is None or isinstance(value, str):
         return repr(value)
-    return f"a value of type {type(value).__name__}"
+    return f"a value of type {kind_of(value)}"

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, kind_of, listed
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -190,7 +190,7 @@ def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...],
     if not has_parts_of(space, observation):
         if not is_composite(space):
             raise FdgError(
-                f"{whose} a {type(observation).__name__} as observation, expected one array (or a"
+                f"{whose} a {kind_of(observation)} as observation, expected one array (or a"
                 " MaskedObservation); join its parts, or say envs.Dict or envs.Tuple as observation_space"
             )
         raise FdgError(
@@ -214,7 +214,7 @@ def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...],
 def _structure(value: Any) -> str:
     if isinstance(value, dict):
         return f"parts {', '.join(map(repr, sorted(value, key=str)))}"
-    return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
+    return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {kind_of(value)}"
 
 
 # --- what actors do not see ---

@@ -21,6 +21,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, listed
+from fdg.tracing.unchanged import unchanged
 
 State: TypeAlias = Any
 
@@ -214,10 +215,10 @@ class Vectorized:
         self, key: jax.Array, state: EpisodeState, action: jax.Array
     ) -> tuple[EpisodeState, TimeStep]:
         step_key, reset_key = jax.random.split(key)
-        inner, final_observation, reward, terminated, truncated, info = unpacked_step(
-            self.name,
-            self.single.step(step_key, state.inner, jnp.asarray(action, self.action_space.dtype)),
-        )
+        action = jnp.asarray(action, self.action_space.dtype)
+        with unchanged(self.single, f"environment '{self.name}': step", warns=False):
+            result = self.single.step(step_key, state.inner, action)
+        inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
         inner = jax.tree.map(_strong, inner)
         final_observation = self._observation(final_observation, "step")
         reward = self._number(reward, "reward", jnp.float32, self._agents)
@@ -257,7 +258,9 @@ class Vectorized:
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
         """State and observation at the beginning of an episode."""
-        inner, observation = unpacked_reset(self.name, self.single.reset(key))
+        with unchanged(self.single, f"environment '{self.name}': reset", warns=False):
+            result = self.single.reset(key)
+        inner, observation = unpacked_reset(self.name, result)
         return jax.tree.map(_strong, inner), self._observation(observation, "reset")
 
     def _observation(self, observation: Any, method: str) -> Observation:

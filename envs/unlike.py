@@ -21,7 +21,7 @@ from envs import composite
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.observations import MaskedObservation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Alike:
         whose = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
             raise FdgError(
-                f"{whose} a {type(observations).__name__}: give a tuple of {self.num_agents} observations"
+                f"{whose} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
             )
         team = self._team
         features, masks = zip(*map(features_and_mask, observations), strict=True)

@@ -14,6 +14,7 @@ from types import FrameType
 from fdg import aliases
 
 _LONGEST = 1000  # characters of an error
+OURS = ("fdg", "envs", "algos", "policies")  # our packages
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -145,7 +146,8 @@ def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith(ours)
     ]
-    return next((each for each in reversed(outside) if not _is_library(each[0])), [None, *outside][-1])
+    own = (each for each in reversed(outside) if whose_file(each[0].f_code.co_filename) == "user")
+    return next(own, [None, *outside][-1])
 
 
 def _folders(*names: str) -> tuple[str, ...]:
@@ -154,12 +156,14 @@ def _folders(*names: str) -> tuple[str, ...]:
     return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file)
 
 
-def _is_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return (
-        file.startswith((_STANDARD_LIBRARY, *_folders("algos", "policies")))
-        or {"site-packages", "dist-packages"} & {*file.split(os.sep)} != set()
-    )
+def whose_file(file: str | None) -> str:
+    """`user`, `ours` or `library`, which Python itself is too; what is in no file is a user's."""
+    if file is None:
+        return "user"
+    if file.startswith(_folders(*OURS)):
+        return "ours"
+    installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}
+    return "library" if installed or file.startswith(_STANDARD_LIBRARY) else "user"
 
 
 def raised(error: BaseException) -> str:
@@ -241,6 +245,17 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     if (meant := aliases.ours(name)) and meant in folded.values():
         return [meant, *(one for one in found if one != meant)][:count]
     return found
+
+
+def kind_of(value: object) -> str:
+    """The name of a value's type; of an array, traced or not, its dtype and shape.
+
+    >>> kind_of({}), kind_of(__import__("numpy").zeros((2, 3)))
+    ('dict', 'float64[2, 3]')
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
 
 
 def listed(words: Iterable[object], last: str = "or") -> str:

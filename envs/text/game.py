@@ -17,7 +17,7 @@ import numpy as np
 
 from envs.text.prompts import Prompts
 from envs.text.task import Problem, Reward, Split, TextTask
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of
 
 
 class Reply(NamedTuple):
@@ -92,7 +92,7 @@ def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> R
     reply, count = game.reply(state, tokens, mask), len(tokens)
     if not isinstance(reply, Reply):
         raise FdgError(
-            f"game '{game.name}': reply gives a value of type {type(reply).__name__}: return"
+            f"game '{game.name}': reply gives a value of type {kind_of(reply)}: return"
             " envs.text.Reply(state, tokens, mask, reward, done)"
         )
     if jax.tree.map(jnp.shape, reply.state) != jax.tree.map(jnp.shape, state):
@@ -114,7 +114,7 @@ def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
     problem, count = game.sample(keys, split), len(keys)
     if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
         raise FdgError(
-            f"game '{game.name}': sample gives a value of type {type(problem).__name__}: return"
+            f"game '{game.name}': sample gives a value of type {kind_of(problem)}: return"
             " envs.text.Problem(envs.text.Prompts(tokens, mask), answer)"
         )
     words = (count, game.prompt_length)
@@ -134,7 +134,7 @@ def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int,
         value = getattr(found, name)
         whose = f"game '{game.name}': {method} gives {name}"
         if not isinstance(value, jax.Array | np.ndarray):
-            raise FdgError(f"{whose} of type {type(value).__name__}: give an array")
+            raise FdgError(f"{whose} of type {kind_of(value)}: give an array")
         if value.shape != shape:
             count = shape[0]
             raise FdgError(f"{whose} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}")

@@ -12,6 +12,7 @@ from fdg.jaxprs.read import (
     closed_bodies,
     constants_of,
     inner_jaxprs,
+    is_identity,
     is_jaxpr,
     is_literal,
     open_jaxpr,

@@ -110,6 +110,19 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
     return [v for v in atoms if not is_literal(v)]
 
 
+_SAME_VALUE = frozenset(
+    "fragment_boundary copy copy_p optimization_barrier stop_gradient sharding_constraint name".split()
+)
+
+
+def is_identity(eqn: core.JaxprEqn) -> bool:
+    """Whether each result is the operand at its position, unchanged."""
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    return name in _SAME_VALUE and len(eqn.invars) == len(eqn.outvars)
+
+
 def renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
     """Operands, each variable that has another name under that one."""
     return [v if is_literal(v) else names.get(v, v) for v in atoms]

@@ -2,10 +2,7 @@
 
 import contextlib
 import linecache
-import random
-import warnings
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
-from fdg.errors import FdgError, FdgWarning, GraphError, one_line, own_frame
+from fdg.errors import FdgError, GraphError, one_line, own_frame
 
 # The more special error first. Each: what was done, and what does the same on traced values.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
@@ -74,9 +71,14 @@ def line_of(error: BaseException) -> str:
     found = own_frame(error)
     if found is None:
         return ""
-    (frame, number), file = found, found[0].f_code.co_filename
-    line = linecache.getline(file, number, frame.f_globals).strip()
-    return f", line {number} of {Path(file).name} (`{line}`)"
+    frame, number = found
+    return located(frame.f_code.co_filename, number, frame.f_globals)
+
+
+def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
+    """A line of a file as messages have it; `names` are the globals of code that is in no file."""
+    line = linecache.getline(file, number, names).strip()
+    return f", line {number} of {Path(file).name} (`{line:.100}`)"
 
 
 def _space_of(error: Exception) -> str:
@@ -85,54 +87,6 @@ def _space_of(error: Exception) -> str:
     if not type(space).__module__.startswith("envs.") or isinstance(space, type):
         return ""
     return f": it is {space!r:.200}, and the code is for another kind of space"
-
-
-@contextlib.contextmanager
-def unchanged(algorithm: Any, method: str) -> Iterator[None]:
-    """Watches for what tracing turns into something else than it says.
-
-    Warns (`FdgWarning`) where random numbers of Python or NumPy are drawn.
-
-    Raises:
-      GraphError: a number or array of the algorithm was replaced, or a traced value was kept in it.
-    """
-    what = f"{type(algorithm).__name__}.{method}"
-    before = _attributes(algorithm)
-    drawn = random.getstate(), _numpy_state()
-    yield
-    after = _attributes(algorithm)
-    for name in after:
-        if after[name] is before.get(name):
-            continue
-        counts = is_array(before.get(name))  # and does not remember a network, say
-        if counts or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(after[name])):
-            old = f" = {_short(after[name])}, which was {_short(before[name])}" if counts else ""
-            raise GraphError(
-                f"{what} assigns self.{name}{old}: it is traced once, so that happens once and not at every"
-                f" iteration: carry it in the state"
-            )
-    for package, one, other in zip(
-        ("Python", "NumPy"), drawn, (random.getstate(), _numpy_state()), strict=True
-    ):
-        if one != other:
-            warnings.warn(
-                f"{what} draws random numbers of {package}: drawn once, while tracing, they are constants of"
-                f" the program: use jax.random with a key from the state",
-                FdgWarning,
-                stacklevel=4,
-            )
-
-
-def _attributes(algorithm: Any) -> dict[str, Any]:
-    """What may not change; a cached property may be computed."""
-    own = getattr(algorithm, "__dict__", {})
-    kind = type(algorithm)
-    return {name: own[name] for name in own if not isinstance(getattr(kind, name, None), cached_property)}
-
-
-def _numpy_state() -> tuple[bytes, int]:
-    state: Any = np.random.get_state()  # noqa: NPY002 - the generator that others draw from
-    return state[1].tobytes(), state[2]
 
 
 def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
@@ -151,7 +105,7 @@ def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
-            raise GraphError(f"{where} as {kind} {described} {_short(leaf)}, which is no array of JAX: {fix}")
+            raise GraphError(f"{where} as {kind} {described} {short(leaf)}, which is no array of JAX: {fix}")
         if isinstance(leaf, int) and not isinstance(leaf, bool):
             try:
                 jnp.asarray(leaf)
@@ -171,6 +125,7 @@ def is_array(value: Any) -> bool:
     return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value's text, cut after forty characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:37] + "..."

@@ -8,14 +8,16 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.arguments import check_takes
-from fdg.errors import GraphError
+from fdg.errors import GraphError, kind_of
 from fdg.fragment import fragment
 from fdg.jax_internals import check_settings
 from fdg.tracing.graph import FDG, check
-from fdg.tracing.mistakes import check_arrays, explained, is_array, unchanged
+from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.names import name_fragments
 from fdg.tracing.reader import Reader
+from fdg.tracing.same_draws import warn_of_same_draws
 from fdg.tracing.state_axes import state_axes
+from fdg.tracing.unchanged import unchanged
 from fdg.tracing.weak_types import computes_alike, weakness, with_weakness
 
 WHOLE = "iteration"  # role of an iteration in which nothing is marked
@@ -41,7 +43,8 @@ def trace(algorithm: Any) -> FDG:
     name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):
-        algorithm.check_when_traced(state)
+        with explained(name), unchanged(algorithm, name, warns=False):
+            algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
     returned: list[bool] = []  # which leaves the last trace returned weakly typed
@@ -49,7 +52,7 @@ def trace(algorithm: Any) -> FDG:
     def iterate(*leaves):
         result = algorithm.iterate(jax.tree.unflatten(structure, leaves))
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise GraphError(f"{name}.iterate returned {type(result).__name__}: return (state, metrics)")
+            raise GraphError(f"{name}.iterate returned {kind_of(result)}: return (state, metrics)")
         _check_metrics(name, result[1])
         check_arrays(
             f"{name}.iterate", "state", result[0], "leave it out, or make it a field of the algorithm"
@@ -65,7 +68,7 @@ def trace(algorithm: Any) -> FDG:
         return *strong, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
-        with explained(f"{name}.iterate"), unchanged(algorithm, "iterate"):
+        with explained(f"{name}.iterate"), unchanged(algorithm, f"{name}.iterate", "iteration"):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
     def traced(function: Any) -> FDG:
@@ -85,6 +88,7 @@ def trace(algorithm: Any) -> FDG:
         return read_graph(name, jaxpr, state, output[-1][1])
 
     graph = traced(iterate)
+    warn_of_same_draws(name, graph.jaxpr, state)
     if not graph.fragments:
         graph = traced(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
     return dataclasses.replace(
@@ -149,7 +153,7 @@ def abstract_state(algorithm: Any) -> Any:
         check_arrays(f"{name}.init", "state", state, "leave it out, or make it a field of the algorithm")
         return state
 
-    with explained(f"{name}.init"), unchanged(algorithm, "init"):
+    with explained(f"{name}.init"), unchanged(algorithm, f"{name}.init", "iteration"):
         shapes = jax.eval_shape(init)
     return with_weakness(shapes, weakness(shapes))
 
@@ -182,9 +186,7 @@ def _changes_weakness(name: str, state: Any, before: list[bool], after: list[boo
 
 def _check_metrics(name: str, metrics: Any) -> None:
     if not isinstance(metrics, dict):
-        raise GraphError(
-            f"{name}.iterate returns metrics of type {type(metrics).__name__}: return a flat dict"
-        )
+        raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():
         if not isinstance(key, str):
             raise GraphError(f"{name}.iterate returns a metric named {key!r}: names are strings")
@@ -194,7 +196,7 @@ def _check_metrics(name: str, metrics: Any) -> None:
                 f" it out, or give jnp.nan where there is none"
             )
         if isinstance(value, dict | list | tuple) or jax.numpy.ndim(value) != 0:
-            found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+            found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {kind_of(value)}"
             raise GraphError(
                 f"{name}.iterate returns metric '{key}' as {found}: metrics are scalars in a flat dict, "
                 f"so reduce it (say, with jnp.mean)"

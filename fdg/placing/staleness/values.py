@@ -17,10 +17,6 @@ from fdg.fragment import FragmentMark, fragments_in
 
 Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragments by name, values in loops
 
-_SAME_VALUE = frozenset(
-    "fragment_boundary copy copy_p optimization_barrier stop_gradient sharding_constraint name".split()
-)
-
 
 @dataclasses.dataclass(eq=False)
 class Value:
@@ -70,14 +66,6 @@ class Block:
         return [Value(v.aval, literal=v) if jaxprs.is_literal(v) else self._values[v] for v in atoms]
 
 
-def is_identity(eqn: core.JaxprEqn) -> bool:
-    """Whether each result is the operand at its position, unchanged."""
-    name = eqn.primitive.name
-    if name == "convert_element_type":
-        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
-    return name in _SAME_VALUE and len(eqn.invars) == len(eqn.outvars)
-
-
 def control_flow(eqn: core.JaxprEqn) -> str | None:
     """`scan`, `while`, `cond` or `call`, where the equation's bodies say all; None where they do not."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
@@ -92,7 +80,7 @@ def _through(
 ) -> tuple[list[Value], list[Block]]:
     """An equation's results, and its bodies' blocks."""
     kind, mark = control_flow(eqn), FragmentMark.of(eqn)
-    if is_identity(eqn):
+    if jaxprs.is_identity(eqn):
         return [Value(v.aval, v.origins, same=v) for v in operands], []
     if kind is None:
         made = (

@@ -15,7 +15,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.placing.staleness.readers import Need, Reader, Readers, Version
-from fdg.placing.staleness.values import Block, Value, control_flow, is_identity
+from fdg.placing.staleness.values import Block, Value, control_flow
 
 Pair: TypeAlias = tuple[Value, Version]
 
@@ -100,7 +100,7 @@ class Written:
     def _copy(self, eqn: core.JaxprEqn, need: Need, inside: Reader) -> None:
         """An equation for each version that is read of its results; a fragment's own code is there once."""
         readers: set[Reader] = set().union(*need.values())
-        if inside is not None and not is_identity(eqn):
+        if inside is not None and not jaxprs.is_identity(eqn):
             self.readers.check_one_version(inside, need)
             readers = {inside}
         elif eqn.effects:

@@ -1,0 +1,129 @@
+"""Random numbers that are the same at every iteration: drawn from a key that never changes."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs, keys
+from fdg.errors import FdgWarning, whose_file
+from fdg.tracing.mistakes import located
+
+_DRAWS = ("random_bits", "random_gamma")
+_CONSTANT, _KEPT, _NEW = range(3)  # of what a value depends: no input; inputs that never change; any other
+
+
+class _Draw(NamedTuple):
+    depends: int
+    calls: tuple[core.JaxprEqn, ...]  # that the draw is in, the outermost first, and itself
+
+
+def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
+    """Warns of each line of a user's own that draws the same numbers at every iteration.
+
+    Args:
+      name: of the algorithm.
+      jaxpr: of its `iterate`, from the leaves of the state to those of the next one, and more.
+      state: the state's shapes.
+    """
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    kept = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
+    said = set()
+    for draw in _follow(jaxpr, tuple(_KEPT if one else _NEW for one in kept))[1]:
+        if (line := _line(draw.calls)) is None or line in said:
+            continue
+        why, fix = "a constant key", "use the key that step is given, or one of the state"
+        if draw.depends == _KEPT:
+            paths = [
+                jax.tree_util.keystr(path)
+                for (path, leaf), same in zip(leaves, kept, strict=False)
+                if same and (keys.is_key(leaf.dtype) or leaf.dtype == "uint32")
+            ]
+            why = f"state{(paths or [''])[0]}, which it returns as it was"
+            fix = "key, now = jax.random.split(key), draw from now and return the new key"
+        said.add(line)
+        warnings.warn(
+            f"{name}.iterate{line} draws from {why}: the numbers are the same each time: {fix}",
+            FdgWarning,
+            stacklevel=4,
+        )
+
+
+def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
+    """The variable that a value was, before calls that hand it through."""
+    for eqn in reversed(jaxpr.eqns):
+        if atom in eqn.outvars:
+            if jaxprs.is_identity(eqn):
+                atom = eqn.invars[eqn.outvars.index(atom)]
+                continue
+            inner = jaxprs.bodies(eqn)
+            if len(inner) != 1 or inner[0].carry or inner[0].sliced or inner[0].stacked:
+                return atom
+            (body,) = inner
+            inside = _source(body.jaxpr, body.jaxpr.outvars[body.results.index(eqn.outvars.index(atom))])
+            if inside not in body.jaxpr.invars:
+                return atom
+            atom = eqn.invars[body.operands[body.jaxpr.invars.index(inside)]]
+    return atom
+
+
+@functools.lru_cache(maxsize=1024)
+def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
+    """Of what the outputs depend, and the draws whose numbers depend on no input that changes."""
+    known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr is one
+    draws: list[_Draw] = []
+
+    def of(atom: Any) -> int:
+        return _CONSTANT if jaxprs.is_literal(atom) else known.get(atom, _CONSTANT)
+
+    for eqn in jaxpr.eqns:
+        depends = [of(v) for v in eqn.invars]
+        if eqn.primitive.name in _DRAWS and depends[0] != _NEW:
+            draws.append(_Draw(depends[0], (eqn,)))
+        inner = jaxprs.bodies(eqn)
+        results = [max(depends, default=_CONSTANT)] * len(eqn.outvars)
+        for body in inner:
+            taken, found = _looped(body, tuple(depends[i] for i in body.operands))
+            draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in found]
+            if len(inner) == 1:
+                results = [taken[i] for i in body.results]
+        known.update(zip(eqn.outvars, results, strict=True))
+    return tuple(of(v) for v in jaxpr.outvars), tuple(draws)
+
+
+def _looped(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
+    """`_follow` of a body, each carried value at its most dependent."""
+    while True:
+        outputs, draws = _follow(body.jaxpr, inputs)
+        after = list(inputs)
+        for into, out in body.carry:
+            after[into] = max(after[into], outputs[out])
+        if tuple(after) == inputs:
+            return outputs, draws
+        inputs = tuple(after)
+
+
+def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
+    """The line of a user's own that an equation comes from; None where a library's draws, or one of ours.
+
+    Functions of libraries are traced once and remembered: what is in them names the first line that called.
+    """
+    last = calls[0]
+    for last in calls:
+        if any(whose_file(_file_of(body.jaxpr)) == "library" for body in jaxprs.bodies(last)):
+            break
+    for frame in last.source_info.traceback.frames:
+        whose = whose_file(frame.file_name)
+        if whose == "user" and not frame.file_name.startswith("<"):
+            return located(frame.file_name, frame.line_num)
+        if whose == "ours":
+            break
+    return None
+
+
+def _file_of(jaxpr: core.Jaxpr) -> str | None:
+    return getattr(jaxpr.debug_info, "func_filename", None)

@@ -1,0 +1,164 @@
+"""Watches for what traced code changes outside: it happens once, while it is traced, and not again."""
+
+import contextlib
+import functools
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fdg.errors import FdgWarning, GraphError, whose_file
+from fdg.tracing.mistakes import is_array, short
+
+_MOST = 1000  # objects, and items of a container, that are looked at
+_COPIED = 1 << 20  # bytes of an array whose numbers are compared
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_GLOBAL = {
+    "random": getattr(random.getstate, "__self__", None),
+    "numpy.random": getattr(np.random.get_state, "__self__", None),
+}
+
+Seen = dict[str, tuple[Any, Any]]
+"""By where it is, such as `self.env.single.t`: a number, array or random generator, and what it holds."""
+
+
+@contextlib.contextmanager
+def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
+    """Refuses changes of what an object's methods reach: attributes, those of objects in them, and globals.
+
+    Args:
+      root: `self` of what is traced; attributes of libraries' objects are not looked at.
+      what: is traced, such as `Mine.iterate`.
+      every: when it was meant to happen.
+      warns: of random numbers of Python and NumPy, and of numbers in globals (counts of traces, perhaps).
+
+    Raises:
+      GraphError: a number or array was replaced, or a traced value was kept.
+    """
+    before, _alive = _reached(root)
+    yield
+    after, _ = _reached(root)
+    changed = [path for path in after if after[path][1] != before.get(path, (None, None))[1]]
+    once = f"it is traced once, so that happens once and not at every {every}"
+    for path in changed:
+        now, was = after[path][0], before.get(path, (None,))[0]
+        traced = isinstance(now, jax.core.Tracer)
+        if isinstance(now, _GENERATORS):
+            if warns and path in before:
+                package = "Python" if isinstance(now, random.Random) else "NumPy"
+                said = "drawn once, while tracing, they are constants of the program: use jax.random with a"
+                _warn(f"{what} draws random numbers of {package}: {said} key from the state")
+        elif traced or (path in before and path.startswith("self")):
+            value = ", a traced value without a number" if traced else f" = {short(now)}"
+            old = f", which was {short(was)}" if path in before and was is not now else ""
+            fix = "carry it in the state" + (", or return it as a metric" if traced else "")
+            raise GraphError(f"{what} assigns {path}{value}{old}: {once}: {fix}")
+        elif path in before and warns:
+            _warn(f"{what} changes {path} to {short(now)}: {once}: carry it in the state")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, FdgWarning, stacklevel=5)
+
+
+def _reached(root: Any) -> tuple[Seen, list[Any]]:
+    """What is there, the nearest first, and the objects that were gone through, whose ids count."""
+    found: Seen = {}
+    gone_through: dict[int, Any] = {}
+    todo = deque([("self", root), *_GLOBAL.items()])
+    while todo and len(gone_through) < _MOST:
+        path, value = todo.popleft()
+        if isinstance(value, _GENERATORS) or is_array(value):
+            found.setdefault(path, (value, _held(value)))
+        elif id(value) not in gone_through:
+            gone_through[id(value)] = value
+            todo.extend(_parts(path, value))
+    return found, list(gone_through.values())
+
+
+def _held(value: Any) -> Any:
+    """What compares as the value's numbers do; its identity where these are many, or on a device."""
+    match value:
+        case random.Random():
+            return value.getstate()
+        case np.random.Generator():
+            return repr(value.bit_generator.state)
+        case np.random.RandomState():
+            state: Any = value.get_state()
+            return state[1].tobytes(), state[2]
+        case np.ndarray() if value.nbytes <= _COPIED:
+            return value.dtype, value.shape, value.tobytes()
+        case bool() | int() | float() | complex() | np.generic():
+            return repr(value)
+    return id(value)
+
+
+def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
+    match value:
+        case dict():
+            return [(f"{path}[{key!r:.40}]", one) for key, one in _few(value.items())]
+        case tuple() if hasattr(value, "_fields"):
+            return [(f"{path}.{name}", getattr(value, name)) for name in value._fields]
+        case list() | tuple() | deque():
+            return [(f"{path}[{i}]", one) for i, one in enumerate(_few(value))]
+        case functools.partial():
+            return [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
+        case types.MethodType():
+            return [(path, value.__self__), (path, value.__func__)]
+        case types.FunctionType():
+            return _named_in(value) if _whose(value.__module__) == "user" else []
+        case type():
+            own = _whose(value.__module__) == "user"
+            return [(f"{value.__name__}.{name}", one) for name, one in vars(value).items()] if own else []
+    if callable(inner := getattr(value, "__wrapped__", None)):  # of a function that is decorated
+        return [(path, inner)]
+    return _attributes(path, value) if _whose(type(value).__module__) != "library" else []
+
+
+def _few(values: Any) -> list[Any]:
+    return list(values) if len(values) <= _MOST else []
+
+
+def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
+    """An object's, with those that its class has for it; a cached property may be computed."""
+    kind = type(value)
+    own: dict[str, Any] = {}
+    for cls in reversed(kind.__mro__):
+        if _whose(cls.__module__) == "user":
+            own |= {name: one for name, one in vars(cls).items() if not name.startswith("__")}
+    state: Any = object.__getstate__(value)
+    for each in state if isinstance(state, tuple) else (state,):  # of __dict__, and of __slots__
+        own |= each or {}
+    cached = {
+        n for cls in kind.__mro__ for n, x in vars(cls).items() if isinstance(x, functools.cached_property)
+    }
+    return [(f"{path}.{name}", one) for name, one in own.items() if name not in cached]
+
+
+def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """What a function's code names outside of it: globals, variables of functions around it, defaults."""
+    place = "" if function.__module__ == "__main__" else f"{function.__module__}."
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    found = [(place + name, function.__globals__[name]) for name in names & function.__globals__.keys()]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found.append((f"{name} of {function.__qualname__}", cell.cell_contents))
+    return [*found, (f"the defaults of {function.__qualname__}", function.__defaults__)]
+
+
+@functools.cache
+def _whose(module: str | None) -> str:
+    """Whose a module is, as `whose_file` says it."""
+    top = str(module).partition(".")[0]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in (str(module), top)]
+    return "library" if top in sys.stdlib_module_names else whose_file(files[0] or files[1])
