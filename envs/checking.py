@@ -176,7 +176,7 @@ def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
       FdgError: it does not fit the environment's spaces, or the batch.
     """
     state, observation = unpacked_reset(env.name, result)
-    _check_observation(env, "reset", observation, count)
+    check_observation(env, "reset", observation, count)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
@@ -211,32 +211,38 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         if jnp.shape(value) != (count,) or jnp.result_type(value) != "float32":
             found = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
             raise FdgError(f"environment '{name}': step gives '{field}' as {found}: it is float32[{count}]")
-    _check_observation(env, "step", step.observation, count)
-    _check_observation(env, "step", step.final_observation, count)
+    check_observation(env, "step", step.observation, count)
+    check_observation(env, "step", step.final_observation, count)
     return state, step
 
 
-def _check_observation(env: Any, method: str, observation: Any, count: int) -> None:
+def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
+    """Refuses what does not fit the environment's `observation_space`, as an observation of a batch.
+
+    Raises:
+      FdgError: names the environment, a wrapper by its class, and both shapes.
+    """
+    own = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
+    whose, fix = f"{own}environment '{env.name}': {method} gives", ": define observation_space" if own else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
     in_parts = composite.is_composite(env.observation_space)
     if in_parts and not composite.has_parts_of(env.observation_space, features):
         raise FdgError(
-            f"environment '{env.name}': {method} gives {_described(features)} as observation, and its parts"
-            f" are others than those of {env.observation_space!r:.200}"
+            f"{whose} {_described(features)} as observation, and its parts are others than those of"
+            f" {env.observation_space!r:.200}{fix}"
         )
     given = jax.tree.leaves(features) if in_parts else [features]
     for (path, space), part in zip(composite.parts(env.observation_space), given, strict=True):
         expected = (count, *agents, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
-                f"environment '{env.name}': {method} gives {_described(part)} as observation{path}, of shape"
-                f" {getattr(part, 'shape', None)}, expected {expected} of {space}"
+                f"{whose} {_described(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
+                f" expected {expected} of {space}{fix}"
             )
         if part.dtype != space.dtype:
             raise FdgError(
-                f"environment '{env.name}': {method} gives observations{path} of {part.dtype}, expected"
-                f" {space.dtype} of {space}"
+                f"{whose} observations{path} of {part.dtype}, expected {space.dtype} of {space}{fix}"
             )
 
 

@@ -7,7 +7,7 @@ whose `num_agents` is a number; in all others (`num_agents` None, or not there) 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import checked_names
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, NotIterableError, kind_of, listed
 from fdg.tracing.unchanged import unchanged
 
 State: TypeAlias = Any
@@ -155,8 +155,20 @@ class EpisodeState(NamedTuple):
     start: tuple[State, Observation] | None = None  # where all its episodes start, if they all start there
 
 
+class Whole:
+    """An environment that is one value, where other libraries give it and its parameters."""
+
+    name: Any
+
+    def __iter__(self) -> NoReturn:
+        raise NotIterableError(
+            f"environment '{self.name}' is one value, and no pair of it and its parameters: write env ="
+            " envs.make(...); parameters are arguments, envs.make(name, gravity=9.8)"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class Vectorized:
+class Vectorized(Whole):
     """A batch of one `SingleEnvironment`; see `vectorize`."""
 
     single: Any  # a SingleEnvironment, whose hash and equality this value takes on
@@ -198,6 +210,7 @@ class Vectorized:
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
         check_keys(self.name, keys)
+        check_state(self.name, state)
         expected = keys.shape + self._agents + self.action_space.shape
         if jnp.shape(action) != expected:
             raise FdgError(
@@ -394,6 +407,15 @@ def check_keys(name: str, keys: jax.Array) -> None:
         raise FdgError(
             f"environment '{name}': keys must be one typed PRNG key per environment, shape [B], but are"
             f" {got}; use jax.random.split(jax.random.key(seed), B)"
+        )
+
+
+def check_state(name: str, state: Any) -> None:
+    """Raises an `FdgError` unless `state` is of a batch of episodes."""
+    if not isinstance(state, EpisodeState):
+        raise FdgError(
+            f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
+            " gives (state, observation), in that order, and step (state, step)"
         )
 
 

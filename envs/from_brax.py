@@ -34,6 +34,7 @@ from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.quiet import mujoco_quietly, quietly
 from envs.spaces import Box, Space
+from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
 # Written out, and compared with brax's registry in a test, because importing brax takes seconds.
@@ -171,8 +172,9 @@ def _make(
     repeat_start: bool = True,
     **overrides: Any,
 ) -> Vectorized:
-    backend = backend or named_backend
     where = f"environment '{_name(environment, named_backend)}'"
+    check_options(where, _make, {"repeat_start": repeat_start})
+    backend = backend or named_backend
     if backend not in _backends(environment) or named_backend not in (DEFAULT_BACKEND, backend):
         known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
@@ -197,6 +199,7 @@ def _checked(where: str, environment: str, argument: str, value: Any) -> Scalar:
             f"{where}: {argument}={value!r} must be a Python number, string or tuple, so that the environment"
             " hashes"
         )
+    check_options(where, _registry()[environment], {argument: value})
     return value
 
 

@@ -31,6 +31,7 @@ from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
 from envs.host import HostEnvironment, Transition, make_from
+from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
 PREFIX = "envpool:"
@@ -67,6 +68,11 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
 
+def known() -> tuple[str, ...]:
+    """All names that EnvPool has, none if it is not installed."""
+    return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
+
+
 def beyond(name: str) -> str | None:
     """What an environment does outside of this process, None for all but ViZDoom's; `name` has the prefix."""
     found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
@@ -85,7 +91,9 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
     def __post_init__(self) -> None:
         if not self.options:
             return
-        known = set(_spec(self.name).config._fields) - _OURS
+        config = _spec(self.name).config
+        check_options(f"environment '{self.name}'", config._asdict(), dict(self.options))
+        known = set(config._fields) - _OURS
         for option, _ in self.options:
             if option not in known:
                 raise unknown_name(

@@ -34,6 +34,7 @@ from envs.environment import named_info
 from envs.gymnasium_worker import made
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
+from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, raised
 
 PREFIX = "gymnasium:"
@@ -54,7 +55,8 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
       FdgError: Gymnasium is not installed, or does not make this; says why.
     """
     workers = overrides.pop("workers", None)
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
+    check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers})
+    if workers is not None and workers < 1:
         raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
     info = named_info(overrides.pop("info", ()))
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
@@ -233,12 +235,22 @@ def _extra_for(said: str) -> str | None:
     return next((ours for theirs, ours in _EXTRAS.items() if theirs in said), None)
 
 
+def known() -> tuple[str, ...]:
+    """All names that Gymnasium has registered, none if it is not installed."""
+    if importlib.util.find_spec("gymnasium") is None:
+        return ()
+    import gymnasium
+
+    return tuple(gymnasium.registry)
+
+
 @functools.cache
 def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
     if importlib.util.find_spec("gymnasium") is None:
         raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
     import gymnasium
 
+    check_options(f"environment '{name}'", gymnasium.make, dict(options))
     try:
         with warnings.catch_warnings():
             # SWIG's types (Box2D) warn while they are made; where warnings are errors, that ends the process.
@@ -256,6 +268,7 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
             f"environment '{name}'{given} cannot be made: {raised(error)}{where if unknown else ''}"
         ) from error
     try:
+        check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)
         return gymnasium_spaces.facts(name, env.observation_space, env.action_space, limit)
     finally:

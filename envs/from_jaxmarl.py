@@ -32,6 +32,7 @@ from envs.environment import MaskedObservation, Observation, Vectorized, vectori
 from envs.quiet import quietly
 from envs.rendering import captured, drawing
 from envs.spaces import Box, Discrete, Space
+from fdg.arguments import check_options
 from fdg.errors import FdgError
 
 # Written out, and compared with JaxMARL's registry in a test, because importing JaxMARL takes seconds.
@@ -161,6 +162,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Vectorized:
+    check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
     # Without overrides nothing is asked of JaxMARL, and so it is not imported yet.
     if overrides:
         _check(name, overrides)
@@ -179,6 +181,7 @@ def _check(name: str, overrides: dict[str, Any]) -> None:
                 f"environment '{name}': {argument}={value!r} must be a Python number or string, so that the"
                 " environment hashes"
             )
+    check_options(f"environment '{name}'", _constructor(name), overrides)
     steps = overrides.get("max_steps", 1)
     if not isinstance(steps, int) or steps < 1:
         raise FdgError(f"environment '{name}': max_steps={steps!r} must be an integer of at least 1")

@@ -29,6 +29,7 @@ from envs.environment import MaskedObservation, Observation, Vectorized, vectori
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, tolerantly
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
+from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
 PREFIX = "jumanji:"
@@ -139,20 +140,25 @@ def _make(name: str, **overrides: Any) -> Vectorized:
             raise FdgError(f"environment '{PREFIX}{name}': unknown parameter '{argument}': takes {takes}")
         if not isinstance(value, bool | int | float | str):
             raise FdgError(f"environment '{PREFIX}{name}': {argument}={value!r} must be a number or a string")
+    check_options(f"environment '{PREFIX}{name}'", _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
 
 @functools.cache
 def _arguments(name: str) -> tuple[str, ...]:
     """What a user may override: arguments whose defaults are numbers, or none."""
-    spec = _jumanji().registration._REGISTRY[name]
-    parameters = inspect.signature(_jumanji().registration.load(spec.entry_point)).parameters.values()
+    parameters = inspect.signature(_constructor(name)).parameters.values()
     plain = bool | int | float
     return tuple(
         parameter.name
         for parameter in parameters
         if isinstance(parameter.default, plain) or "int" in str(parameter.annotation)
     )
+
+
+def _constructor(name: str) -> Any:
+    registration = _jumanji().registration
+    return registration.load(registration._REGISTRY[name].entry_point)
 
 
 @functools.cache

@@ -29,7 +29,9 @@ from envs.literals import as_arrays, hold_pytrees
 from envs.quiet import mujoco_quietly, quietly, tolerantly
 from envs.spaces import Box
 from envs.undrawn import undrawn
+from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
+from fdg.kinds import words
 
 PREFIX = "playground:"
 
@@ -121,6 +123,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectorized:
+    check_options(f"environment '{PREFIX}{task}'", _make, {"repeat_start": repeat_start})
     # Without overrides nothing is asked of Playground, and so it is not imported yet.
     if overrides:
         _check(task, overrides)
@@ -140,7 +143,7 @@ def _check(task: str, overrides: dict[str, Any]) -> None:
             raise FdgError(f"{where}: unknown parameter '{name}': takes {takes}")
         expected = type(plain[name])
         if not (type(value) is expected or (expected is float and type(value) is int)):
-            raise FdgError(f"{where}: {name}={value!r} must be of type {expected.__name__}")
+            raise FdgError(f"{where}: {name}={value!r} must be {words(expected)[0]}")
     for name in ("episode_length", "action_repeat"):
         if overrides.get(name, 1) < 1:
             raise FdgError(f"{where}: {name}={overrides[name]} must be at least 1")

@@ -22,6 +22,7 @@ import numpy as np
 from envs.host import Failure, HostEnvironment, Pool, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
+from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, one_line, raised
 
 PREFIX = "ray:"
@@ -50,9 +51,10 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
     own = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
+    check_options(f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus})
+    if workers is not None and workers < 1:
         raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
-    if not isinstance(cpus, int | float) or not 0 < cpus < float("inf"):
+    if not 0 < cpus < float("inf"):
         raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0")
     inner = make_one(name, **overrides)
     if not isinstance(inner, HostEnvironment):

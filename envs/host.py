@@ -29,10 +29,10 @@ from jax.experimental import io_callback
 
 from envs import gymnasium_worker
 from envs.composite import ObservationSpace
-from envs.environment import EpisodeState, TimeStep, check_keys
+from envs.environment import EpisodeState, TimeStep, Whole, check_keys, check_state
 from envs.native import Native, of_spaces
 from envs.spaces import Space
-from fdg.arguments import checked_names
+from fdg.arguments import check_options, checked_names
 from fdg.errors import FdgError, HostError, raised
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Ticket(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HostEnvironment:
+class HostEnvironment(Whole):
     """A batch of instances of a `Source`.
 
     Its `step` calls the host once for the whole batch, so the fragment that it is in cannot be split over
@@ -143,9 +143,11 @@ class HostEnvironment:
     restarts: int = 0
 
     def __post_init__(self) -> None:
+        given = {"timeout": self.timeout, "restarts": self.restarts}
+        check_options(f"environment '{self.name}'", HostEnvironment, given)
         if not self.timeout > 0:
             raise FdgError(f"environment '{self.name}': timeout={self.timeout!r} must be above 0 seconds")
-        if not isinstance(self.restarts, int) or self.restarts < 0:
+        if self.restarts < 0:
             raise FdgError(f"environment '{self.name}': restarts={self.restarts!r} must be 0 or more")
 
     @property
@@ -201,6 +203,7 @@ class HostEnvironment:
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Takes one step in every instance; see `Environment.step`. The keys seed what starts anew."""
         check_keys(self.name, keys)
+        check_state(self.name, state)
         expected = keys.shape + self.action_space.shape
         if jnp.shape(action) != expected:
             raise FdgError(

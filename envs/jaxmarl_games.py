@@ -33,6 +33,7 @@ from envs.environment import MaskedObservation, Observation, Vectorized, vectori
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, tolerantly
 from envs.spaces import Box, Discrete, Space
+from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line, unknown_name
 
 Scalar: TypeAlias = "bool | int | float | str"
@@ -205,6 +206,7 @@ def _make(
     game: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
 ) -> Vectorized:
     where, kind = f"environment '{game}'", KINDS[game]
+    check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
     if shaping is not None and (game not in _SHAPED or not isinstance(shaping, int | float)):
         raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED)}")
     known = _arguments(game) if overrides else {}
@@ -218,6 +220,7 @@ def _make(
             raise unknown_name(f"{argument} of {game}", str(value), names)
         if argument in kind.limit and (not isinstance(value, int) or value < 1):
             raise FdgError(f"{where}: {argument}={value!r} must be an integer of at least 1")
+    check_options(where, known, overrides)
     weight = (1.0 if game in _SHAPED else 0.0) if shaping is None else float(shaping)
     identity = kind.identity if agent_identity is None else bool(agent_identity)
     return vectorize(JaxmarlGame(game, identity, weight, tuple(sorted(overrides.items()))))

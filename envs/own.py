@@ -13,6 +13,7 @@ from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
 from envs.text.game import is_text
 from envs.text.task import TextProblem, TextTask
+from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, module_of_file, raised, unknown_name
 
 ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
@@ -98,6 +99,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     if is_value and overrides:
         raise FdgError(f"environment '{name}' is a value, which takes no {given}: name what makes it")
     try:
+        check_options(f"environment '{name}'", factory, overrides)
         made = factory if is_value else foreign.made_by(factory, overrides)
     except FdgError:
         raise

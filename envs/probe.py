@@ -18,6 +18,7 @@ from envs.environment import MaskedObservation, Observation, Vectorized, vectori
 from envs.probe_parts import Parts, Unlike
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
+from fdg.arguments import check_options
 from fdg.errors import FdgError
 
 # What `step` of a single environment returns: state, observation, reward, terminated, truncated.
@@ -426,6 +427,7 @@ def _make(probe: type[Any], **overrides: Any) -> Vectorized:
         if field not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no parameters"
             raise FdgError(f"environment '{probe().name}': unknown parameter '{field}': {takes}")
+    check_options(f"environment '{probe().name}'", probe, overrides)
     made = probe(**overrides)
     return vectorize(Alike(made) if isinstance(made, Unlike) else made)
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from envs import (
@@ -74,6 +74,8 @@ _PREFIXES: dict[str, _Source] = {
     ),
 }
 
+_HOSTS = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
+
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
@@ -115,6 +117,12 @@ def make(name: str, **overrides: Any) -> Any:
     if not isinstance(name, str):
         fix = foreign.refused(name) or "an environment is used as it is, and one instance by envs.vectorize"
         raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1': it {fix}")
+    if "?" in name and name not in _registered:
+        plain, given = parse(name)
+        keywords = "".join(f", {key}={value!r}" for key, value in {**given, **overrides}.items())
+        raise FdgError(
+            f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{plain}'{keywords})"
+        )
     wanted = {key: overrides[key] for key in _OURS if key in overrides}
     try:
         made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
@@ -174,9 +182,7 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     if factory is None and os.path.splitext(name)[1].lower() in _DATA:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
-        known_here = any(one.rpartition("-v")[0] == name.rpartition("-v")[0] for one in names())
-        elsewhere = [] if known_here else families.hosted(name)
-        raise unknown_name("environment", name, names(), "envs.names()", elsewhere)
+        raise unknown_name("environment", name, names(), "envs.names()", _meant(name))
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:
@@ -184,6 +190,28 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
             raise
         given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
+
+
+def _meant(name: str) -> list[str]:
+    """The names that differ from an unknown one by case or by version alone: ours, else those of the host.
+
+    Of several versions it is the newest. What is not installed is known by its families.
+    """
+
+    def task(one: str) -> str:
+        return one.rpartition(":")[2].lower()
+
+    def like(known: Iterable[str]) -> list[str]:
+        alike = [one for one in known if task(one) == name.lower()]
+        stem = name.lower().rpartition("-v")[0]
+        versions = [one for one in known if stem and task(one).rpartition("-v")[0] == stem]
+        return alike[:1] or sorted(versions, key=lambda one: (len(one), one))[-1:]
+
+    found = like([one for one in names() if ":" not in one])
+    for prefix, known in _HOSTS.items() if not found else ():
+        there = [f"{prefix}{one}" for one in known()]
+        found += like(there) if there else [one for one in families.hosted(name) if one.startswith(prefix)]
+    return found
 
 
 # Up to an `&` that is not within quotation marks, which begin behind a sign or a blank.

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
-from envs.checking import check_spec
+from envs.checking import check_observation, check_spec
 from envs.composite import Dict, ObservationSpace, Tuple
-from envs.environment import State, TimeStep, num_agents
+from envs.environment import State, TimeStep, Whole, num_agents
 from envs.native import Native, leaves
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
-from fdg.errors import FdgError, listed
+from fdg.arguments import check_options
+from fdg.errors import FdgError, kind_of, listed
 
 
 class WrapperState(NamedTuple):
@@ -43,7 +44,7 @@ class WrapperState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrapper:
+class Wrapper(Whole):
     """An environment that shows another's observations changed; by itself, as they are.
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`, pure functions of a batch:
@@ -152,6 +153,7 @@ class Wrapper:
         """Start one episode a key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
         kept, shown = _of_features(self.begin, observation)
+        check_observation(self, "begin", shown, len(keys))
         return WrapperState(state, kept) if self._keeps else state, shown
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -160,6 +162,8 @@ class Wrapper:
         inside, step = self.env.step(keys, inside, action)
         kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
         begun, first = _of_features(self.begin, step.observation)
+        for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
+            check_observation(self, method, one, len(keys))
         kept, shown = _where(step.done, (begun, first), (kept, final))
         step = step._replace(observation=shown, final_observation=final)
         return WrapperState(inside, kept) if self._keeps else inside, step
@@ -280,7 +284,7 @@ class HideObservations(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (self.hidden,) if isinstance(self.hidden, str | int) else tuple(self.hidden)
+        given = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
         object.__setattr__(self, "hidden", given)
         space, there = self.env.observation_space, self._there
         kind = f"environment '{self.name}': HideObservations"
@@ -400,6 +404,8 @@ PARAMETERS = tuple(_BY_PARAMETER)
 def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
     """The environment with the wrappers around it that `parameters` name (others are left alone)."""
     for name, (cls, field) in _BY_PARAMETER.items():
+        if field is None:
+            check_options(f"environment '{env.name}'", {name: False}, parameters)
         if parameters.get(name, False) is not False:
             env = cls(env) if field is None else cls(env, **{field: parameters[name]})
     return env
@@ -431,7 +437,12 @@ def keeps_rewards(env: Any) -> bool:
 def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
     """What a function keeps and shows of an observation; a mask stays as it is."""
     features, mask = features_and_mask(observation)
-    kept, shown = function(features)
+    pair = function(features)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise FdgError(
+            f"begin and after of a wrapper return (what to keep, what to show), not {kind_of(pair)}"
+        )
+    kept, shown = pair
     return kept, shown if mask is None else MaskedObservation(shown, mask)
 
 

@@ -1,8 +1,10 @@
 """Arguments of public functions against their annotations: which one is of a wrong type, and what to give."""
 
+import contextlib
 import functools
 import inspect
 import re
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -14,6 +16,7 @@ from fdg.kinds import TOO_LARGE, fits, words
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+_PLAIN = {bool, int, float, str, types.NoneType}
 _LONGEST = 60  # characters of a value that is quoted
 
 
@@ -184,6 +187,45 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
 def check_fields(instance: Any, *names: str) -> None:
     """The same for fields of a dataclass: in its `__post_init__`."""
     check_arguments(type(instance), {name: getattr(instance, name) for name in names})
+
+
+def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
+    """Refuses plain values of another type than whatever takes them says: by annotations, else by defaults.
+
+    Args:
+      where: how a message begins, such as `environment 'maze'`.
+      takes: a function or class, also of a library or a user's own; or defaults by name. Only truth values,
+        numbers and strings are looked at; an integer as a function's default allows any number.
+      given: options by name, or some of them.
+
+    Raises:
+      FdgError: names the option, its value and what is expected.
+
+    >>> check_options("environment 'maze'", {"slippery": False}, {"slippery": "no"})
+    Traceback (most recent call last):
+    fdg.errors.FdgError: environment 'maze': slippery='no' must be True or False
+    """
+    for name, kind in _option_kinds(takes).items():
+        if name in given and not fits(given[name], kind):
+            expected = listed(dict.fromkeys(words(kind)))
+            raise FdgError(f"{where}: {name}={quoted(given[name])} must be {expected}")
+
+
+def _option_kinds(takes: Any) -> dict[str, Any]:
+    hints: dict[str, Any] = {}
+    by_default = {bool: bool, int: int, float: float, str: str}
+    if not isinstance(takes, Mapping):
+        by_default[int] = float
+        with contextlib.suppress(Exception):  # annotations are code of others
+            hints = typing.get_type_hints(takes.__init__ if isinstance(takes, type) else takes)
+        try:
+            parameters = inspect.signature(takes).parameters.values()
+        except (TypeError, ValueError):  # of a function in C, which says nothing
+            return {}
+        takes = {one.name: one.default for one in parameters}
+    kinds = {name: hints.get(name, by_default.get(type(default), Any)) for name, default in takes.items()}
+    parts = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
+    return {name: kinds[name] for name, found in parts.items() if found <= _PLAIN}
 
 
 def _check(function: Callable, name: str, value: Any, kind: Any) -> None:

@@ -53,6 +53,10 @@ class NoAttributeError(FdgError, AttributeError):
     """A name that a class of another library has, and this one has not."""
 
 
+class NotIterableError(FdgError, TypeError):
+    """A value that is taken apart, and is one."""
+
+
 class Elsewhere:
     """In a class body, a name that users of other libraries look for: says what does the same here.
 

@@ -23,6 +23,7 @@ from envs.text.characters import (
 from envs.text.drawing import enough, uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.task import exact
+from fdg.arguments import check_options
 from fdg.errors import FdgError
 
 
@@ -52,10 +53,7 @@ class _Operation:
         whole_number(self, "digits", 1, self.longest)
         whole_number(self, "smallest", 0, 10**self.digits - 1)
         enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
-        for name in ("padded", "reverse"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise FdgError(f"task 'text:{self.name}': {name}={value!r} must be True or False")
+        check_options(f"task 'text:{self.name}'", type(self), vars(self))
 
     @property
     def instruction(self) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from envs.text import countdown, problems, tables, words
 from envs.text.task import OPTIONS, TextTask
 from envs.text.tokenizers import COMMON, CharacterTokenizer
+from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, unknown_name
 
 PREFIX = "text:"
@@ -68,6 +69,8 @@ def make(name: str, /, **overrides: Any) -> TextTask:
         if field not in fields:
             known = listed([*fields, *OPTIONS], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
+    for takes, given in ((problem, overrides), (TextTask, own)):
+        check_options(f"task 'text:{name}'", takes, given)
     made = problem(**overrides)
     return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **own)
 

@@ -13,8 +13,10 @@ import jax
 import numpy as np
 
 from envs import MaskedObservation, TimeStep
+from envs.environment import EpisodeState
 from envs.gymnasium_spaces import encode_texts, exact
 from envs.native import Description, leaves, rebuilt
+from envs.wrappers import WrapperState
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 
@@ -110,6 +112,8 @@ class Deployed:
 
 def _part_of(given: Any, path: tuple[Any, ...]) -> str:
     """Where all that reset or step returns is given as an observation: which part of it is one."""
+    if isinstance(given, EpisodeState | WrapperState):
+        return "this is the state: reset gives (state, observation), in that order: give the observation"
     if isinstance(given, TimeStep):
         return "this is what step gives: give its observation, step.observation"
     if not isinstance(given, tuple) or not given:
