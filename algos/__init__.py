@@ -28,8 +28,9 @@ from algos.sac import SAC
 from algos.td3 import TD3
 from algos.vdn import VDN
 from envs import Environment, check_spec
+from fdg import aliases
 from fdg.arguments import checked
-from fdg.errors import unknown_name
+from fdg.errors import UnknownNameError, unknown_name
 
 __all__ = [
     "A2C",
@@ -106,6 +107,8 @@ def get(name: str) -> Any:
     known = {**_ALGORITHMS, **_OF_TEXT}
     found = known.get(str(name).lower())
     if found is None:
+        if meant := aliases.variant(str(name)):
+            raise UnknownNameError(f"unknown algorithm '{name}': {meant}")
         raise unknown_name("algorithm", name, known, "algos.names()")
     return found
 

@@ -1,8 +1,11 @@
-"""Names that flags and arguments have in other libraries: `lr`, `gamma`, `total_timesteps`."""
+"""Names of other libraries for flags, arguments, algorithms and methods: `lr`, `total_timesteps`, `ddqn`."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-# By our name, as flags are written: from CleanRL, Stable-Baselines3, RLlib and PureJaxRL.
+# By our name, as flags are written: from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
+# that mean the same, in the same unit, since a flag takes them in silence; all others are in `_INSTEAD`.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
     "env": ("environment", "env-id", "env-name"),
@@ -12,23 +15,45 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "devices": ("num-devices", "n-devices"),
     "total_steps": ("total-timesteps", "timesteps", "steps", "num-timesteps"),
     "num_envs": ("n-envs", "envs", "num-environments"),
-    "num_steps": ("n-steps", "rollout-length", "unroll-length"),
-    "num_epochs": ("n-epochs", "update-epochs", "epochs"),
+    "num_steps": ("n-steps", "rollout-length", "unroll-length", "rollout-fragment-length"),
+    "num_epochs": ("n-epochs", "update-epochs", "epochs", "num-sgd-iter"),
     "num_minibatches": ("n-minibatches", "minibatches"),
     "learning_rate": ("lr", "step-size"),
     "anneal_learning_rate": ("anneal-lr",),
     "discount": ("gamma",),
     "gae_lambda": ("lambda", "lam"),
-    "clip_ratio": ("clip-range", "clip-eps", "clip-epsilon", "clip-coef"),
-    "entropy_coefficient": ("ent-coef", "entropy-coef", "entropy-cost"),
-    "value_coefficient": ("vf-coef", "value-coef", "vf-cost"),
+    "clip_ratio": ("clip-range", "clip-eps", "clip-epsilon", "clip-coef", "clip-param"),
+    "entropy_coefficient": ("ent-coef", "entropy-coef", "entropy-cost", "entropy-coeff"),
+    "value_coefficient": ("vf-coef", "value-coef", "vf-cost", "vf-loss-coeff"),
     "max_grad_norm": ("max-gradient-norm", "grad-clip"),
     "batch_size": ("minibatch-size",),
     "buffer_size": ("replay-size",),
     "target_rate": ("tau",),
-    "activation": ("activation-fn",),
+    "activation": ("activation-fn", "fcnet-activation"),
     "checkpoint_every": ("save-every",),
-    "eval_episodes": ("n-eval-episodes", "num-eval-episodes"),
+    "eval_every": ("evaluation-interval",),
+    "clip_value": ("clip-vloss",),
+    "normalize_advantage": ("norm-adv",),
+    "epsilon_start": ("start-e", "exploration-initial-eps"),
+    "epsilon_end": ("end-e", "exploration-final-eps"),
+    "target_noise": ("target-policy-noise",),
+    "target_noise_clip": ("noise-clip",),
+    "policy_delay": ("policy-frequency",),
+    "atoms": ("n-atoms",),
+    "quantiles": ("n-quantiles",),
+    "value_min": ("v-min",),
+    "value_max": ("v-max",),
+    "hidden": ("fcnet-hiddens",),
+    "model": ("model-name-or-path", "model-name"),
+    "dtype": ("torch-dtype",),
+    "remat": ("gradient-checkpointing",),
+    "lora_rank": ("lora-r",),
+    "group_size": ("num-generations",),
+    "max_response": ("max-completion-length", "max-new-tokens"),
+    "kl_coefficient": ("beta", "kl-coef", "kl-coeff"),
+    "clip_high": ("epsilon-high",),
+    "warmup": ("warmup-steps",),
+    "eval_episodes": ("n-eval-episodes", "num-eval-episodes", "evaluation-duration"),
 }
 
 
@@ -38,7 +63,7 @@ def ours(name: str) -> str | None:
     >>> ours("total_timesteps"), ours("lr"), ours("learning_rate")
     ('total_steps', 'learning_rate', None)
     """
-    return _OURS.get(name.lower().replace("_", "-"))
+    return _OURS.get(_key(name))
 
 
 def instead(name: str) -> str | None:
@@ -47,7 +72,26 @@ def instead(name: str) -> str | None:
     >>> instead("policy_kwargs")
     'the network is that of --hidden and --activation, or of --network module:name'
     """
-    return _INSTEAD.get(name.lower().strip("-").replace("_", "-"))
+    return _INSTEAD.get(_key(name))
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "-").strip("-")
+
+
+def variant(name: str) -> str | None:
+    """How an algorithm is written that is another one here, with some of its settings; None if none is known.
+
+    >>> variant("ddqn")
+    'it is dqn with double=True: --algo dqn --double true'
+    """
+    found = VARIANTS.get(_key(name), "")
+    if isinstance(found, str):
+        return found or None
+    algo, settings = found
+    flags = "".join(f" --{key.replace('_', '-')} {str(value).lower()}" for key, value in settings.items())
+    fields = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    return f"it is {algo}{fields and f' with {fields}'}: --algo {algo}{flags}"
 
 
 def not_a_policy(name: object) -> str | None:
@@ -62,37 +106,197 @@ def not_a_policy(name: object) -> str | None:
     return f"{name!r} is a network, which follows from the observation here: leave it out"
 
 
+# Methods of models that are fragments of algorithms here, or may be of a user's.
+METHODS: Mapping[str, str] = {
+    **dict.fromkeys(("learn", "update", "train", "fit"), "to train, write fdg.fit(algorithm, total_steps=N)"),
+    **dict.fromkeys(
+        ("act", "predict", "sample"),
+        "to act, write run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns",
+    ),
+    "step": "to step environments, write algorithm.env.step(keys, state, actions)",
+}
+
+_INDEPENDENT = "agents that learn without each other are --algo ippo; --algo mappo has a common critic"
+_MASKS = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
+_MEMORY = "of one agent recurrent_ppo has a --memory; of several vdn and qmix, which are DQNs, have one"
+
+
+def _each(fix: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), fix)
+
+
+def _nearest(algo: str) -> str:
+    return f"it does not exist here: the nearest is --algo {algo}"
+
+
+# Algorithms that are others here with some settings, or what to use in their place.
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
+    **_each(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
+    **_each(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
+    **_each(("dqn", {"double": True, "dueling": True}), "d3qn dueling-ddqn dueling-double-dqn"),
+    **_each(("dqn", {"priority_exponent": 0.6}), "per per-dqn dqn-per prioritized-dqn apex"),
+    **_each(("dqn", {"n_step": 3}), "n-step-dqn nstep-dqn dqn-n-step"),
+    **_each(("c51", {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.5}), "rainbow"),
+    **_each(("c51", {}), "categorical-dqn distributional-dqn"),
+    **_each(("qr_dqn", {}), "qrdqn quantile-dqn"),
+    **_each(("recurrent_ppo", {"memory": "lstm"}), "ppo-lstm lstm-ppo recurrentppo rppo ppo-atari-lstm"),
+    **_each(("recurrent_ppo", {"memory": "gru"}), "ppo-gru ppo-rnn gru-ppo rnn-ppo"),
+    **_each(("recurrent_ppo", {"memory": "transformer"}), "ppo-transformer ppo-trxl gtrxl"),
+    **_each(_MEMORY, "drqn dqn-lstm dqn-rnn r2d2"),
+    **_each(_MASKS, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
+    **_each(("ppo", {"rnd": True}), "ppo-rnd rnd"),
+    **_each(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),
+    **_each(("ppo", {}), "ppo-atari-envpool proximal-policy-optimization"),
+    **_each(("td3", {"policy_delay": 1, "target_noise": 0.0}), "ddpg ddpg-continuous-action"),
+    **_each(("td3", {"atoms": 51}), "d4pg"),
+    **_each(
+        "sac acts in a Box: of Discrete actions use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
+    ),
+    **_each(("a2c", {"gae_lambda": 1.0}), "reinforce vpg policy-gradient actor-critic"),
+    **_each(_nearest("ppo"), "trpo ppg"),
+    **_each(_nearest("a2c"), "acktr acer"),
+    **_each(_nearest("impala"), "appo"),
+    **_each(_nearest("qr_dqn"), "iqn fqf"),
+    **_each(_nearest("crossq"), "tqc redq droq"),
+    **_each(_INDEPENDENT, "ia2c maa2c independent-ppo multi-agent-ppo multi-agent-a2c maddpg iac"),
+    **_each(
+        "it learns from a file of steps, which no algorithm here does: the nearest is --algo td3", "td3-bc"
+    ),
+    **_each("it learns from a file of steps, which no algorithm here does", "cql iql awac bc gail dt"),
+    **{
+        spelling: ("grpo", {"variant": name})
+        for name in ("rloo", "dr_grpo", "dapo", "gspo", "reinforce_plus_plus")
+        for spelling in {name.replace("_", "-"), name.replace("_", ""), name.replace("_plus_plus", "++")}
+    },
+    **_each(("ppo_rlhf", {}), "rlhf ppo-lm ppo-text"),
+    **_each(("dpo", {"preference": "ipo"}), "ipo"),
+    **_each(("dpo", {"respondent": "policy"}), "online-dpo"),
+    **_each(_nearest("dpo"), "kto orpo simpo cpo"),
+    **_each(("reward_model", {}), "rm reward"),
+}
+
 _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
-_DEVICES = (
-    "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none"
-)
-_TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory"
-_NETWORK = "the network is that of --hidden and --activation, or of --network module:name"
-_SAVED = "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there"
-_DATA = "a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)"
-_HELD_OUT = "a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'"
-_MINIBATCHES = "--num-minibatches N makes minibatches of num_envs * num_steps / N samples"
-_UPDATES = "--updates-per-step R is gradient steps for each step of an environment"
+
+
+# Settings that mean something else here, in another unit, or that are not needed.
 _INSTEAD = {
-    **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),
-    **dict.fromkeys(("track", "use-wandb", "wandb-project-name", "wandb-project", "wandb-entity"), _TRACKER),
-    **dict.fromkeys(("tensorboard-log", "report-to"), _TRACKER),
-    **dict.fromkeys(("policy-kwargs", "net-arch", "policy-type"), _NETWORK),
-    **dict.fromkeys(("save-model", "save-path", "load-path", "load", "model-path"), _SAVED),
-    **dict.fromkeys(("dataset", "dataset-name", "train-dataset", "train-file", "data", "data-path"), _DATA),
-    **dict.fromkeys(("eval-dataset", "test-dataset", "validation-file", "test-file"), _HELD_OUT),
-    "policy": f"{_NETWORK}; a distribution policy is one of the run: fit(algorithm, policy)",
-    "capture-video": "fdg.play RUN films what was trained",
-    "render": "fdg.play RUN films what was trained",
+    **_each(
+        "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none",
+        "device cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner",
+    ),
+    **_each(
+        "--wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory",
+        "track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to",
+    ),
+    **_each(
+        "the network is that of --hidden and --activation, or of --network module:name",
+        "policy-kwargs net-arch policy-type",
+    ),
+    **_each(
+        "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there",
+        "save-model save-path load-path load model-path push-to-hub upload-model",
+    ),
+    **_each(
+        "a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)",
+        "dataset dataset-name train-dataset train-file data data-path",
+    ),
+    **_each(
+        "a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'",
+        "eval-dataset test-dataset validation-file test-file",
+    ),
+    **_each(
+        "--num-minibatches N makes minibatches of num_envs * num_steps / N samples",
+        "batch-size minibatch-size sgd-minibatch-size",
+    ),
+    **_each(
+        "an iteration takes num_envs * num_steps steps: --num-envs N, --num-steps N",
+        "train-batch-size train-batch-size-per-learner",
+    ),
+    **_each(
+        "--updates-per-step R is gradient steps for each step of an environment",
+        "gradient-steps train-freq train-frequency training-intensity",
+    ),
+    **_each(
+        "--target-period N counts gradient steps",
+        "target-network-frequency target-update-interval target-network-update-freq target-update-freq",
+    ),
+    **_each("--learning-rate is that of actor and critics", "policy-lr q-lr actor-lr critic-lr"),
+    **_each(
+        "the entropy's weight is learned: --initial-temperature A begins, --target-entropy H is its aim",
+        "alpha autotune",
+    ),
+    **_each("--clip-ratio bounds an update, and no KL ends it early", "target-kl kl-target use-kl-loss"),
+    **_each("--clip-value true clips values as ratios are", "clip-range-vf vf-clip-param"),
+    "policy": "the network is that of --hidden and --activation, or of --network module:name; a distribution"
+    " policy is one of the run: fit(algorithm, policy)",
+    **_each("fdg.play RUN films what was trained", "capture-video render"),
     "verbose": "a run prints how it goes; in Python progress=False prints nothing",
-    "eval-freq": "--eval-every N counts iterations",
+    **_each("--eval-every N counts iterations", "eval-freq eval-steps eval-interval eval-strategy"),
     "eval-env": "--eval-every N evaluates in environments of the same name",
-    "n-eval-envs": "--eval-every N evaluates 16 episodes side by side",
-    "schedule": "--anneal-learning-rate true lets the step size fall linearly to zero",
+    **_each("--eval-every N evaluates 16 episodes side by side", "n-eval-envs per-device-eval-batch-size"),
+    **_each(
+        "--checkpoint-every N counts iterations",
+        "save-steps save-freq save-interval save-frequency save-strategy",
+    ),
+    **_each(
+        "every iteration is recorded, in metrics.jsonl of the run directory",
+        "logging-steps log-interval log-every log-freq logging-dir",
+    ),
+    **_each(
+        "--total-steps N counts environment steps (of language models responses), not updates",
+        "max-steps num-updates num-train-steps stop-iters max-iterations training-iterations",
+    ),
+    "num-train-epochs": "--total-steps N counts responses (demonstrations in SFT): rows times epochs",
+    **_each(
+        "--anneal-learning-rate true lets the step size fall linearly to zero",
+        "schedule lr-schedule lr-scheduler-type lr-decay",
+    ),
+    "warmup-ratio": "--warmup N counts updates",
     "torch-deterministic": "a run is a function of its seed",
-    **dict.fromkeys(("batch-size", "minibatch-size"), _MINIBATCHES),
-    **dict.fromkeys(("gradient-steps", "train-freq"), _UPDATES),
-    **dict.fromkeys(("config-path", "config-name"), "--config FILE takes a run's config.json"),
-    "num-workers": "--num-envs N steps so many environments together; --env-workers N are processes for them",
+    **_each("--config FILE takes a run's config.json", "config-path config-name config-file"),
+    **_each(
+        "--num-envs N steps so many environments together; --env-workers N are processes for them",
+        "num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner",
+    ),
+    "framework": "everything runs on JAX: leave it out",
+    "exp-name": "--out RUN is the run directory",
+    "use-gae": "--gae-lambda L: 1 takes returns without it",
+    "per-device-train-batch-size": "--num-prompts N are prompts of an iteration on all devices together,"
+    " --micro-batch N responses that are learned from at a time",
+    "gradient-accumulation-steps": "--micro-batch N learns from so many responses at a time",
+    **_each(
+        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, rloo), --preference the loss of DPO (sigmoid,"
+        " ipo), --aggregation that of SFT",
+        "loss-type importance-sampling-level",
+    ),
+    "num-iterations": "--num-epochs N learns N times from each response; --total-steps N is the whole run",
+    "epsilon": "--clip-low E --clip-high E bound ratios of language models, --clip-ratio E those of PPO;"
+    " of exploration it is --epsilon-end",
+    **_each(
+        "--dtype bfloat16 of language models, --precision bfloat16 of all others",
+        "bf16 fp16 mixed-precision amp half",
+    ),
+    **_each(
+        "quantised training does not exist here: --dtype bfloat16 and --lora-rank N need less memory",
+        "load-in-4bit load-in-8bit quantization-config",
+    ),
+    **_each("--lora-rank N trains adapters in place of the model", "use-peft peft-config lora"),
+    **_each(
+        "generation is part of the program: --slots N refills rows that have ended",
+        "use-vllm vllm-mode vllm-gpu-memory-utilization",
+    ),
+    **_each(
+        "a reward of your own is the task's: --env mine:task, of task.with_reward([f, g], weights=[1, 0.1])",
+        "reward-funcs reward-weights reward-function reward-fn",
+    ),
+    **_each(
+        "--max-response N bounds responses; a prompt is never cut",
+        "max-length max-seq-length max-prompt-length max-tokens",
+    ),
+    "ref-model": "the reference is the model that training begins with: --model DIR",
+    **_each(
+        "--policy says how a run is laid out over devices, --devices N how many there are",
+        "deepspeed fsdp fsdp-config distributed-backend strategy",
+    ),
 }
 _OURS = {alias: known for known, aliases in ALIASES.items() for alias in aliases}
