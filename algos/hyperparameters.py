@@ -200,6 +200,8 @@ def _suggestion(name: str, value: Any, kind: Any) -> str:
             with contextlib.suppress(ValueError, SyntaxError):
                 read = ast.literal_eval(value)
                 word = read if _fits(read, kind) else None
+            if word is None:
+                return kinds.as_number(value, kind)
     elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         return f": write {name}=algos.Network(*{name})"
     return "" if word is None else f": write {name}={word!r}"

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import instead, ours
 from fdg.errors import FdgError, listed, one_line, unknown_name
-from fdg.kinds import TOO_LARGE, fits, words
+from fdg.kinds import TOO_LARGE, as_number, fits, words
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -231,7 +231,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
 def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
     if not fits(value, kind):
         whole = isinstance(value, float) and value.is_integer() and fits(int(value), kind)
-        fix = f": write {int(value)}" if whole else ""
+        fix = f": write {int(value)}" if whole else as_number(value, kind)
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
         what = listed(dict.fromkeys(words(kind)))

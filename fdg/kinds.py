@@ -4,6 +4,7 @@ import dataclasses
 import math
 import operator
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,6 +109,64 @@ def reader(kind: Any) -> Callable[[str], Any]:
             one(part.strip()) for part in word.strip(around or None).split(",") if part.strip()
         )
     raise TypeError(f"no flag can have a value of type {kind}")
+
+
+def meant(word: str) -> float | None:
+    """The number that a word has, with thousands apart, a suffix or a unit; None if it has none.
+
+    >>> meant("500k"), meant("1,000,000"), meant("64 GB"), meant("10%"), meant("30s"), meant("400 Gbit/s")
+    (500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0)
+    >>> meant("many"), meant("1,2")
+    (None, None)
+    """
+    found = _QUANTITY.fullmatch(word.strip())
+    if found is None:
+        return None
+    digits, unit = re.sub(r"[ ,_'](?=\d{3}(?!\d))", "", found[1]), found[2]
+    scale = _SCALES.get(unit.lower())
+    if scale is None:
+        found = _PREFIXED.fullmatch(unit)
+        if found is None:
+            return None
+        power = "kmgtp".index(found[1].lower()) + 1 if found[1] else 0
+        scale = (1024 if found[2] else 1000) ** power / (8 if found[3] in _BITS else 1)
+    try:
+        return float(digits) * scale
+    except ValueError:
+        return None
+
+
+_QUANTITY = re.compile(r"([-+]?[\d.][\d., _']*(?:[eE][-+]?\d+)?)\s*([a-zA-Zµ%/]*)")
+_PREFIXED = re.compile(r"([kKmMgGtTpP]?)(i?)(B|b|[bB]ytes?|[bB]its?|[bB]ps|FLOPs?|FLOPS|)(?:/s)?")
+_BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")
+_SCALES = {
+    **dict.fromkeys(("s", "sec", "seconds"), 1.0),
+    **dict.fromkeys(("us", "µs"), 1e-6),
+    **dict.fromkeys(("million", "mio"), 1e6),
+    **dict.fromkeys(("b", "bn", "billion"), 1e9),
+    **dict.fromkeys(("min", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hours"), 3600.0),
+    "%": 0.01,
+    "ms": 1e-3,
+    "ns": 1e-9,
+}
+
+
+def as_number(word: Any, kind: Any) -> str:
+    """The number to write in place of a word that means one, where a kind has numbers: `: write 5e5`.
+
+    >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
+    (': write 500_000 or 5e5', ': write 0.1', '', '')
+    """
+    number = meant(word) if isinstance(word, str) else None
+    if number is None or not (mentions(kind, float) or (mentions(kind, int) and number.is_integer())):
+        return ""
+    if not number.is_integer() or abs(number) < 1000:
+        return f": write {number:g}"
+    digits, _, power = f"{number:e}".partition("e")
+    short = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    exact = f"{int(number):_}"
+    return f": write {exact} or {short}" if float(short) == number else f": write {exact}"
 
 
 def _read_int(word: str) -> int:

@@ -13,8 +13,19 @@ from typing import Any, Literal, NoReturn
 
 from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
-from fdg.kinds import annotations_of, dataclass_fields, is_tuple, is_writable, mentions, reader, shown
+from fdg.kinds import (
+    annotations_of,
+    as_number,
+    dataclass_fields,
+    is_tuple,
+    is_writable,
+    mentions,
+    reader,
+    shown,
+)
 from fdg.training.settings import GROUPS, Settings
+
+_ONE = "give one, in 'quotes' if it has blanks; each other one is a run of its own"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Flag:
     default: Any  # `dataclasses.MISSING`: there is none
     help: str  # "(None: ...)" in it says what a default of None means
     words: bool = False  # whether several words make its value, a string
+    several: str = _ONE  # the fix where `{n}` values `{}` are given
 
     @property
     def option(self) -> str:
@@ -44,8 +56,8 @@ def fields_of(cls: type) -> list[Flag]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        words = field.metadata.get("words", False)
-        flags.append(Flag(field.name, kind, default, field.metadata.get("help", ""), words))
+        more = {name: field.metadata[name] for name in ("words", "several") if name in field.metadata}
+        flags.append(Flag(field.name, kind, default, field.metadata.get("help", ""), **more))
     return flags
 
 
@@ -53,13 +65,7 @@ class Words:
     """The words of a command line. Each parser takes those of its flags; what it takes is not read again."""
 
     def __init__(self, argv: Sequence[str]):
-        self._strays: list[str] = []  # behind the value of a flag, or in front of all
-        self._flags: list[list[str]] = []  # each with the words up to the next
-        for word in normalise(argv):
-            if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
-                self._flags.append([word])
-            else:
-                (self._flags[-1] if self._flags else self._strays).append(word)
+        self._strays, self._flags = _by_flag(normalise(argv))
 
     @property
     def options(self) -> dict[str, str]:
@@ -73,7 +79,8 @@ class Words:
         mine = [words for words in self._flags if words[0].partition("=")[0] in known]
         self._flags = [words for words in self._flags if words not in mine]
         given, rest = parser.parse_known_args([word for words in mine for word in words])
-        self._strays += rest
+        if rest:
+            raise parser.stray(rest[0], mine)
         return vars(given)
 
     def drop(self, *options: str) -> bool:
@@ -89,6 +96,16 @@ class Words:
     def left(self) -> list[str]:
         """The words that are left."""
         return [*self._strays, *(word for words in self._flags for word in words)]
+
+
+def _by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+    """The words in front of all flags, and each flag with the words up to the next."""
+    flags: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
+            flags.append([])
+        flags[-1].append(word)
+    return flags[0], flags[1:]
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -127,11 +144,28 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             raise _unknown_flag(unknown[0].partition("=")[0], self.options())
         if rest:
-            name, equals, value = rest[0].partition("=")
-            meant = f"--{name.replace('_', '-')}"
-            fix = f"write {meant} {value}" if equals and meant in self.options() else "write --NAME VALUE"
-            raise FdgError(f"'{rest[0]}' belongs to no flag: {fix} (--help lists them all)")
+            raise self.stray(rest[0], _by_flag(words)[1])
         return vars(known)
+
+    def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
+        """The error for a word that is no value of a flag, one too many of a flag's or apart from all.
+
+        Args:
+          word: which.
+          flags: each with the words behind it.
+        """
+        actions = {option: action for action in self._actions for option in action.option_strings}
+        for option, *values in flags:
+            name, equals, value = option.partition("=")
+            action, values = actions.get(name), [value] * bool(equals) + values
+            if action is None or action.nargs == "+" or len(values) < 2 or word not in values:
+                continue
+            fix = self._registry_get("several", name, _ONE).format(",".join(values), n=len(values))
+            return FdgError(f"{name} takes one value, not {len(values)} ('{' '.join(values):.100}'): {fix}")
+        name, equals, value = word.partition("=")
+        meant = f"--{name.replace('_', '-')}"
+        fix = f"write {meant} {value}" if equals and meant in self.options() else "write --NAME VALUE"
+        return FdgError(f"'{word}' belongs to no flag: {fix} (--help lists them all)")
 
     def options(self) -> dict[str, str]:
         """The flag's name by every way in which it may be written: `--seed`, `--random-seed`, ..."""
@@ -211,14 +245,18 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         )
     else:
         parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
+    parser.register("several", option, flag.several)
 
 
 def _fix(flag: Flag, word: str) -> str:
     """What to write in place of a word that a flag cannot have, where its kind says so."""
+    if fix := as_number(word, flag.kind):
+        return fix
     if is_tuple(flag.kind):
         return f": write {flag.option} 64 64"
-    if mentions(flag.kind, float) and "," in word:
-        return f": give one; --sweep {flag.name}={word:.200} tries several"
+    several = [part for part in word.strip("[]()").split(",") if part.strip()]
+    if len(several) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
+        return f": {flag.several.format(','.join(several), n=len(several))}"
     return ""
 
 
@@ -235,6 +273,12 @@ class _Tuple(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         parts = [part for part in values if part is not None]
         setattr(namespace, self.dest, sum(parts, ()) if parts else None)
+
+
+def _searched(flag: Flag) -> Flag:
+    """A hyperparameter, several values of which are a sweep or a search."""
+    how = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
+    return dataclasses.replace(flag, several=f"give one; {how} {flag.name}={{}} tries several")
 
 
 def _metavar(kind: Any) -> str:
@@ -283,7 +327,7 @@ class JobFlags:
         taken |= {"measure"} if is_auto else set()
         placing = [flag for flag in fields_of(policy) if flag.name not in taken]
         taken |= {flag.name for flag in placing}
-        own = [flag for flag in fields_of(algorithm) if flag.name not in taken]
+        own = [_searched(flag) for flag in fields_of(algorithm) if flag.name not in taken]
         return cls(placing, own, all(flag.name != "total_steps" for flag in own))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":

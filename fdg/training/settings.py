@@ -30,8 +30,8 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
       description: a phrase; "(None: ...)" in it says what a default of None means.
       rules: `least` and `most` of a number; `free=True` where a resumed run may change it, for it decides how
         the run is carried out or how long it is, not what it computes; `kept=False` where `config.json` does
-        not have it; `words=True` where several words make its value; `flag`, what of it a command line can
-        say, if that is not its annotation (False: nothing).
+        not have it; `words=True` where several words make its value; `several`, the fix where `{n}` values
+        `{}` are given; `flag`, what of it a command line can say, if not its annotation (False: nothing).
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
@@ -95,7 +95,13 @@ class Settings:
         least=1,
         free=True,
     )
-    seed: int = setting(0, "of all random numbers", least=0, most=_SEEDS - 1)
+    seed: int = setting(
+        0,
+        "of all random numbers",
+        least=0,
+        most=_SEEDS - 1,
+        several="--num-seeds {n} trains {n} agents in one program, of seeds SEED, SEED+1, ...",
+    )
     num_seeds: int | None = setting(
         None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)", least=1, most=MOST_AGENTS
     )
