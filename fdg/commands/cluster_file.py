@@ -15,25 +15,35 @@ platform = "gpu"
 memory = 1.5e12
 """
 
+import functools
 import tomllib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from fdg.arguments import quoted
 from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.machine import FIX, calibrated
-from fdg.errors import FdgError, unknown_name
+from fdg.errors import FdgError, FdgWarning, unknown_name
+from fdg.kinds import as_number, meant
 
 HERE = "this machine"
+# By key: the field of a `Cluster`, what the number is, and an example.
 _NUMBERS = {
-    "price": "price",
-    "straggling": "straggling",
-    "failures_per_device_hour": "failures",
-    "restart_seconds": "restart",
-    "storage_bytes_per_second": "storage",
+    "price": ("price", "of a device for an hour, in any money", 2.5),
+    "straggling": ("straggling", "relative standard deviation of a device's time for the same work", 0.02),
+    "failures_per_device_hour": ("failures", "failures of a device in an hour", 2e-6),
+    "restart_seconds": ("restart", "s from a failure to where the last checkpoint is loaded", 300),
+    "storage_bytes_per_second": ("storage", "B/s to where checkpoints go, of all hosts together", 1e9),
+}
+_LINK = {
+    "latency": ("s until the first byte is there, a message", 6e-7),
+    "bandwidth": ("B/s one way, of a device within a host or of a host between hosts", 3.8e11),
+    "call": ("s that a collective takes besides its messages", 6.6e-6),
 }
 _WHOLE = ("hosts", "devices_per_host", "cores")
 _KNOWN = (*_WHOLE, *_NUMBERS, "kind", "inside", "between", "kinds", "links", "devices")
@@ -73,7 +83,9 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
             raise FdgError(f"'{name}' is missing: give {name} = {'8' if name == 'hosts' else repr('H100')}")
     whole = {name: _whole(name, content[name]) for name in (*_WHOLE, "devices") if name in content}
     numbers: dict[str, Any] = {
-        field: _number(name, content[name]) for name, field in _NUMBERS.items() if name in content
+        field: _number(name, content[name], *what)
+        for name, (field, *what) in _NUMBERS.items()
+        if name in content
     }
     own, links = _tables(content, "kinds"), _tables(content, "links")
     if not isinstance(content["kind"], str):
@@ -113,14 +125,44 @@ def _source(kind: DeviceKind) -> str:
 
 def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise FdgError(f"{name} = {value!r}: give a whole number of at least 1")
+        fix = as_number(str(value), int)
+        raise FdgError(f"{name} = {quoted(value)}: give a whole number of at least 1{fix}")
     return value
 
 
-def _number(name: str, value: Any) -> float:
+def _number(
+    name: str, value: Any, what: str, example: float, odd: Callable[[float], str] | None = None
+) -> float:
+    """A number of the file.
+
+    Args:
+      name: its key.
+      value: in the file.
+      what: it is, and in which unit.
+      example: such a number.
+      odd: what looks wrong about one; empty where nothing does.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise FdgError(f"{name} = {value!r}: give a number of at least 0")
+        number = meant(value) if isinstance(value, str) else None
+        fix = (odd(number) if odd and number else "") or as_number(value, float) or f", such as {example:.3g}"
+        raise FdgError(f"{name} = {quoted(value)}: give a number of at least 0, {what}{fix}")
+    if odd and value and (doubt := odd(value)):
+        warnings.warn(f"{name} = {value:g} is {what}{doubt}", FdgWarning, stacklevel=2)
     return float(value)
+
+
+def _odd_rate(name: str, known: Mapping[str, Sequence[float]], value: float) -> str:
+    """What looks wrong about a rate, beside those that are known of each name: another one's, or its unit."""
+
+    def within(other: str, by: float) -> bool:
+        return bool(known[other]) and min(known[other]) / by <= value <= max(known[other]) * by
+
+    other = {"memory": "memory_bytes", "memory_bytes": "memory"}.get(name)
+    if other and within(other, 1) and not within(name, 1):
+        return f": it looks like {other} = {value:g}, which is {RATES[other]}"
+    if known[name] and not within(name, 1000):
+        return f": published ones are from {min(known[name]):.2g} to {max(known[name]):.2g}"
+    return ""
 
 
 def _kind(
@@ -145,10 +187,16 @@ def _kind(
         for rate in given:
             if rate not in RATES:
                 raise unknown_name(f"rate of [kinds.{name}]", rate, RATES)
-        figures = {
-            rate: Figure(_number(rate, value), 0.0, "given in the cluster's file")
-            for rate, value in given.items()
+        known = {
+            rate: [k.figures[rate].value for k in published.KINDS.values() if rate in k.figures]
+            for rate in RATES
         }
+        figures = {}
+        for rate, value in given.items():
+            example = published.kind("H100").rate(rate)
+            odd = None if platform == "cpu" else functools.partial(_odd_rate, rate, known)
+            number = _number(f"[kinds.{name}] {rate}", value, RATES[rate], example, odd)
+            figures[rate] = Figure(number, 0.0, "given in the cluster's file")
         return DeviceKind(name, platform, {**base, **figures}), usual, None
     if name == HERE:
         device = jax.local_devices()[0]
@@ -170,17 +218,22 @@ def _link(word: str, name: Any, own: Mapping[str, Mapping[str, Any]], usual: Lin
         return usual
     if isinstance(name, str) and name in own:
         given = own[name]
-        wrong = next((key for key in given if key not in ("latency", "bandwidth", "call")), None)
+        wrong = next((key for key in given if key not in _LINK), None)
         if wrong is not None:
-            raise unknown_name(f"setting of [links.'{name}']", wrong, ("latency", "bandwidth", "call"))
+            raise unknown_name(f"setting of [links.'{name}']", wrong, _LINK)
         missing = next((key for key in ("latency", "bandwidth") if key not in given), None)
         if missing is not None:
-            raise FdgError(
-                f"[links.'{name}'] needs {missing}, in"
-                f" {'seconds' if missing == 'latency' else 'bytes a second'}"
-            )
+            what, example = _LINK[missing]
+            raise FdgError(f"[links.'{name}'] needs {missing}, {what}, such as {example:g}")
+        known = {key: [getattr(link, key).value for link in published.LINKS.values()] for key in _LINK}
         figures = {
-            key: Figure(_number(key, value), 0.0, "given in the cluster's file")
+            key: Figure(
+                _number(
+                    f"[links.'{name}'] {key}", value, *_LINK[key], functools.partial(_odd_rate, key, known)
+                ),
+                0.0,
+                "given in the cluster's file",
+            )
             for key, value in given.items()
         }
         return Link(str(name), **figures)

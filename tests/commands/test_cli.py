@@ -56,7 +56,7 @@ ERRORS = {
     "--algo sft --train_dataset chat.jsonl": "a file of data is the environment: --env text:file?path=FILE",
     "--env mazes.py": "unknown environment 'mazes.py': one of your own is written mazes:NAME",
     "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': one of your own is written algos.ppo:NAME",
-    "--algo rainbow": "unknown algorithm 'rainbow' (known: a2c, a3c, ",
+    "--algo sunset": "unknown algorithm 'sunset' (known: a2c, a3c, ",
     # values of the wrong type
     "--learning-rate fast": "--learning-rate: 'fast' is not a number",
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
