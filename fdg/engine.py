@@ -13,7 +13,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
-from fdg.errors import FdgError, FdgWarning, host_errors
+from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
 from fdg.garbage import looked_for_seldom
 from fdg.lowering import host_calls
 from fdg.lowering.programs import split_as_seen_fit
@@ -44,6 +44,16 @@ class Engine:
       devices: the devices given, idle ones included.
       state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: what to restore to.
     """
+
+    step = Elsewhere("state, metrics = engine.run(state, iterations=1)")
+    learn = Elsewhere("state, metrics = engine.run(engine.init(seed=0), iterations=N)")
+    train = Elsewhere("state, metrics = engine.run(engine.init(seed=0), iterations=N)")
+    fit = Elsewhere("state, metrics = engine.run(engine.init(seed=0), iterations=N)")
+    evaluate = Elsewhere(
+        "engine.algorithm.evaluate(engine.algorithm_state(state), jax.random.key(0), episodes=N)"
+    )
+    predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
+    save = Elsewhere("fdg.fit(algorithm, total_steps=N, out=RUN), which saves the run there")
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)

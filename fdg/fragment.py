@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from fdg import jaxprs
+from fdg.aliases import METHODS
 from fdg.arguments import checked
 from fdg.errors import GraphError
 
@@ -182,13 +183,17 @@ class FragmentFunction:
             if not part or ":" in part:
                 raise GraphError(f"fragment role and name are words without ':', not {part!r}")
 
+        signature = inspect.signature(function)
+
         def body(bound, numbers, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
-                raise GraphError(
-                    f"fragment '{self.mark.name}' ({role}): in_axes={in_axes} names {len(axes)} arguments "
-                    f"but it was called with {len(args)}: give one axis (or None) for each"
-                )
+                what = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
+                raise self._refused(what, args, "give one axis (or None) for each")
+            try:
+                signature.bind(*bound, *args, **kwargs)
+            except TypeError as error:
+                raise self._refused(str(error), args, f"it takes {signature}") from None
             args, sizes = _at_boundary(self.mark, "in", axes, args)
             kwargs, more = _at_boundary(self.mark, "in", 0, kwargs)  # as in jax.vmap
             numbers, _ = _at_boundary(self.mark, "in", None, numbers)
@@ -223,6 +228,13 @@ class FragmentFunction:
                 f"which does not hash: {_why_unhashable(instance)}"
             ) from None
         return self._call((instance,), numbers, args, kwargs)
+
+    def _refused(self, what: str, args: Sequence[Any], fix: str) -> GraphError:
+        """The error of a call, which may be meant for a method of another library's."""
+        theirs = METHODS.get(self.mark.name, "") if len(args) < 2 else ""
+        return GraphError(
+            f"fragment '{self.mark.name}' ({self.mark.role}): {what}: {fix}{theirs and f'; {theirs}'}"
+        )
 
     def __repr__(self) -> str:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"

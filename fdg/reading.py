@@ -17,10 +17,15 @@ from fdg.errors import FdgError, one_line
 JSON_BYTES = 8 << 20
 """The largest JSON file that is read, unless the caller says otherwise."""
 
+
 _DEPTH = 64  # of objects and arrays in each other
 _LARGEST = 2**63  # an integer is smaller: what int64 holds
 _LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class EncodingError(FdgError):
+    """Text that is not UTF-8."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -161,10 +166,33 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
 
 
 def _decoded(content: bytes, where: object) -> str:
+    check_encoding(content, where)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FdgError(f"{where}: is no UTF-8: byte {error.start} is {content[error.start]:#04x}") from None
+        wrong = f"byte {error.start} is {content[error.start]:#04x}"
+        raise EncodingError(f"{where}: is no UTF-8: {wrong}: save it as UTF-8") from None
+
+
+def check_encoding(content: bytes, where: object) -> None:
+    """Refuses text in UTF-16 or UTF-32, by its first characters.
+
+    Raises:
+      EncodingError: it is.
+
+    >>> check_encoding("{}".encode("utf-16"), "data.jsonl")
+    Traceback (most recent call last):
+    fdg.reading.EncodingError: data.jsonl: is UTF-16 and not UTF-8: save it as UTF-8
+    """
+    for name, begins in _OTHERS.items():
+        if begins.match(content):
+            raise EncodingError(f"{where}: is {name} and not UTF-8: save it as UTF-8")
+
+
+_OTHERS = {
+    "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[!-~]|[!-~]\0\0\0"),
+    "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[!-~]\0[ -~]|[!-~]\0[ -~]\0"),
+}
 
 
 def _depth(found: Any) -> int:

@@ -19,7 +19,9 @@ class HasPresets:
 
     default_env: ClassVar[str] = "CartPole-v1"
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
+    fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
+    save = Elsewhere("fdg.fit(algorithm, total_steps=N, out=RUN), which saves the run there")
     load = Elsewhere("fdg.load(RUN)")
 
     def __new__(cls, *args: Any, **given: Any) -> Any:

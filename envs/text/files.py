@@ -7,7 +7,7 @@ import os
 from typing import Any, NamedTuple
 
 from fdg.errors import FdgError, one_line
-from fdg.reading import json_object, read_bytes, read_text
+from fdg.reading import EncodingError, check_encoding, json_object, read_bytes, read_text
 
 _BYTES = 1 << 30  # of a file, at most
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -37,6 +37,7 @@ def read(path: str) -> list[Record]:
             f"{path}: Parquet is not read: convert it,"
             f" pandas.read_parquet({path!r}).to_json('data.jsonl', orient='records', lines=True)"
         )
+    check_encoding(content, path)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         return _of_list(path, content)
     # Not `splitlines`, which also splits where texts of other languages have separators of their own.
@@ -49,6 +50,8 @@ def read(path: str) -> list[Record]:
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
         return json_object(line, where)
+    except EncodingError:
+        raise
     except FdgError as error:
         raise FdgError(f'{error}: write one object a line, {{"prompt": "1+1=", "answer": "2"}}') from None
 
@@ -68,6 +71,9 @@ def _of_csv(path: str, separator: str) -> list[Record]:
     records: list[Record] = []
     try:
         names = next(rows, [])
+        other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            raise FdgError(f"{path}, line 1: columns are separated by {other!r}: use {separator!r}")
         if len(set(names)) < len(names):
             twice = next(name for i, name in enumerate(names) if name in names[:i])
             raise FdgError(f"{path}, line 1: column {twice!r} is there twice: rename one")

@@ -1,6 +1,7 @@
 """What a distribution policy is: a small value that says which group of devices each role lives on."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -205,8 +206,10 @@ def check_policy(policy: Any) -> None:
         )
     if not callable(getattr(policy, "place", None)):
         by_name = "; give total_steps, say, by name" if isinstance(policy, int | float) else ""
+        if callable(getattr(policy, "iterate", None)):
+            raise PlanError(f"{quoted(policy)} is an algorithm in the place of the policy: exchange the two")
         raise PlanError(
-            f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
+            f"{quoted(policy)} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
             f"{by_name}"
         )
     check_takes(policy.place, ("devices",), f"{type(policy).__name__}.place")
@@ -245,13 +248,17 @@ def checked_devices(devices: Any) -> list[Any]:
                 " makes more, if it is called before JAX starts"
             )
         return there[:devices]
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
-        raise PlanError(f"devices={devices!r}: give a list of devices, such as jax.devices()")
+    if isinstance(devices, str | bytes | os.PathLike) or not isinstance(devices, Iterable):
+        is_file = isinstance(devices, str | os.PathLike) and os.path.splitext(devices)[1]
+        file = "; a cluster's file is one of fdg plan --cluster FILE" if is_file else ""
+        raise PlanError(
+            f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){file}"
+        )
     found = list(devices)
     for position, device in enumerate(found):
         if not hasattr(device, "platform"):
             raise PlanError(
-                f"devices[{position}] is {device!r}, and no device: give a list such as jax.devices()[:2]"
+                f"devices[{position}] is {quoted(device)}, and no device: give a list such as jax.devices()[:2]"
             )
         earlier = [i for i in range(position) if found[i] is device]
         if earlier:

@@ -7,7 +7,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, quoted
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import fragment
 from fdg.jax_internals import check_settings
@@ -111,6 +111,10 @@ def checked_name(algorithm: Any) -> str:
         )
     name = type(algorithm).__name__
     for method in ("init", "iterate"):
+        if callable(getattr(algorithm, "place", None)):
+            raise GraphError(
+                f"{quoted(algorithm)} is a policy in the place of the algorithm: exchange the two"
+            )
         if not callable(getattr(algorithm, method, None)):
             raise GraphError(
                 f"{name} has no method {method}: an algorithm has init(key) -> state and "

@@ -44,6 +44,10 @@ _ARRAYS, _MANIFEST = "arrays", "manifest.json"
 _MANIFEST_BYTES = 64 << 20
 
 
+class OtherStateError(FdgError):
+    """A checkpoint that is of another state than the one to restore."""
+
+
 class Checkpoints:
     """The checkpoints of one run, one directory an iteration.
 
@@ -216,7 +220,8 @@ class Checkpoints:
             devices may be others than those that the checkpoint was written on.
 
         Raises:
-          FdgError: the checkpoint is damaged, or holds the state of something else.
+          OtherStateError: the checkpoint holds the state of something else.
+          FdgError: it is damaged.
         """
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
         expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
@@ -232,7 +237,7 @@ class Checkpoints:
         differing = [name for name in sorted(found | expected) if found.get(name) != expected.get(name)]
         if differing:
             name = differing[0]
-            raise FdgError(
+            raise OtherStateError(
                 f"checkpoint {where.parent} is of another state: '{name}' is {_text(found.get(name))} there"
                 f" and {_text(expected.get(name))} here"
             )

@@ -7,14 +7,16 @@ from typing import Any
 import jax
 
 import fdg
+from algos.hyperparameters import OF_NETWORK
 from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.tracing.trace import checked_name
-from fdg.training.checkpoint import Checkpoints
-from fdg.training.description import rebuild, rebuild_policy
+from fdg.training.checkpoint import Checkpoints, OtherStateError
+from fdg.training.description import describe, rebuild, rebuild_policy
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
 from fdg.training.said import Said
+from fdg.training.settings import changes
 from fdg.training.sweep import Sweep, agent_count, swept
 
 
@@ -57,8 +59,9 @@ def load_as_said(
     trust: bool = False,
 ) -> Run:
     """As `load`, for a caller who names some of what the run's configuration does: see `Said`."""
-    if algorithm is not None:
-        checked_name(algorithm)
+    given = algorithm
+    if given is not None:
+        checked_name(given)
     path = Path(path)
     config = read_config(path, prefix="")
     said = Said(path / "config.json", named, trust)
@@ -88,6 +91,10 @@ def load_as_said(
     )
     try:
         state = checkpoints.restore(iteration, target)
+    except OtherStateError:
+        if given is not None:
+            _check_same(given, config, path)
+        raise
     finally:
         checkpoints.close()
     return Run(
@@ -100,6 +107,19 @@ def load_as_said(
         agents=agents,
         finished=read_summary(path) is not None,
     )
+
+
+def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
+    """Refuses an algorithm that has other hyperparameters than a run; those of its network come first."""
+    described = describe(algorithm, None)
+    now = {name: described[name] for name in ("algo", "env", "hyperparameters")}
+    different = sorted(changes(config, now).items(), key=lambda item: item[0] not in OF_NETWORK)
+    if different:
+        name, (old, new) = different[0]
+        raise FdgError(
+            f"algorithm has {name}={new!r}, which contradicts the {old!r} of the run in {path}: leave algorithm"
+            " out, or give that of the run"
+        )
 
 
 def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:

@@ -37,7 +37,11 @@ class Run:
     """
 
     predict = Elsewhere("run.policy(observation)")
+    act = Elsewhere("run.policy(observation)")
     learn = Elsewhere("fdg.fit(run.algorithm, total_steps=N, out=run.path, resume=True)")
+    train = Elsewhere("fdg.fit(run.algorithm, total_steps=N, out=run.path, resume=True)")
+    fit = Elsewhere("fdg.fit(run.algorithm, total_steps=N, out=run.path, resume=True)")
+    load = Elsewhere("fdg.load(path)")
     save = Elsewhere(
         "fdg.load(run.path), for runs are saved as they train, or run.export(path) for the policy"
     )
