@@ -30,7 +30,7 @@ from algos.vdn import VDN
 from envs import Environment, check_spec
 from fdg import aliases
 from fdg.arguments import checked
-from fdg.errors import UnknownNameError, unknown_name
+from fdg.errors import NoAttributeError, UnknownNameError, unknown_name
 
 __all__ = [
     "A2C",
@@ -96,6 +96,12 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     """
     known = {"environments": _ALGORITHMS, "text": _OF_TEXT, None: {**_ALGORITHMS, **_OF_TEXT}}
     return tuple(known[of])
+
+
+def __getattr__(name: str) -> Any:
+    if meant := aliases.variant(name):
+        raise NoAttributeError(f"algos has no {name}: {meant}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get(name: str) -> Any:

@@ -15,6 +15,7 @@ from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, listed
 
 # Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
@@ -80,6 +81,7 @@ class Agent(HasPresets, Precise):
         """How it acts with what `state` has learned."""
         raise NotImplementedError
 
+    @checked_names
     def evaluate(self, state: Any, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
         """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`.
 

@@ -1,6 +1,7 @@
 """Arguments of public functions against their annotations: which one is of a wrong type, and what to give."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
@@ -10,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import instead, ours
-from fdg.errors import FdgError, listed, one_line, unknown_name
-from fdg.kinds import TOO_LARGE, as_number, fits, words
+from fdg.errors import FdgError, FrozenError, listed, one_line, unknown_name
+from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, fits, words
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -62,6 +63,43 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
             raise
 
     return call
+
+
+def explain_frozen(cls: type, word: str) -> None:
+    """Makes an assignment to a frozen dataclass an `FdgError` that says what to write; all else as it is.
+
+    Args:
+      cls: the dataclass; its own assignments are refused by the same rules.
+      word: for a value of it, in the message.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Mine:
+    ...     rate: float = 0.1
+    >>> explain_frozen(Mine, "algorithm")
+    >>> Mine().rate = 0.5
+    Traceback (most recent call last):
+    fdg.errors.FrozenError: Mine does not change: write algorithm = dataclasses.replace(algorithm, rate=0.5)
+    """
+    original = cls.__dict__.get("__setattr__")
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def assign(self: Any, name: str, value: Any) -> None:
+        try:
+            original(self, name, value)
+        except dataclasses.FrozenInstanceError:
+            names = [field.name for field in dataclass_fields(self) if field.init]
+            if name not in names:
+                raise FrozenError(
+                    str(unknown_name(f"field of {type(self).__name__}", name, names, f"help({cls.__name__})"))
+                ) from None
+            raise FrozenError(
+                f"{type(self).__name__} does not change: write {word} = dataclasses.replace({word},"
+                f" {name}={quoted(value)})"
+            ) from None
+
+    cls.__setattr__ = assign  # type: ignore[assignment, method-assign]
 
 
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
@@ -171,7 +209,7 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> check_arguments(play, {"episodes": "3"})
     Traceback (most recent call last):
-    fdg.errors.FdgError: play(episodes='3'): give an integer
+    fdg.errors.FdgError: play(episodes='3'): give an integer: write 3
     >>> check_arguments(play, {"episodes": 3e1})
     Traceback (most recent call last):
     fdg.errors.FdgError: play(episodes=30.0): give an integer: write 30

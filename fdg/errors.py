@@ -1,6 +1,7 @@
 """Errors that a user can act on: what was wrong, where, the values, and the fix, on one line."""
 
 import contextlib
+import dataclasses
 import difflib
 import logging
 import os
@@ -15,6 +16,7 @@ from fdg import aliases
 
 _LONGEST = 1000  # characters of an error
 OURS = ("fdg", "envs", "algos", "policies")  # our packages
+_LONGEST_VALUE = 200  # characters in the brackets of a value
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -23,10 +25,31 @@ def shortened(message: str) -> str:
 
     >>> len(shortened("x" * 5000))
     1005
+    >>> shortened(f"PPO(a={list(range(9))}, b={list(range(100))}) is no policy")
+    'PPO(a=[0, 1, 2, 3, 4, 5, 6, 7, 8]...4, 95, 96, 97, 98, 99]) is no policy'
     """
+    if len(message) > 10 * _LONGEST:
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    parts, at = [], 0
+    for found in re.finditer(r"(?<=\w)[(\[]", message):  # of the repr of a value
+        start, end = found.start(), _closing(message, found.start())
+        if start >= at and end - start > _LONGEST_VALUE:
+            parts += [message[at : start + 30], "..."]
+            at = end - 26
+    message = "".join(parts) + message[at:]
     if len(message) <= _LONGEST:
         return message
     return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+
+
+def _closing(text: str, start: int) -> int:
+    """Where a bracket is closed that opens at `start`; there, if it is not."""
+    depth = 0
+    for end in range(start, len(text)):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        if depth == 0:
+            return end
+    return start
 
 
 def printable(message: str) -> str:
@@ -55,6 +78,10 @@ class NoAttributeError(FdgError, AttributeError):
 
 class NotIterableError(FdgError, TypeError):
     """A value that is taken apart, and is one."""
+
+
+class FrozenError(FdgError, dataclasses.FrozenInstanceError):
+    """An assignment to a field of a value that does not change."""
 
 
 class Elsewhere:

@@ -33,6 +33,18 @@ def check_own(path: Path, is_folder: bool = False) -> None:
         raise OSError(errno.EINVAL, f"it is no {wanted}: remove it", str(path))
 
 
+def refusal(there: Path) -> OSError | None:
+    """Why nothing can be written to a folder or file that is there, with the fix; None if something can.
+
+    >>> refusal(Path("."))
+    """
+    if os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+        return None
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}: give another path")
+    return OSError(errno.EACCES, f"no permission to write in {there}: make it writable, or give another path")
+
+
 def make_folder(path: Path) -> Path:
     """Makes a folder in a folder that is there, unless it is there too; gives it back.
 

@@ -231,10 +231,10 @@ class FragmentFunction:
 
     def _refused(self, what: str, args: Sequence[Any], fix: str) -> GraphError:
         """The error of a call, which may be meant for a method of another library's."""
-        theirs = METHODS.get(self.mark.name, "") if len(args) < 2 else ""
-        return GraphError(
-            f"fragment '{self.mark.name}' ({self.mark.role}): {what}: {fix}{theirs and f'; {theirs}'}"
-        )
+        theirs = METHODS.get(self.mark.name) if len(args) < 2 else None
+        if theirs is not None:
+            fix = f"{fix}; {theirs}" if args else theirs
+        return GraphError(f"fragment '{self.mark.name}' ({self.mark.role}): {what}: {fix}")
 
     def __repr__(self) -> str:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"

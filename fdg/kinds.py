@@ -81,7 +81,7 @@ def words(kind: Any, names: Mapping[str, str] | None = None) -> list[str]:
         inner = words(arguments[0])[0].partition(" ")[2] if arguments else "values"
         plural = inner if inner.endswith("s") else f"{inner}s"
         return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
-    name = getattr(cls, "__name__", str(cls))
+    name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
     return [(names or {}).get(name) or f"a{'n' if name[0] in 'AEIOU' else ''} {name}"]
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from fdg.aliases import not_a_policy
+from fdg.arguments import explain_frozen
 from fdg.errors import FdgError, unknown_name
 from policies.auto import Auto, auto
 from policies.central import Central
@@ -50,6 +51,9 @@ _POLICIES = (
 def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
+
+for _policy in (*_POLICIES, Auto):
+    explain_frozen(_policy, "policy")
 
 _BY_NAME = {_snake_case(policy.__name__): policy for policy in _POLICIES}
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from algos import presets
 from algos.presets import sizes
-from fdg.arguments import check_call
+from fdg.arguments import check_call, explain_frozen
 from fdg.errors import Elsewhere, FdgError
 
 
@@ -23,6 +23,9 @@ class HasPresets:
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
     save = Elsewhere("fdg.fit(algorithm, total_steps=N, out=RUN), which saves the run there")
     load = Elsewhere("fdg.load(RUN)")
+    export: ClassVar[Any] = Elsewhere(
+        "run.export(path), of the run that fdg.fit(algorithm, total_steps=N) returns"
+    )
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is, and fields that are missing."""
@@ -30,6 +33,7 @@ class HasPresets:
         check_call(cls, args, {"env": None, **given} if missing else given, "hyperparameter")
         if missing:
             raise FdgError(f"{cls.__name__}: env is missing: give env=envs.make({cls.default_env!r})")
+        explain_frozen(cls, "algorithm")
         return super().__new__(cls)
 
     def __reduce__(self) -> Any:

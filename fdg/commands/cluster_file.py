@@ -33,14 +33,14 @@ from fdg.kinds import as_number, meant
 
 HERE = "this machine"
 # By key: the field of a `Cluster`, what the number is, and an example.
-_NUMBERS = {
+_NUMBERS: Mapping[str, tuple[str, str, float]] = {
     "price": ("price", "of a device for an hour, in any money", 2.5),
     "straggling": ("straggling", "relative standard deviation of a device's time for the same work", 0.02),
     "failures_per_device_hour": ("failures", "failures of a device in an hour", 2e-6),
     "restart_seconds": ("restart", "s from a failure to where the last checkpoint is loaded", 300),
     "storage_bytes_per_second": ("storage", "B/s to where checkpoints go, of all hosts together", 1e9),
 }
-_LINK = {
+_LINK: Mapping[str, tuple[str, float]] = {
     "latency": ("s until the first byte is there, a message", 6e-7),
     "bandwidth": ("B/s one way, of a device within a host or of a host between hosts", 3.8e11),
     "call": ("s that a collective takes besides its messages", 6.6e-6),
@@ -83,8 +83,8 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
             raise FdgError(f"'{name}' is missing: give {name} = {'8' if name == 'hosts' else repr('H100')}")
     whole = {name: _whole(name, content[name]) for name in (*_WHOLE, "devices") if name in content}
     numbers: dict[str, Any] = {
-        field: _number(name, content[name], *what)
-        for name, (field, *what) in _NUMBERS.items()
+        field: _number(name, content[name], what, example)
+        for name, (field, what, example) in _NUMBERS.items()
         if name in content
     }
     own, links = _tables(content, "kinds"), _tables(content, "links")

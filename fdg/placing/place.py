@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from fdg import jaxprs
+from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import WithoutRule, predict
 from fdg.batch.lengths import alike, lengths_of
@@ -55,6 +56,7 @@ _DELAYED: Recall[tuple[FDG, Delay]] = Recall(most=16)
 _EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Recall(most=256)
 
 
+@checked_names
 def place(
     algorithm: Any, policy: Policy, devices: int | Sequence[Any] | None = None, num_seeds: int | None = None
 ) -> Plan:

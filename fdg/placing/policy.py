@@ -258,7 +258,8 @@ def checked_devices(devices: Any) -> list[Any]:
     for position, device in enumerate(found):
         if not hasattr(device, "platform"):
             raise PlanError(
-                f"devices[{position}] is {quoted(device)}, and no device: give a list such as jax.devices()[:2]"
+                f"devices[{position}] is {quoted(device)}, and no device:"
+                " give a list such as jax.devices()[:2]"
             )
         earlier = [i for i in range(position) if found[i] is device]
         if earlier:

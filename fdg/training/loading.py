@@ -117,9 +117,9 @@ def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
     if different:
         name, (old, new) = different[0]
         raise FdgError(
-            f"algorithm has {name}={new!r}, which contradicts the {old!r} of the run in {path}: leave algorithm"
-            " out, or give that of the run"
-        )
+            f"algorithm: {name}={new!r} contradicts the {old!r} of the run in {path}: leave algorithm out, or"
+            " give that of the run"
+        ) from None
 
 
 def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:

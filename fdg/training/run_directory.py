@@ -297,8 +297,8 @@ def check_free(path: Path) -> None:
         )
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise FdgError(f"--out {path} cannot be written to: no permission to write in {existing}")
+    if refused := files.refusal(existing):
+        raise FdgError(f"--out {path} cannot be written to: {refused.strerror}")
 
 
 def check_spelled(path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fdg.errors import FdgError
-from fdg.files import check_own
+from fdg.files import check_own, refusal
 
 
 @contextlib.contextmanager
@@ -48,8 +48,8 @@ def check_writable(path: Path) -> None:
                 raise OSError(errno.EINVAL, "it is no regular file")
         elif not there.is_dir():
             raise OSError(errno.ENOTDIR, f"{there} is no folder")
-        if not os.access(there, os.W_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        if error := refusal(there):
+            raise error
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise _refused(path, error) from None
 
