@@ -1,21 +1,384 @@
-"""Search methods on co-design at equal evaluations; each cell (problem, method) is a JSON file, and kept.
+"""Search methods on co-design at equal evaluations; a cell (problem, method) is a JSON file, which is kept.
 
-python -m bench.codesign_study                  # runs what is missing in runs/codesign-study
-python -m bench.codesign_study --only small     # cells whose name matches this expression
+python -m bench.codesign_study                      # runs what is missing in runs/codesign-study
+python -m bench.codesign_study --only 'small.*ppo'  # cells whose name has this, a regular expression
+python -m bench.codesign_study --show               # tables of what is there; --plot FILE.png, a picture
+
+Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 less what
+exceeds them: the order of constrained domination.
 """
 
+import argparse
 import dataclasses
+import functools
+import json
+import re
+import time
+from pathlib import Path
 
-from envs.codesign import exhaustive, reading
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algos
+from envs.codesign import accuracy, exhaustive, problem, reading
+from envs.codesign.environment import CoDesign
+from envs.codesign.searching import WithBest
+from fdg.training import statistics
 
 SEEDS, TUNING = range(20), range(500, 520)  # reported; settings are chosen on these alone
-EVALUATIONS, BUDGETS = 5_000, (500, 2_000, 5_000)
+EVALUATIONS, BUDGETS, AT_ONCE = 5_000, (500, 2_000, 5_000), 50
 LEVELS = {"tight": 0.08, "medium": 0.15, "loose": 0.30}
+WITHIN = 0.005  # of the optimum's score
+PICTURE = Path("docs/images/codesign/search.png")
 
 
+@functools.cache
 def small(level):
     """W1's tasks on 90 chips, 5,898,240 designs; specs are quantiles of 100,000 random designs."""
     w1 = reading.get("w1")
     chips = dataclasses.replace(w1.chips, pes=(0, 128, 256), noc_bytes_per_cycle=(16, 32), buffer_kb=(16,))
     w1 = dataclasses.replace(w1, chips=chips, levels=(), name="small")
     return dataclasses.replace(w1, specs=exhaustive.specs_at(w1, LEVELS[level]))
+
+
+def problem_of(name, level):
+    return small(level) if name == "small" else reading.get(name).at(level)
+
+
+@functools.partial(jax.jit, static_argnames="of")
+def measured(of, drawn, specs):
+    """Designs [n] within the budgets, and what they take."""
+    designs = jax.vmap(functools.partial(problem.repair, of))(drawn)
+    return designs, problem.evaluate(of, designs, specs)
+
+
+@functools.partial(jax.jit, static_argnames="of")
+def drawn(of, seed):
+    return jax.vmap(functools.partial(problem.draw, of))(jax.random.split(jax.random.key(seed), AT_ONCE))
+
+
+# Generators: each yields designs [50, decisions], and gets them back within the budgets, with what they take.
+
+
+def random(of, rng):
+    while True:
+        yield np.asarray(drawn(of, int(rng.integers(2**31))))
+
+
+def evolution(of, rng, population=100, sample=25):
+    """Regularised evolution (arXiv 1802.01548): children change one decision of the best of a sample."""
+    counts = np.asarray([len(one.options) for one in of.decisions()])
+    designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
+    while True:
+        if len(worth) < population:
+            new = next(random(of, rng))
+        else:
+            of_sample = rng.integers(len(worth), size=(AT_ONCE, sample))
+            new = designs[of_sample[np.arange(AT_ONCE), worth[of_sample].argmax(1)]]
+            which = rng.integers(len(counts), size=AT_ONCE)
+            new[np.arange(AT_ONCE), which] = rng.integers(counts[which])
+        new, found, _ = yield new
+        designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, found)[-population:]
+
+
+def genetic(of, rng, begin=None, fixed=()):
+    """Tournaments of two, uniform crossover, one decision changed on average; the best 50 stay."""
+    counts = np.asarray([len(one.options) for one in of.decisions()])
+    free = ~np.isin(np.arange(len(counts)), fixed)
+    new = next(random(of, rng))
+    designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
+    while True:
+        new, found, _ = yield np.where(free, new, new if begin is None else begin)
+        designs, worth = np.concatenate([designs, new]), np.append(worth, found)
+        _, first = np.unique(designs, axis=0, return_index=True)
+        kept = first[np.argsort(-worth[first], kind="stable")][:AT_ONCE]
+        designs, worth = designs[kept], worth[kept]
+        parents = designs[rng.integers(len(worth), size=(2, 2, AT_ONCE)).min(0)]
+        new = np.where(rng.random(parents[0].shape) < 0.5, *parents)
+        changed = rng.random(new.shape) < 1 / free.sum()
+        new = np.where(changed, rng.integers(counts, size=new.shape), new)
+
+
+def network_then_hardware(of, rng):
+    """The networks of highest accuracy, which cost no evaluations here; then all of them for a chip."""
+    best = [task.choices()[accuracy.known(task, of.accuracy, of.table).argmax()] for task in of.tasks]
+    options = [one.options for task in of.tasks for one in task.decisions]
+    networks = [one.index(x) for one, x in zip(options, sum(best, ()), strict=True)]
+    begin = np.pad(networks, (0, len(of.decisions()) - len(networks)))
+    return genetic(of, rng, begin, range(len(networks)))
+
+
+def hardware_then_network(of, rng):
+    """Half of the designs are drawn, for the chip of the one nearest to the specs; then networks for it."""
+    networks = sum(len(task.decisions) for task in of.tasks)
+    seen = []
+    for _ in range(EVALUATIONS // AT_ONCE // 2):
+        new, _, found = yield next(random(of, rng))
+        apart = np.abs(np.log(np.stack(found[:3], 1) / np.asarray(of.specs)[None])).sum(1)
+        first = np.lexsort((apart, found.violation))[0]
+        seen.append((found.violation[first], apart[first], new[first]))
+    nearest = min(seen, key=lambda one: one[:2])[2]
+    yield from genetic(of, rng, nearest, range(networks, len(of.decisions())))
+
+
+def optuna_by(name):
+    """One of Optuna's samplers, with excess over the specs as constraints."""
+
+    def propose(of, rng):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        kwargs = {"multivariate": True} if name == "TPESampler" else {"population_size": AT_ONCE}
+        sampler = getattr(optuna.samplers, name)(seed=int(rng.integers(2**31)), **kwargs)
+        study = optuna.create_study(sampler=sampler, direction="maximize")
+        space = {
+            f"{at:02d}": optuna.distributions.IntDistribution(0, len(one.options) - 1)
+            for at, one in enumerate(of.decisions())
+        }
+        while True:
+            trials = [study.ask(space) for _ in range(AT_ONCE)]
+            _, _, found = yield np.asarray([[trial.params[key] for key in space] for trial in trials])
+            for trial, excess, score in zip(trials, found.excess.tolist(), found.score.tolist(), strict=True):
+                for at, each in enumerate(excess):
+                    trial.set_constraint(str(at), each)
+                study.tell(trial, score)
+
+    return propose
+
+
+PROPOSERS = {
+    "random": random,
+    "evolution": evolution,
+    "genetic": genetic,
+    "network-then-hardware": network_then_hardware,
+    "hardware-then-network": hardware_then_network,
+    "nsga2": optuna_by("NSGAIISampler"),
+    "tpe": optuna_by("TPESampler"),
+}
+
+
+def proposed(method, of, seeds):
+    """Worth of the best so far [seeds, batches], and the best designs [seeds, decisions]."""
+
+    def by_seed(x):
+        return np.asarray(x).reshape(len(seeds), AT_ONCE, *x.shape[1:])
+
+    unspecified = dataclasses.replace(of, specs=problem.Specs())  # one program for all levels
+    makers = [PROPOSERS[method](of, np.random.default_rng([seed, 41])) for seed in seeds]
+    new = [next(one) for one in makers]
+    curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
+    for _ in range(EVALUATIONS // AT_ONCE):
+        flat = jnp.asarray(np.concatenate(new), jnp.int32)
+        designs, found = jax.tree.map(by_seed, measured(unspecified, flat, jnp.asarray(of.specs)))
+        worth = np.where(found.feasible, found.score, -1 - found.violation)
+        top = worth.argmax(1)
+        before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
+        is_better = worth.max(1) > before
+        best = np.where(is_better[:, None], designs[np.arange(len(seeds)), top], best)
+        curve = np.concatenate([curve, np.maximum(before, worth.max(1))[:, None]], 1)
+        new = [
+            one.send((designs[i], worth[i], type(found)(*(x[i] for x in found))))
+            for i, one in enumerate(makers)
+        ]
+    return curve, best
+
+
+@functools.partial(jax.jit, static_argnames="algorithm")
+def trained(algorithm, keys):
+    best = WithBest(algorithm)
+
+    def one(key):
+        state, metrics = jax.lax.scan(
+            lambda state, _: best.iterate(state), best.init(key), None, algorithm.num_iterations
+        )
+        return state.env_state.best, (metrics["best_score"], metrics["best_violation"])
+
+    return jax.vmap(one)(keys)
+
+
+def ppo(of, seeds):
+    """PPO by its preset: the same as `fdg codesign --seed`, all seeds in one program."""
+    env = CoDesign(of)
+    steps = env.max_episode_steps
+    preset = algos.PPO.preset(env.name, env)
+    algorithm = algos.PPO(env=env, **{**preset, "total_steps": EVALUATIONS * steps})
+    found, (score, violation) = jax.tree.map(
+        np.asarray, trained(algorithm, jax.vmap(jax.random.key)(jnp.asarray(list(seeds))))
+    )
+    iterations = np.arange(1, algorithm.num_iterations + 1)
+    designs = algorithm.num_envs * (iterations * algorithm.num_steps // steps)
+    worth = np.where(violation == 0, score, -1 - np.nan_to_num(violation, nan=np.inf))
+    at = np.searchsorted(designs, AT_ONCE * np.arange(1, EVALUATIONS // AT_ONCE + 1), "right") - 1
+    curve = np.where(at < 0, -np.inf, worth[:, at])
+    top = np.where(found.violation == 0, found.score, -1 - found.violation).argmax(1)
+    return curve, found.choices[np.arange(len(top)), top]
+
+
+def exhaustively(of, seeds):
+    """The best of all designs, for every seed: as a curve that is level."""
+    scores = tuple(task.weight * accuracy.known(task, of.accuracy, of.table) for task in of.tasks)
+    found = exhaustive.enumerate_all(of, scores, of.specs)
+    print(f"{of.name}, {of.specs}: {found}")
+    return np.full((len(seeds), EVALUATIONS // AT_ONCE), found.score), np.full(
+        (len(seeds), 1), found.feasible
+    )
+
+
+METHODS = ("ppo", *PROPOSERS)
+JOINT = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
+SLOW = {"tpe"}  # a seed at a time
+CELLS = [
+    *(("small", level, method) for level in ("tight", "medium") for method in ("exhaustive", *METHODS)),
+    *(("w1", level, method) for level in LEVELS for method in METHODS),
+    *((name, level, method) for name in ("w2", "w3") for level in LEVELS for method in JOINT),
+]
+
+
+def run(name, level, method, path, seeds=SEEDS):
+    """Adds the seeds that a cell lacks."""
+    cell = json.loads(path.read_text()) if path.is_file() else {"worth": [], "design": [], "cpu_seconds": 0.0}
+    of, together = problem_of(name, level), 1 if method in SLOW else len(seeds)
+    search = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(proposed, method))
+    while missing := list(seeds)[len(cell["worth"]) :][:together]:
+        before = time.process_time()
+        curve, best = search(of, missing)
+        cell["worth"] += curve.round(5).tolist()
+        cell["design"] += best.tolist()
+        cell["cpu_seconds"] = round(cell["cpu_seconds"] + time.process_time() - before, 1)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(cell))
+        part.replace(path)
+        print(f"{path.stem}: {len(cell['worth'])} seeds, {cell['cpu_seconds']} s of CPU", flush=True)
+
+
+def read(folder):
+    return {
+        cell: json.loads(path.read_text())
+        for cell in CELLS
+        if (path := folder / f"{'-'.join(cell)}.json").is_file()
+    }
+
+
+def score(worth):
+    """Scores, 0 where no design met the specs."""
+    return np.maximum(np.asarray(worth), 0)
+
+
+def with_interval(values):
+    low, high = statistics.interval(np.asarray(values))
+    return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def show_methods(cells):
+    """Score by evaluations, mean and interval over seeds; in brackets the seeds that meet the specs."""
+    at = [budget // AT_ONCE - 1 for budget in BUDGETS]
+    optimum = {cell[:2]: one["worth"][0][0] for cell, one in cells.items() if cell[2] == "exhaustive"}
+    print(f"\n| problem | method | seeds | {' | '.join(f'{x:,}' for x in BUDGETS)} |\n|{'---|' * 6}")
+    for (name, level, method), one in cells.items():
+        if name not in ("small", "w1") or method == "exhaustive":
+            continue
+        worth = np.asarray(one["worth"])[:, at]
+        columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
+        if (name, level) in optimum:
+            hits = (worth >= optimum[name, level] - WITHIN).sum(0)
+            columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
+        print(f"| {name}, {level} | {method} | {len(worth)} | {' | '.join(columns)} |")
+    for key, value in optimum.items():
+        print(f"optimum of {', '.join(key)}: {value:.4f}; near is within {WITHIN} of it")
+
+
+def show_order(cells, seeds=10):
+    """One after the other or jointly: scores and excess after all evaluations, of ten seeds."""
+    print("\n| problem | method | score if met | seeds that meet all | us, uJ, mm2 (median seed) | excess |")
+    print("|" + "---|" * 6)
+    for (name, level, method), one in cells.items():
+        if name == "small" or method not in JOINT:
+            continue
+        of = problem_of(name, level)
+        worth = np.asarray(one["worth"])[:seeds, -1]
+        found = measured(of, jnp.asarray(one["design"][:seeds], jnp.int32), jnp.asarray(of.specs))[1]
+        middle = np.argsort(worth)[len(worth) // 2]
+        taken = [float(x[middle]) for x in found[:3]]
+        units = taken[0] / of.technology.clock_hz * 1e6, taken[1] / 1e6, taken[2]
+        met = np.asarray(found.score)[worth >= 0]
+        print(
+            f"| {name}, {level} | {method} | {with_interval(met) if len(met) else '-'} | {len(met)} |"
+            f" {', '.join(f'{x:.3g}' for x in units)} | {float(np.mean(found.violation)):.0%} |"
+        )
+
+
+@functools.partial(jax.jit, static_argnames="of")
+def on_chips(of, networks, kinds):
+    costs = problem.tables(of)
+    return jax.lax.map(lambda one: problem.costs_of(of, costs, networks, one), kinds, batch_size=4096)
+
+
+def show_area():
+    """Least latency of the most accurate networks within an area, over all chips of a workload."""
+    kinds = ("one", "two equal ones", "two that differ")
+    print(f"\n| workload | mm2 at most | us with {' | '.join(kinds)} | its templates |\n|{'---|' * 6}")
+    for name in reading.WORKLOADS:
+        of = reading.get(name)
+        chips, known = of.chips.all(), of.chips.kinds()
+        networks = [accuracy.known(task, of.accuracy, of.table).argmax() for task in of.tasks]
+        taken = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
+        kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
+        for level, specs in of.levels:
+            fits = np.asarray(taken.area_mm2) <= specs.area_mm2
+            at = [np.where(fits & (kind == each), taken.latency_cycles, 2**31).argmin() for each in range(3)]
+            us = [float(taken.latency_cycles[i]) / of.technology.clock_hz * 1e6 for i in at]
+            columns = [*(f"{x:.2f}" for x in us), " and ".join(known[i][1] for i in chips[at[2]])]
+            print(f"| {name} | {specs.area_mm2} ({level}) | {' | '.join(columns)} |")
+
+
+def plot(cells, path):
+    """Score by evaluations of w1, means and intervals over seeds, a panel a level."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
+    evaluations = AT_ONCE * np.arange(1, EVALUATIONS // AT_ONCE + 1)
+    for axes, level in zip(panels, LEVELS, strict=True):
+        for at, method in enumerate(METHODS):
+            if ("w1", level, method) not in cells or method == "network-then-hardware":
+                continue
+            curves = score(cells["w1", level, method]["worth"])
+            low, high = statistics.intervals(curves)
+            axes.plot(evaluations, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
+            axes.fill_between(evaluations, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
+        axes.set_title(f"w1, {level} specs", loc="left", fontsize=11)
+        axes.set_xlabel("designs evaluated")
+        axes.set_xscale("log")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("score, 0 if no design meets the specs")
+    panels[0].set_ylim(0.35, 0.7)
+    panels[-1].legend(frameon=False, fontsize=8, loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="cells whose name has this, a regular expression")
+    parser.add_argument("--out", type=Path, default=Path("runs/codesign-study"))
+    parser.add_argument("--show", action="store_true", help="prints tables of what is there")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for cell in CELLS:
+        name = "-".join(cell)
+        if not given.show and re.search(given.only, name):
+            run(*cell, given.out / f"{name}.json")
+    if given.show:
+        cells = read(given.out)
+        show_methods(cells)
+        show_order(cells)
+        show_area()
+        plot(cells, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

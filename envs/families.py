@@ -77,6 +77,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "social-dilemma": ("storm*", "coin_game*"),
     "jaxnav": ("jaxnav*",),
     "codesign": ("codesign:*",),
+    "codesign-sequence": (),  # as its environment says itself
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
     "jumanji": (

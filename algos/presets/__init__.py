@@ -62,14 +62,15 @@ def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
     Args:
       algorithm: name of its class.
       env_name: as `envs.make` knows it.
-      env: the environment itself, known by its spaces where the algorithm has nothing for its name. What does
-        not fit them is left out: statistics of observations that are all codes, categories or pictures.
+      env: the environment itself, which may say its `family`, and is known by its spaces where the algorithm
+        has nothing for its name. What does not fit them is left out: statistics of observations that are all
+        codes, categories or pictures.
     """
     table = _entries(algorithm)
     env_name = env_name.removeprefix("ray:")  # which says where it runs
     if is_text(env):  # by whatever name of a module it was made
         env_name = f"text:{env.name.removeprefix('text:')}"
-    kinds = [family(env_name)]
+    kinds = [getattr(env, "family", None) or family(env_name)]
     if hasattr(env, "observation_space") and kinds != ["probe"]:
         kinds.append(family_by_spaces(env.observation_space, env.action_space))
     patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]

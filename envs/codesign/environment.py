@@ -1,4 +1,4 @@
-"""Co-design as an environment: an episode is a design, one decision a step; what it is worth comes last."""
+"""Co-design as an environment: an episode is a design, all decisions at once or one a step."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from fdg.rowwise import rowwise
 PREFIX = "codesign:"
 _NUMBER = re.compile(r"\d|=")
 SPECS = (*reading.LEVELS, "random", "explicit")
-ORDERS = ("sequence", "at_once")
+ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")
 INFO = ("score", "feasible", "violation", "latency_cycles", "energy_pj", "area_mm2", "best_score")
 RHO, _LARGEST_RHO = 10.0, 1e4  # weight of the penalty: at first, and at most
@@ -34,7 +34,7 @@ def make(
     /,
     *,
     specs: str | None = None,
-    order: str = "sequence",
+    order: str = "at_once",
     reward: str = "paper",
     accuracy: str | None = None,
     subs: int | None = None,
@@ -49,7 +49,7 @@ def make(
       specs: a level of the problem's file, `tight`, `medium` or `loose`; `random` draws them for each episode
         between tight and loose; `explicit` are those of `[specs]` itself, or of `limits`. Absent: explicit
         ones where there are any, else medium.
-      order: `sequence` of decisions, or all `at_once` in one step.
+      order: all decisions `at_once` in one step, or a `sequence` of them, one a step.
       reward: of an episode: `paper` is the weighted accuracy less a penalty for what exceeds the specs,
         `feasible_first` the weighted accuracy if none does, else less than 0 by the sum of excess.
       accuracy: where accuracies come from, in place of what the file says.
@@ -63,7 +63,7 @@ def make(
 
     >>> env = make("w1", specs="tight")
     >>> env.action_space, env.max_episode_steps
-    (Discrete(n=33), 19)
+    (MultiDiscrete(nvec=(4, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 33, 3, 7, 4, 33, 3, 7, 4)), 1)
     """
     options: dict[str, tuple] = {"order": (order, ORDERS), "reward": (reward, REWARDS)}
     if specs is not None and specs not in (*SPECS,) and (not isinstance(specs, str) or _NUMBER.search(specs)):
@@ -137,14 +137,14 @@ class CoDesign:
 
     Attributes:
       problem: whose specs designs are judged by; with random ones the loosest that are drawn.
-      order: "sequence" or "at_once".
+      order: "at_once" or "sequence".
       reward: "paper" or "feasible_first".
       draws_specs: whether specs are drawn for each episode.
       info: names of what is reported of each episode.
     """
 
     problem: Problem
-    order: str = "sequence"
+    order: str = "at_once"
     reward: str = "paper"
     draws_specs: bool = False
     info: tuple[str, ...] = ()
@@ -153,6 +153,11 @@ class CoDesign:
     def name(self) -> str:
         """`codesign:` and the problem's."""
         return f"{PREFIX}{self.problem.name}"
+
+    @property
+    def family(self) -> str:
+        """Of presets: a sequence is learned with settings of its own."""
+        return "codesign" if self._at_once else "codesign-sequence"
 
     @property
     def num_agents(self) -> None:

@@ -22,7 +22,7 @@ from tests.codesign.small import PROBLEM, all_designs
 from tests.conformance.comparison import assert_same, copied, leaves, plain
 from tests.envs.conformance import assert_conforms
 
-ENV = CoDesign(PROBLEM, info=environment.INFO)
+ENV = CoDesign(PROBLEM, order="sequence", info=environment.INFO)
 AT_ONCE = dataclasses.replace(ENV, order="at_once")
 STEPS = ENV.max_episode_steps
 
@@ -233,6 +233,7 @@ def test_specs_are_drawn_between_tight_and_loose():
     tight, loose = Specs(2_000, 1e5, 0.5), Specs(8_000, 4e6, 0.9)
     env = CoDesign(
         dataclasses.replace(PROBLEM, levels=(("tight", tight), ("loose", loose)), specs=loose),
+        order="sequence",
         draws_specs=True,
     )
     state, observation = env.reset(keys(200))
@@ -311,18 +312,25 @@ def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devic
 
 
 def test_by_name_with_parameters():
-    env = registry.make("codesign:w1", specs="tight", accuracy="surrogate")
-    assert env == registry.make("codesign:w1", specs="tight", accuracy="surrogate") and hash(env) == hash(env)
+    given = {"specs": "tight", "order": "sequence", "accuracy": "surrogate"}
+    env = registry.make("codesign:w1", **given)
+    assert env == registry.make("codesign:w1", **given) and hash(env) == hash(env)
     assert env.problem.specs.latency_cycles == 3058 and env.max_episode_steps == 19
-    alone = registry.make("codesign:w1", subs=1, latency_ms=0.004, accuracy="surrogate")
+    alone = registry.make("codesign:w1", subs=1, latency_ms=0.004, order="sequence", accuracy="surrogate")
     assert alone.max_episode_steps == 15 and alone.problem.specs == Specs(4000.0)
-    once = registry.make("codesign:w1", order="at_once", accuracy="surrogate")
+    once = registry.make("codesign:w1", accuracy="surrogate")
     assert once.action_space.shape == (19,) and once.max_episode_steps == 1
     assert registry.parse("codesign:w1?specs=random&info=score") == (
         "codesign:w1", {"specs": "random", "info": "score"}
     )  # fmt: skip
     assert envs.beyond_registries("codesign:w1", {}) is None
     algos.DQN(env=once), algos.PPO(env=env)
+    # All at once, a rollout is a design; one a step, it has to be many steps to be one.
+    assert (
+        algos.PPO.preset("codesign:w1", once)["num_steps"]
+        == 1
+        < algos.PPO.preset("codesign:w1", env)["num_steps"]
+    )
 
 
 @pytest.mark.parametrize(
