@@ -2,7 +2,8 @@
 
 python -m bench.codesign_study                      # runs what is missing in runs/codesign-study
 python -m bench.codesign_study --only 'small.*ppo'  # cells whose name has this, a regular expression
-python -m bench.codesign_study --show               # tables of what is there; --plot FILE.png, a picture
+python -m bench.codesign_study --show               # tables of what is there, and the picture
+python -m bench.codesign_study --area               # one, two equal or two different sub-accelerators
 
 Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 less what
 exceeds them: the order of constrained domination.
@@ -198,7 +199,7 @@ def trained(algorithm, keys):
 
 
 def ppo(of, seeds):
-    """PPO by its preset: the same as `fdg codesign --seed`, all seeds in one program."""
+    """PPO by its preset, all seeds in one program."""
     env = CoDesign(of)
     steps = env.max_episode_steps
     preset = algos.PPO.preset(env.name, env)
@@ -289,23 +290,25 @@ def show_methods(cells):
 
 
 def show_order(cells, seeds=10):
-    """One after the other or jointly: scores and excess after all evaluations, of ten seeds."""
-    print("\n| problem | method | score if met | seeds that meet all | us, uJ, mm2 (median seed) | excess |")
-    print("|" + "---|" * 6)
-    for (name, level, method), one in cells.items():
-        if name == "small" or method not in JOINT:
-            continue
-        of = problem_of(name, level)
-        worth = np.asarray(one["worth"])[:seeds, -1]
-        found = measured(of, jnp.asarray(one["design"][:seeds], jnp.int32), jnp.asarray(of.specs))[1]
-        middle = np.argsort(worth)[len(worth) // 2]
-        taken = [float(x[middle]) for x in found[:3]]
-        units = taken[0] / of.technology.clock_hz * 1e6, taken[1] / 1e6, taken[2]
-        met = np.asarray(found.score)[worth >= 0]
-        print(
-            f"| {name}, {level} | {method} | {with_interval(met) if len(met) else '-'} | {len(met)} |"
-            f" {', '.join(f'{x:.3g}' for x in units)} | {float(np.mean(found.violation)):.0%} |"
-        )
+    """One after the other or jointly, of ten seeds; the last columns: relative to networks first."""
+    print("\n| problem | method | score | meet all | us, uJ, mm2 | excess | less of each | points |")
+    print("|" + "---|" * 8)
+    for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
+        of, rows = problem_of(name, level), {}
+        for method in JOINT:
+            if one := cells.get((name, level, method)):
+                designs = jnp.asarray(one["design"][:seeds], jnp.int32)
+                rows[method] = jax.tree.map(np.asarray, measured(of, designs, jnp.asarray(of.specs))[1])
+        for method, found in rows.items():
+            taken = [np.mean(x) for x in found[:3]]
+            us, uj = taken[0] / of.technology.clock_hz * 1e6, taken[1] / 1e6
+            columns = [with_interval(found.score), f"{found.feasible.sum()} of {len(found.score)}"]
+            columns += [f"{us:.2f}, {uj:.2f}, {taken[2]:.2f}", f"{found.violation.mean():.0%}"]
+            if (first := rows.get("network-then-hardware")) and first is not found:
+                less = [np.mean(x) / y for x, y in zip(first[:3], taken, strict=True)]
+                columns += [", ".join(f"{x:.2f} x" for x in less)]
+                columns += [f"{100 * (found.score.mean() - first.score.mean()):+.1f}"]
+            print(f"| {name}, {level} | {method} | {' | '.join(columns)} |")
 
 
 @functools.partial(jax.jit, static_argnames="of")
@@ -366,18 +369,20 @@ def main():
     parser.add_argument("--only", default="", help="cells whose name has this, a regular expression")
     parser.add_argument("--out", type=Path, default=Path("runs/codesign-study"))
     parser.add_argument("--show", action="store_true", help="prints tables of what is there")
+    parser.add_argument("--area", action="store_true", help="prints latencies at equal area")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for cell in CELLS:
         name = "-".join(cell)
-        if not given.show and re.search(given.only, name):
+        if not (given.show or given.area) and re.search(given.only, name):
             run(*cell, given.out / f"{name}.json")
     if given.show:
         cells = read(given.out)
         show_methods(cells)
         show_order(cells)
-        show_area()
         plot(cells, PICTURE)
+    if given.area:
+        show_area()
 
 
 if __name__ == "__main__":
