@@ -189,13 +189,14 @@ def proposed(method, of, seeds):
 def trained(algorithm, keys):
     best = WithBest(algorithm)
 
-    def one(key):
+    def one(state):
         state, metrics = jax.lax.scan(
-            lambda state, _: best.iterate(state), best.init(key), None, algorithm.num_iterations
+            lambda state, _: best.iterate(state), state, None, algorithm.num_iterations
         )
         return state.env_state.best, (metrics["best_score"], metrics["best_violation"])
 
-    return jax.vmap(one)(keys)
+    # One after the other: a batch of orthogonal matrices may wait for itself on a CPU of two threads.
+    return jax.vmap(one)(jax.lax.map(best.init, keys))
 
 
 def ppo(of, seeds):
@@ -326,11 +327,12 @@ def show_area():
         chips, known = of.chips.all(), of.chips.kinds()
         networks = [accuracy.known(task, of.accuracy, of.table).argmax() for task in of.tasks]
         taken = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
+        cycles = np.asarray(taken.latency_cycles, float)
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
         for level, specs in of.levels:
             fits = np.asarray(taken.area_mm2) <= specs.area_mm2
-            at = [np.where(fits & (kind == each), taken.latency_cycles, 2**31).argmin() for each in range(3)]
-            us = [float(taken.latency_cycles[i]) / of.technology.clock_hz * 1e6 for i in at]
+            at = [np.where(fits & (kind == each), cycles, np.inf).argmin() for each in range(3)]
+            us = [cycles[i] / of.technology.clock_hz * 1e6 for i in at]
             columns = [*(f"{x:.2f}" for x in us), " and ".join(known[i][1] for i in chips[at[2]])]
             print(f"| {name} | {specs.area_mm2} ({level}) | {' | '.join(columns)} |")
 
