@@ -198,7 +198,7 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
 
 
 def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
-    """Refuses sizes that this machine cannot hold: XLA would end the process where it cannot allocate them."""
+    """Refuses sizes that this machine cannot hold: XLA ends the process where it cannot allocate them."""
 
     def arrays() -> list[jax.Array]:
         return [x for x in vars(_registry()[name](**arguments)).values() if isinstance(x, jax.Array)]
