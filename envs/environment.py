@@ -411,8 +411,8 @@ def check_keys(name: str, keys: jax.Array) -> None:
 
 
 def check_state(name: str, state: Any) -> None:
-    """Raises an `FdgError` unless `state` is of a batch of episodes."""
-    if not isinstance(state, EpisodeState):
+    """Raises an `FdgError` unless `state` is of a batch of episodes, perhaps of a wrapper."""
+    if not hasattr(state, "inner"):
         raise FdgError(
             f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
             " gives (state, observation), in that order, and step (state, step)"

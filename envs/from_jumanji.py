@@ -140,7 +140,8 @@ def _make(name: str, **overrides: Any) -> Vectorized:
             raise FdgError(f"environment '{PREFIX}{name}': unknown parameter '{argument}': takes {takes}")
         if not isinstance(value, bool | int | float | str):
             raise FdgError(f"environment '{PREFIX}{name}': {argument}={value!r} must be a number or a string")
-    check_options(f"environment '{PREFIX}{name}'", _constructor(name), overrides)
+    if overrides:
+        check_options(f"environment '{PREFIX}{name}'", _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
 

@@ -255,9 +255,8 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
     if not isinstance(takes, Mapping):
         by_default[int] = float
         with contextlib.suppress(Exception):  # annotations are code of others
-            hints = typing.get_type_hints(
-                vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
-            )
+            annotated = vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
+            hints = typing.get_type_hints(annotated)
         try:
             parameters = inspect.signature(takes).parameters.values()
         except (TypeError, ValueError):  # of a function in C, which says nothing

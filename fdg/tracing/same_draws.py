@@ -116,8 +116,8 @@ def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
     for last in calls:
         if any(whose_file(_file_of(body.jaxpr)) == "library" for body in jaxprs.bodies(last)):
             break
-    frames: Any = last.source_info.traceback and last.source_info.traceback.frames
-    for frame in frames or ():
+    traceback: Any = last.source_info.traceback
+    for frame in traceback.frames if traceback else ():
         whose = whose_file(frame.file_name)
         if whose == "user" and not frame.file_name.startswith("<"):
             return located(frame.file_name, frame.line_num)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -174,6 +175,71 @@ class CountsOnItself(Counter):
 class KeepsATracer(Counter):
     def iterate(self, state):
         self.last = state["count"]
+        return super().iterate(state)
+
+
+LOG: list[Any] = []
+
+
+class LogsATracer(Counter):
+    def iterate(self, state):
+        LOG.append(state["count"])
+        return super().iterate(state)
+
+
+class Draws(Counter):
+    """Draws from a key of its state, which it returns unchanged."""
+
+    def init(self, key):
+        return {**super().init(key), "key": key}
+
+    def iterate(self, state):
+        return {**state, "xs": self.draw(state["key"])}, {}
+
+    def draw(self, key):
+        return jax.random.normal(key, (4,))
+
+
+class DrawsInAFragment(Draws):
+    draw = fdg.fragment("actor", in_axes=None, out_axes=None, name="draw")(Draws.draw)
+
+
+class DrawsInALoop(Draws):
+    def draw(self, key):
+        return jax.lax.fori_loop(0, 3, lambda i, x: x + jax.random.uniform(key, (4,)), jnp.zeros(4))
+
+
+class DrawsFromAPart(Draws):
+    def draw(self, key):
+        return super().draw(jax.random.split(key)[1])
+
+
+class DrawsFromAConstant(Draws):
+    def draw(self, key):
+        return jax.random.gamma(jax.random.fold_in(jax.random.key(1), 2), 1.0, (4,))
+
+
+class DrawsByCount(Draws):
+    """Without a mistake: the key is folded with a number that changes."""
+
+    def iterate(self, state):
+        key = jax.random.fold_in(state["key"], state["count"])
+        return {**state, "count": state["count"] + 1, "xs": self.draw(key)}, {}
+
+
+class DrawsWithItsOwnNumPy(Counter):
+    generator = np.random.default_rng(0)
+
+    def iterate(self, state):
+        return state, {"loss": jnp.float32(self.generator.normal())}
+
+
+TRACES = {"count": 0}
+
+
+class CountsInAGlobal(Counter):
+    def iterate(self, state):
+        TRACES["count"] += 1
         return super().iterate(state)
 
 

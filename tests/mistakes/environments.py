@@ -82,6 +82,77 @@ class Motionless:
         return Corridor().reset(key)
 
 
+class Counts(Corridor):
+    """Counts its steps outside of its state, and starts again where an episode does."""
+
+    t = 0
+
+    def reset(self, key):
+        object.__setattr__(self, "t", 0)
+        return super().reset(key)
+
+    def step(self, key, state, action):
+        self.count()
+        return super().step(key, state, action)
+
+    def count(self):
+        object.__setattr__(self, "t", self.t + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holds(Counts):
+    """Changes what it holds in place."""
+
+    held: Any = dataclasses.field(default_factory=lambda: [0], compare=False)
+
+    def count(self):
+        self.held[0] = self.held[0] + 1
+
+
+class CountsForItsClass(Counts):
+    def count(self):
+        type(self).t += 1
+
+
+class KeepsTheState(Counts):
+    kept: ClassVar[Any] = []
+
+    def step(self, key, state, action):
+        self.kept.append(state)
+        return Corridor.step(self, key, state, action)
+
+
+class Noisy(Corridor):
+    """Its noise is the same at every step."""
+
+    def step(self, key, state, action):
+        noise = jax.random.normal(jax.random.key(0))
+        return super().step(key, state + noise, action)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wider(envs.Wrapper):
+    """Shows more than its space says."""
+
+    def begin(self, observation):
+        return (), jnp.concatenate([observation, observation], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class WiderLater(Wider):
+    def begin(self, observation):
+        return observation, observation
+
+    def after(self, kept, observation):
+        return observation, super().begin(observation)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShowsAlone(envs.Wrapper):
+    def begin(self, observation):
+        return observation
+
+
 class SpaceOfAnotherPackage(Corridor):
     @dataclasses.dataclass(frozen=True)
     class Discrete:
@@ -114,6 +185,13 @@ class AsksTheState(Corridor):
         if state > 3:
             return super().reset(key)
         return super().step(key, state, action)
+
+
+def parameters(
+    slippery: bool = False, size: int = 3, scale: "float" = 1.0, loud=False, layout=3
+):
+    """Takes options of several kinds, one that its annotation does not tell."""
+    return Corridor()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import algos
@@ -42,6 +43,31 @@ def network(policy, value):
         return jnp.zeros((n, *policy)), jnp.zeros((n, *value))
 
     return Network(lambda key, observation: {"w": jnp.zeros(1)}, apply)
+
+
+def applying(apply):
+    """PPO with a network of a user's own."""
+    init = lambda key, observation: {"policy": jnp.zeros((1, 2)), "value": jnp.zeros(1)}  # noqa: E731
+    return lambda: fdg.trace(ppo(network=Network(init, apply)))
+
+
+def asks_the_observation(parameters, x):
+    x = 2 * x if x.mean() > 0 else x
+    return x @ parameters["policy"], x @ parameters["value"]
+
+
+def logs_the_observation(parameters, x):
+    broken.LOG.append(x)
+    return x @ parameters["policy"], x @ parameters["value"]
+
+
+def unpack(env):
+    env, _ = env
+
+
+def observation_first():
+    observation, state = ENV.reset(jax.random.split(jax.random.key(0), 2))
+    return ENV.step(jax.random.split(jax.random.key(0), 2), state, jnp.zeros(2, "int32")), observation
 
 
 def place(algorithm=None, policy=None, devices=2, **more):
@@ -141,6 +167,75 @@ MISTAKES = {
         "reset gives state[1]",
         "leading axis",
     ),
+    "self.t += 1 in step": (on(faulty.Counts()), "step assigns self.t = 1, which was 0", "in the state"),
+    "a count in a list": (on(faulty.Holds()), "step assigns self.held[0] = 1, which was 0", "in the state"),
+    "a count in an array": (on(faulty.Holds(held=np.zeros(1))), "step assigns self.held", "in the state"),
+    "a count in its class": (on(faulty.CountsForItsClass()), "assigns self.t = 1, which was 0", "the state"),
+    "a state that is kept": (
+        on(faulty.KeepsTheState()),
+        "assigns self.kept[0], a traced value",
+        "as a metric",
+    ),
+    "a wider wrapper": (
+        lambda: trace_with(faulty.Wider(ENV)),
+        "wrapper Wider of environment 'corridor': begin gives a value of type float32[4, 2]",
+        "expected (4, 1) of Box(low=0.0, high=3.0, shape=(1,), dtype='float32'): define observation_space",
+    ),
+    "a wrapper wider later": (
+        lambda: trace_with(faulty.WiderLater(ENV)),
+        "after gives",
+        "define observation_",
+    ),
+    "a wrapper without a pair": (
+        lambda: trace_with(faulty.ShowsAlone(ENV)),
+        "not float32[4, 1]",
+        "return (what to keep, what to show)",
+    ),
+    "an environment and its parameters": (lambda: unpack(ENV), "is one value", "parameters are arguments"),
+    "a wrapper and its parameters": (lambda: unpack(envs.FrameStack(ENV, 2)), "is one value", "gravity=9.8"),
+    "a state for an observation": (
+        observation_first,
+        "step takes the state, and this is a value of type float32[2, 1]",
+        "reset gives (state, observation)",
+    ),
+    "parameters in a name": (
+        lambda: envs.make("CartPole-v1?frame_stack=4", gravity=9.0),
+        "in Python, parameters are keywords",
+        "envs.make('CartPole-v1', frame_stack=4, gravity=9.0)",
+    ),
+    **{
+        f"the case of {name}": (lambda name=name: envs.make(name), f"unknown environment '{name}'", meant)
+        for name, meant in {
+            "Cartpole-v1": "did you mean 'CartPole-v1'?",
+            "BREAKOUT-minatar": "did you mean 'Breakout-MinAtar'?",
+            "halfcheetah-v4": "did you mean 'gymnasium:HalfCheetah-v4' or",
+            "Hopper-V4": "did you mean 'gymnasium:Hopper-v4' or",
+        }.items()
+    },
+    **{
+        f"{option}={value!r} of {name}": (
+            lambda name=name, option=option, value=value: envs.make(name, **{option: value}),
+            f"{option}={value!r} must be",
+            kind,
+        )
+        for name, option, value, kind in [
+            ("CartPole-v1", "time_aware", "no", "True or False"),
+            ("CartPole-v1", "time_aware", 0, "True or False"),
+            ("gymnasium:CartPole-v1", "timeout", "60s", "a number"),
+            ("gymnasium:CartPole-v1", "timeout", None, "a number"),
+            ("gymnasium:CartPole-v1", "restarts", True, "an integer"),
+            ("gymnasium:CartPole-v1", "max_episode_steps", "2h", "an integer or None"),
+            ("gymnasium:CartPole-v1", "sutton_barto_reward", "no", "True or False"),
+            ("text:addition", "max_response", "64t", "an integer or None"),
+            ("text:addition", "padded", "yes", "True or False"),
+            ("probe:memory", "delay", "two", "an integer"),
+            ("brax:ant", "repeat_start", "no", "True or False"),
+            ("MPE_simple_spread_v3", "agent_identity", "false", "True or False"),
+            (f"{faulty.__name__}:parameters", "slippery", "no", "True or False"),
+            (f"{faulty.__name__}:parameters", "loud", "false", "True or False"),
+            (f"{faulty.__name__}:parameters", "size", "big", "an integer"),
+        ]
+    },
     # hyperparameters
     "a list of widths": (lambda: ppo(hidden=[64, 64]), "hidden=[64, 64]", "write hidden=(64, 64)"),
     "a number as widths": (lambda: ppo(hidden=64), "a tuple of integers", "write hidden=(64,)"),
@@ -213,6 +308,16 @@ MISTAKES = {
         "the network gives float32[4, 2]",
         "a pair, (policy [4, P], value [4])",
     ),
+    "if in a network": (applying(asks_the_observation), "(`x = 2 * x if", "use jnp.where"),
+    "float() in a network": (
+        applying(lambda p, x: (x @ p["policy"], float(x.sum()) * p["value"])),
+        "PPO, line",
+        "keep it an array",
+    ),
+    "NumPy in a network": (applying(lambda p, x: (np.sin(x), x)), "PPO, line", "use jax.numpy"),
+    "unknown parameters": (applying(lambda p, x: (x @ p["actor"], x)), "PPO, line", "KeyError: 'actor'"),
+    "a product that does not fit": (applying(lambda p, x: (p["policy"] @ x, x)), "PPO, line", "dot_general"),
+    "a network that logs": (applying(logs_the_observation), "LOG[", "a traced value without a number"),
     # algorithms
     "a space of another kind": (
         lambda: fdg.trace(broken.ForChoices(envs.make("Pendulum-v1"))),
@@ -284,6 +389,11 @@ MISTAKES = {
         "in the state",
     ),
     "a tracer that is kept": (lambda: fdg.trace(broken.KeepsATracer()), "assigns self.last", "in the state"),
+    "a tracer in a list outside": (
+        lambda: fdg.trace(broken.LogsATracer()),
+        "LogsATracer.iterate assigns tests.mistakes.algorithms.LOG[",
+        "return it as a metric",
+    ),
     "a list in a fragment's object": (
         lambda: fdg.trace(broken.WithFragment([1])),
         "its field widths is a list",
@@ -434,6 +544,34 @@ WARNINGS = {
     "a role in capitals": (lambda: place(broken.OfRole("Actor")), "'Actor'", "did you mean 'actor'?"),
     "a role cut short": (lambda: place(broken.OfRole("env")), "'env'", "did you mean 'environment'?"),
     "NumPy's random numbers": (lambda: fdg.trace(broken.DrawsWithNumPy()), "of NumPy", "use jax.random"),
+    "NumPy's random numbers by a generator": (
+        lambda: fdg.trace(broken.DrawsWithItsOwnNumPy()),
+        "of NumPy",
+        "use jax.random",
+    ),
+    "a count in a global": (
+        lambda: fdg.trace(broken.CountsInAGlobal()),
+        "TRACES['count'] to",
+        "in the state",
+    ),
+    "a constant key in step": (
+        on(faulty.Noisy()),
+        "of environments.py (`noise = jax.random.normal(jax.random.key(0))`) draws from a constant key",
+        "use the key that step is given",
+    ),
+    "a constant key": (
+        lambda: fdg.trace(broken.DrawsFromAConstant()),
+        "a constant key",
+        "or one of the state",
+    ),
+    **{
+        f"a key that stays: {wrong.__name__}": (
+            lambda wrong=wrong: fdg.trace(wrong()),
+            "draws from state['key'], which it returns as it was",
+            "return the new key",
+        )
+        for wrong in (broken.Draws, broken.DrawsInAFragment, broken.DrawsInALoop, broken.DrawsFromAPart)
+    },
     "Python's random numbers": (lambda: fdg.trace(broken.DrawsWithPython()), "of Python", "use jax.random"),
 }
 
@@ -454,6 +592,8 @@ def test_nothing_is_said_of_what_is_right():
         fdg.place(broken.OfRole("dreamer"), policies.GPUOnly(), 2)
         envs.check(ENV)
         envs.check(faulty.Batch())
+        fdg.trace(broken.DrawsByCount())
+        envs.make(f"{faulty.__name__}:parameters", slippery=True, size=3, scale=2, loud=False, layout="wide")
 
 
 def test_an_iteration_without_fragments_is_one(devices):
