@@ -199,7 +199,8 @@ def _checked(where: str, environment: str, argument: str, value: Any) -> Scalar:
             f"{where}: {argument}={value!r} must be a Python number, string or tuple, so that the environment"
             " hashes"
         )
-    check_options(where, _registry()[environment], {argument: value})
+    parameters = inspect.signature(_registry()[environment]).parameters.values()
+    check_options(where, {one.name: one.default for one in parameters}, {argument: value})
     return value
 
 

@@ -181,7 +181,8 @@ def _check(name: str, overrides: dict[str, Any]) -> None:
                 f"environment '{name}': {argument}={value!r} must be a Python number or string, so that the"
                 " environment hashes"
             )
-    check_options(f"environment '{name}'", _constructor(name), overrides)
+    parameters = inspect.signature(_constructor(name)).parameters.values()
+    check_options(f"environment '{name}'", {one.name: one.default for one in parameters}, overrides)
     steps = overrides.get("max_steps", 1)
     if not isinstance(steps, int) or steps < 1:
         raise FdgError(f"environment '{name}': max_steps={steps!r} must be an integer of at least 1")

@@ -233,7 +233,7 @@ def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     Args:
       where: how a message begins, such as `environment 'maze'`.
       takes: a function or class, also of a library or a user's own; or defaults by name. Only truth values,
-        numbers and strings are looked at; an integer as a function's default allows any number.
+        numbers and strings are looked at, and of a function's defaults truth values.
       given: options by name, or some of them.
 
     Raises:
@@ -251,9 +251,9 @@ def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
-    by_default = {bool: bool, int: int, float: float, str: str}
+    by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
-        by_default[int] = float
+        by_default = {bool: bool}
         with contextlib.suppress(Exception):  # annotations are code of others
             annotated = vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
             hints = typing.get_type_hints(annotated)

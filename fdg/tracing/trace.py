@@ -68,7 +68,8 @@ def trace(algorithm: Any) -> FDG:
         return *strong, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
-        with explained(f"{name}.iterate"), unchanged(algorithm, f"{name}.iterate", "iteration"):
+        what, first = f"{name}.iterate", not output
+        with explained(what), unchanged(algorithm, what, "iteration", warns=first):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
     def traced(function: Any) -> FDG:

@@ -74,11 +74,14 @@ def _reached(root: Any) -> tuple[Seen, list[Any]]:
     todo = deque([("self", root), *_GLOBAL.items()])
     while todo and len(gone_through) < _MOST:
         path, value = todo.popleft()
-        if isinstance(value, _GENERATORS) or is_array(value):
+        if is_array(value):
             found.setdefault(path, (value, _held(value)))
         elif id(value) not in gone_through:
             gone_through[id(value)] = value
-            todo.extend(_parts(path, value))
+            if isinstance(value, _GENERATORS):
+                found[path] = (value, _held(value))
+            else:
+                todo.extend(_parts(path, value))
     return found, list(gone_through.values())
 
 
@@ -114,8 +117,7 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
         case types.FunctionType():
             return _named_in(value) if _whose(value.__module__) == "user" else []
         case type():
-            own = _whose(value.__module__) == "user"
-            return [(f"{value.__name__}.{name}", one) for name, one in vars(value).items()] if own else []
+            return [(f"{path}.{name}", one) for name, one in _of_class(value).items()]
     if callable(inner := getattr(value, "__wrapped__", None)):  # of a function that is decorated
         return [(path, inner)]
     return _attributes(path, value) if _whose(type(value).__module__) != "library" else []
@@ -128,17 +130,21 @@ def _few(values: Any) -> list[Any]:
 def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
     """An object's, with those that its class has for it; a cached property may be computed."""
     kind = type(value)
-    own: dict[str, Any] = {}
-    for cls in reversed(kind.__mro__):
-        if _whose(cls.__module__) == "user":
-            own |= {name: one for name, one in vars(cls).items() if not name.startswith("__")}
+    own = _of_class(kind)
     state: Any = object.__getstate__(value)
     for each in state if isinstance(state, tuple) else (state,):  # of __dict__, and of __slots__
         own |= each or {}
     cached = {
         n for cls in kind.__mro__ for n, x in vars(cls).items() if isinstance(x, functools.cached_property)
     }
-    return [(f"{path}.{name}", one) for name, one in own.items() if name not in cached]
+    found = [(f"{path}.{name}", one) for name, one in own.items() if name not in cached]
+    return [*found, (f"{path}.__class__", kind)]
+
+
+def _of_class(kind: type) -> dict[str, Any]:
+    """What a class has, and what it inherits from other classes of a user's own."""
+    classes = [cls for cls in reversed(kind.__mro__) if _whose(cls.__module__) == "user"]
+    return {name: one for cls in classes for name, one in vars(cls).items() if not name.startswith("__")}
 
 
 def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -149,8 +155,15 @@ def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
         code = codes.pop()
         names.update(code.co_names)
         codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    found = [(place + name, function.__globals__[name]) for name in names & function.__globals__.keys()]
+    there = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
+    found = [(place + name, one) for name, one in there.items()]
+    for module in there.values():
+        if isinstance(module, types.ModuleType) and _whose(module.__name__) == "user":
+            inside = names & vars(module).keys()
+            found += [(f"{module.__name__}.{name}", vars(module)[name]) for name in inside]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":  # of super()
+            continue
         with contextlib.suppress(ValueError):  # not assigned yet
             found.append((f"{name} of {function.__qualname__}", cell.cell_contents))
     return [*found, (f"the defaults of {function.__qualname__}", function.__defaults__)]

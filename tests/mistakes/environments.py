@@ -187,9 +187,7 @@ class AsksTheState(Corridor):
         return super().step(key, state, action)
 
 
-def parameters(
-    slippery: bool = False, size: int = 3, scale: "float" = 1.0, loud=False, layout=3
-):
+def parameters(slippery: bool = False, size: int = 3, scale: "float" = 1.0, loud=False, layout=3):
     """Takes options of several kinds, one that its annotation does not tell."""
     return Corridor()
 
