@@ -33,7 +33,9 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     kept = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
     said = set()
-    for draw in _follow(jaxpr, tuple(_KEPT if one else _NEW for one in kept))[1]:
+    draws = _follow(jaxpr, tuple(_KEPT if one else _NEW for one in kept))[1]
+    _follow.cache_clear()  # jaxprs may hold arrays
+    for draw in draws:
         if (line := _line(draw.calls)) is None or line in said:
             continue
         why, fix = "a constant key", "use the key that step is given, or one of the state"
@@ -71,7 +73,7 @@ def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
     return atom
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.cache
 def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
     """Of what the outputs depend, and the draws whose numbers depend on no input that changes."""
     known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr is one

@@ -170,7 +170,11 @@ MISTAKES = {
     "self.t += 1 in step": (on(faulty.Counts()), "step assigns self.t = 1, which was 0", "in the state"),
     "a count in a list": (on(faulty.Holds()), "step assigns self.held[0] = 1, which was 0", "in the state"),
     "a count in an array": (on(faulty.Holds(held=np.zeros(1))), "step assigns self.held", "in the state"),
-    "a count in its class": (on(faulty.CountsForItsClass()), "assigns self.t = 1, which was 0", "the state"),
+    "a count in its class": (
+        on(faulty.CountsForItsClass()),
+        "self.__class__.t = 1, which was 0",
+        "the state",
+    ),
     "a state that is kept": (
         on(faulty.KeepsTheState()),
         "assigns self.kept[0], a traced value",
