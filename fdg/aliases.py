@@ -232,6 +232,7 @@ _INSTEAD = {
     **_each("fdg.play RUN films what was trained", "capture-video render"),
     "verbose": "a run prints how it goes; in Python progress=False prints nothing",
     **_each("--eval-every N counts iterations", "eval-freq eval-steps eval-interval eval-strategy"),
+    "env-ids": "--env NAME is one: each other one is a run of its own",
     "eval-env": "--eval-every N evaluates in environments of the same name",
     **_each("--eval-every N evaluates 16 episodes side by side", "n-eval-envs per-device-eval-batch-size"),
     **_each(
@@ -292,6 +293,9 @@ _INSTEAD = {
     **_each(
         "--max-response N bounds responses; a prompt is never cut",
         "max-length max-seq-length max-prompt-length max-tokens",
+    ),
+    **_each(
+        "a tool is a game of your own, which answers a turn: --env mine:game", "tools environment-factory"
     ),
     "ref-model": "the reference is the model that training begins with: --model DIR",
     **_each(

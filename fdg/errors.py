@@ -28,28 +28,28 @@ def shortened(message: str) -> str:
     >>> shortened(f"PPO(a={list(range(9))}, b={list(range(100))}) is no policy")
     'PPO(a=[0, 1, 2, 3, 4, 5, 6, 7, 8]...4, 95, 96, 97, 98, 99]) is no policy'
     """
-    if len(message) > 10 * _LONGEST:
-        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     parts, at = [], 0
-    for found in re.finditer(r"(?<=\w)[(\[]", message):  # of the repr of a value
-        start, end = found.start(), _closing(message, found.start())
-        if start >= at and end - start > _LONGEST_VALUE:
-            parts += [message[at : start + 30], "..."]
-            at = end - 26
+    for start, end in _values(message):
+        parts += [message[at : start + 30], "..."]
+        at = end - 26
     message = "".join(parts) + message[at:]
     if len(message) <= _LONGEST:
         return message
     return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
 
 
-def _closing(text: str, start: int) -> int:
-    """Where a bracket is closed that opens at `start`; there, if it is not."""
-    depth = 0
-    for end in range(start, len(text)):
-        depth += (text[end] in "([{") - (text[end] in ")]}")
-        if depth == 0:
-            return end
-    return start
+def _values(message: str) -> list[tuple[int, int]]:
+    """Where the long brackets of values open and close, `PPO(env=...)`; not of those within another."""
+    found: list[tuple[int, int]] = []
+    opened = []
+    for at, character in enumerate(message):
+        if character in "([{":
+            opened.append(at)
+        elif character in ")]}" and opened:
+            start = opened.pop()
+            if at - start > _LONGEST_VALUE and message[max(start - 1, 0)].isalnum():
+                found = [one for one in found if one[0] < start] + [(start, at)]
+    return found
 
 
 def printable(message: str) -> str:

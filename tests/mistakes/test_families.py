@@ -1,0 +1,251 @@
+"""Families of mistakes: what is tried of each are all members that a table or a class has, or random ones."""
+
+import dataclasses
+import errno
+import os
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg import aliases, kinds
+from fdg.commands.flags import JobFlags
+from fdg.errors import FdgError, NoAttributeError
+from fdg.training.settings import GROUPS
+from fdg.training.writable import check_writable
+from tests.training.trained import small
+
+ENV = envs.make("CartPole-v1")
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "coming-from").glob("*.md"))
+HYPERPARAMETERS = {field.name for name in algos.names() for field in dataclasses.fields(algos.get(name))}
+FIELDS = HYPERPARAMETERS | {field.name for group in GROUPS.values() for field in dataclasses.fields(group)}
+
+
+def parser_of(algo="ppo", env=None):
+    return JobFlags.of(algos.get(algo), policies.GPUOnly, False).parser()
+
+
+def refused(do, kind=FdgError):
+    with pytest.raises(kind) as caught:
+        do()
+    text = str(caught.value)
+    assert isinstance(caught.value, FdgError) and "\n" not in text and len(text) < 400, text
+    return text
+
+
+# --- names of other libraries ---
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_flags_know_the_settings_that_pages_for_users_of_other_libraries_name(page):
+    """By our name, which the page has too, or by what to do in their place."""
+    none = "brax chosen completion config messages prompt rejected vmap check_env".split()
+    words = r"`(?:--)?([a-z][a-z0-9_-]*|[A-Z][A-Z_]*)(?:=[^`]*)?`"
+    found = []
+    for row in (row.split("|")[1:-1] for row in page.read_text().splitlines() if row.startswith("| ")):
+        cells = [re.findall(words, cell) for cell in row]
+        theirs, ours = cells[-2:] if len(row) == 3 and page.stem == "stable-baselines3" else cells[:2]
+        theirs += [name for name in re.findall(r" --([a-z][a-z-]+)", row[0]) if name not in FIELDS]
+        known = [name for name in theirs if name not in none]
+        pairs = zip(known, ours if len(ours) == len(known) else [None] * len(known), strict=True)
+        for name, meant in [*pairs]:
+            same = name.lower().replace("-", "_") in FIELDS or aliases.instead(name)
+            assert same or (aliases.ours(name) if meant is None else aliases.ours(name) == meant), name
+        found += known
+    for theirs, ours in re.findall(r"`(\w+)` (?:is )?`(\w+)`[,.]", page.read_text()):
+        assert aliases.ours(theirs) == ours and ours in FIELDS, theirs
+    assert len(found) >= 5
+
+
+def test_other_names_of_flags_say_what_there_is():
+    by_alias = [alias for names in aliases.ALIASES.values() for alias in names]
+    assert aliases.ALIASES.keys() <= FIELDS and len(set(by_alias)) == len(by_alias)
+    written = {option for algo in algos.names() for option in parser_of(algo).options()}
+    for name, fix in aliases._INSTEAD.items():
+        flags = {f"--{flag}" for flag in re.findall(r"--([a-z][\w-]*)", fix)}
+        assert flags <= {*written, "--config", "--resume"}, name
+
+
+@pytest.mark.parametrize(
+    ("algo", "words", "field", "value"),
+    [
+        ("grpo", "--num-generations 4", "group_size", 4),
+        ("grpo", "--beta 0.04 --max_completion_length 32", "kl_coefficient", 0.04),
+        ("dpo", "--beta 0.2", "beta", 0.2),
+        ("sft", "--model-name-or-path here --lora_r 8", "model", "here"),
+        ("ppo", "--clip-param 0.3", "clip_ratio", 0.3),
+        ("dqn", "--start-e 0.9", "epsilon_start", 0.9),
+    ],
+)
+def test_names_that_mean_the_same_are_taken(algo, words, field, value):
+    from fdg.commands.flags import normalise
+
+    assert parser_of(algo).parse_strictly(normalise(words.split()))[field] == value
+
+
+@pytest.mark.parametrize("name", aliases.VARIANTS)
+def test_an_algorithm_that_is_another_with_settings_names_them(name):
+    found = aliases.VARIANTS[name]
+    text = refused(lambda: algos.get(name.replace("-", "_")))
+    if isinstance(found, str):
+        assert found in text
+        return
+    algo, settings = found
+    words = text.partition(f": --algo {algo}")[2].split()
+    parsed = parser_of(algo).parse_strictly(words)
+    assert parsed == settings and len(words) == 2 * len(settings)
+
+
+def test_a_class_of_an_algorithm_that_is_another_with_settings():
+    assert refused(lambda: algos.DDQN, NoAttributeError).endswith(": --algo dqn --double true")
+    assert not hasattr(algos, "Nothing")
+
+
+# --- words of a command line ---
+
+
+def test_several_values_of_one_flag():
+    parser = parser_of()
+    for action in parser._actions:
+        if action.nargs is None and action.type is not None and action.option_strings:
+            option = action.option_strings[0]
+            value = "a" if action.choices is None and action.metavar == "NAME" else "1"
+            if action.metavar and action.metavar.startswith("{"):
+                value = action.metavar[1:-1].split(",")[0]
+            text = refused(lambda option=option, value=value: parser.parse_strictly([option, value, value]))
+            assert f"{option} takes one value, not 2 ('{value} {value}'): " in text
+            again = refused(
+                lambda option=option, value=value: parser.parse_strictly([f"{option}={value}", "b"])
+            )
+            assert f"{option} takes one value, not 2" in again
+    for words, fix in {
+        "--seed 0 1 2": "--num-seeds 3 trains 3 agents in one program",
+        "--learning-rate 1e-3 1e-4": "--sweep learning_rate=1e-3,1e-4 tries several",
+        "--num-steps 64 128": "--optuna N --search num_steps=64,128 tries several",
+        "--env a b": "in 'quotes' if it has blanks",
+        "--seed 0,1,2": "'0,1,2' is not an integer: --num-seeds 3",
+        "--num-steps [64,128]": "--search num_steps=64,128",
+    }.items():
+        assert fix in refused(lambda words=words: parser.parse_strictly(words.split()))
+
+
+def test_numbers_with_suffixes_and_units():
+    rng = random.Random(0)
+    scales = {
+        "k": 1e3,
+        "K": 1e3,
+        "M": 1e6,
+        "m": 1e6,
+        "B": 1e9,
+        "G": 1e9,
+        "GB": 1e9,
+        "GiB": 2**30,
+        " TB/s": 1e12,
+    }
+    scales |= {"%": 0.01, "s": 1, " ms": 1e-3, "h": 3600, " Gbit/s": 1.25e8, " million": 1e6, "_000": 1e3}
+    for _ in range(300):
+        number, (unit, scale) = rng.randint(1, 999), rng.choice(list(scales.items()))
+        expected = number * scale
+        kind = rng.choice([float, float | None] + [int, int | None] * (expected == int(expected)))
+        fix = kinds.as_number(f"{number}{unit}", kind)
+        assert fix.startswith(": write "), (number, unit)
+        for written in fix.removeprefix(": write ").split(" or "):
+            assert kinds.reader(kind)(written) == pytest.approx(expected, rel=1e-5)
+    for word, kind in (
+        ("many", int),
+        ("5 bananas", int),
+        ("", float),
+        ("1,2", int),
+        ("10%", int),
+        ("1 2", int),
+    ):
+        assert kinds.as_number(word, kind) == ""
+    for word in ("5e5", "500_000", "500000", "5E5", "500000.0"):
+        assert parser_of().parse_strictly(["--total-steps", word])["total_steps"] == 500_000
+    said = refused(lambda: parser_of().parse_strictly(["--total-steps", "500k"]))
+    assert said == "--total-steps: '500k' is not an integer: write 500_000 or 5e5"
+    assert "write 500_000 or 5e5" in refused(lambda: fdg.fit(small(), total_steps="500k"))
+    assert "write 4_000 or 4e3" in refused(lambda: small(num_envs="4k"))
+
+
+# --- methods, places and values ---
+
+
+def test_methods_of_other_libraries():
+    algorithm = small()
+    engine = fdg.compile(algorithm, policies.GPUOnly(), 1)
+    for name in ("fit", "train", "predict", "save", "load", "export"):
+        assert "fdg." in refused(lambda name=name: getattr(algorithm, name)), name
+    for name in ("fit", "train", "learn", "act", "predict", "save", "load"):
+        assert refused(lambda name=name: getattr(fdg.Run, name)).startswith(f"Run has no {name}: write ")
+    for name in ("fit", "train", "learn", "step", "evaluate", "predict", "save"):
+        assert refused(lambda name=name: getattr(engine, name)).startswith(f"Engine has no {name}: write ")
+    for do in (
+        lambda: algorithm.learn(total_timesteps=1000),
+        lambda: algorithm.learn(1000),
+        lambda: algorithm.update(),
+    ):
+        assert "to train, write fdg.fit(algorithm, total_steps=N)" in refused(do)
+    assert "write run.policy(observation)" in refused(lambda: algorithm.act([0.0]))
+    assert "unknown argument of evaluate 'env'" in refused(lambda: algorithm.evaluate(env=ENV))
+
+
+def test_arguments_in_the_place_of_others():
+    algorithm, policy = small(), policies.GPUOnly()
+    for do in (lambda: fdg.compile(policy, algorithm), lambda: fdg.place(policy, algorithm)):
+        assert refused(do).endswith("is an algorithm in the place of the policy: exchange the two")
+    assert "a policy in the place of the algorithm" in refused(lambda: fdg.trace(policy))
+    file = Path("cluster.toml")
+    for devices in (str(file), file):
+        said = refused(lambda devices=devices: fdg.place(algorithm, policy, devices))
+        assert "give a number (8) or a list" in said and "fdg plan --cluster FILE" in said
+    assert "did you mean 'devices'?" in refused(lambda: fdg.place(algorithm, policy, num_devices=2))
+
+
+def test_long_values_are_cut_wherever_they_stand():
+    value = repr(small()) + repr({f"key_{i}": list(range(i)) for i in range(30)})
+    for message in (f"{value} is no policy: write this", f"give another (not {value}): write this"):
+        text = str(FdgError(message))
+        assert len(text) < 1100 and text.endswith("write this")
+    assert len(str(FdgError(f"{small()!r} is none: write this"))) < 120
+    assert str(FdgError("x(" * 4000)) and str(FdgError("f([)]" * 99))
+
+
+@pytest.mark.parametrize("value", [small(), *(policies.get(name)() for name in policies.names())], ids=repr)
+def test_values_do_not_change(value):
+    for field in (field for field in dataclasses.fields(value) if field.init):
+        now = getattr(value, field.name)
+        text = refused(
+            lambda name=field.name, now=now: setattr(value, name, now), dataclasses.FrozenInstanceError
+        )
+        assert re.search(rf" = dataclasses.replace\((algorithm|policy), {field.name}=", text)
+    assert "unknown field of" in refused(lambda: setattr(value, "nothing", 1), AttributeError)
+
+
+def test_values_of_ones_own_do_not_change():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(algos.PPO):
+        rate: float = 0.1
+
+    mine = Mine(env=ENV)
+    assert "Mine does not change: write" in refused(lambda: setattr(mine, "rate", 1.0))
+    assert dataclasses.replace(mine, rate=1.0).rate == 1.0
+
+
+def test_a_read_only_file_system_is_called_one(tmp_path, monkeypatch):
+    from fdg.training.run_directory import check_free
+
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode keeps out
+    assert f"no permission to write in {tmp_path}" in refused(
+        lambda: check_writable(tmp_path / "policy.onnx")
+    )
+    monkeypatch.setattr(os, "statvfs", lambda *_: SimpleNamespace(f_flag=os.ST_RDONLY))
+    for check in (check_writable, check_free):
+        said = refused(lambda check=check: check(tmp_path / "new" / "policy.onnx"))
+        assert said.endswith(f"{os.strerror(errno.EROFS)}: give another path")
