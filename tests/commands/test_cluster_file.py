@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fdg.commands.cluster_file import read_cluster
-from fdg.errors import FdgError
+from fdg.costs.hardware import RATES
+from fdg.errors import FdgError, FdgWarning
 
 GOOD = """
 hosts = 4
@@ -14,6 +15,10 @@ kind = "H100"
 price = 2.5
 failures_per_device_hour = 1e-5
 """
+
+
+LINK = 'hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = {}\nbandwidth = {}'
+KIND = 'hosts = 1\nkind = "A"\n[kinds.A]\nlike = "H100"\n"{}" = {}'
 
 
 @pytest.fixture
@@ -60,6 +65,19 @@ def test_kinds_and_links_of_ones_own(file):
         (GOOD.replace("H100", "H1000"), "unknown device kind 'H1000': did you mean 'H100'"),
         (GOOD.replace("hosts = 4", "hosts = -4"), "hosts = -4: give a whole number of at least 1"),
         (GOOD.replace("hosts = 4", "hosts = 4.5"), "hosts = 4.5: give a whole number"),
+        (GOOD.replace("hosts = 4", "hosts = '4'"), "hosts = '4': give a whole number of at least 1: write 4"),
+        (GOOD.replace("2.5", "'2.5 per h'"), "of at least 0, of a device for an hour, in any money, such as"),
+        (
+            GOOD + "restart_seconds = '5 min'",
+            "s from a failure to where the last checkpoint is loaded: write 300",
+        ),
+        (GOOD + "storage_bytes_per_second = '1 GB/s'", "of all hosts together: write 1_000_000_000 or 1e9"),
+        (
+            LINK.format("'5 us'", "1e11"),
+            "latency = '5 us': give a number of at least 0, s until the first byte",
+        ),
+        (LINK.format("5e-6", "'400 Gbit/s'"), "write 50_000_000_000 or 5e10"),
+        (LINK.format("5e-6", "true"), "bandwidth = True: give a number of at least 0, B/s one way"),
         (GOOD.replace("2.5", "-1"), "price = -1: give a number of at least 0"),
         (GOOD.replace("2.5", "nan"), "price = nan: give a number"),
         (GOOD + 'inside = "NVLink 44"', "unknown link 'NVLink 44': did you mean 'NVLink 4'"),
@@ -68,8 +86,8 @@ def test_kinds_and_links_of_ones_own(file):
         ("hosts = 1", "'kind' is missing"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nmemory = 1', "needs platform"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nlike = "H100"\nmemori = 1', "did you mean 'memory'"),
-        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "gpu"\nmemory = 1.0', "needs 'memory'"),
-        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "xpu"\nmemory = 1.0', "none of cpu, gpu, tpu"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "gpu"\nmemory = 1e12', "needs 'memory'"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "xpu"\nmemory = 1e12', "none of cpu, gpu, tpu"),
         ('hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = 1', "needs bandwidth"),
         ("hosts = 1\nkind = 3", "give a name in quotes"),
     ],
@@ -78,6 +96,38 @@ def test_what_is_wrong_is_one_line_with_the_fix(file, text, says):
     with pytest.raises(FdgError) as raised:
         read_cluster(file(text))
     assert says in str(raised.value) and "\n" not in str(raised.value).strip()
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_each_rate_says_what_it_is_and_in_which_unit(file, rate):
+    with pytest.raises(FdgError) as raised:
+        read_cluster(file(KIND.format(rate, "'much'")))
+    assert f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate]}, such as " in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (KIND.format("memory", 80e9), "memory = 8e.10 is B/s .*: it looks like memory_bytes = 8e"),
+        (
+            KIND.format("memory_bytes", 3.35e12),
+            "memory_bytes = 3.35e.* is B of .*: it looks like memory = 3.35e",
+        ),
+        (KIND.format("memory", 3350), "memory = 3350 is B/s .*: published ones are from 6.2e"),
+        (KIND.format("product/float32", 67), "FLOP/s of large products .*: published ones are from"),
+        (LINK.format(5, 1e11), "latency = 5 is s until .*: published ones are from 6e-07"),
+        (LINK.format(5e-6, 400), "bandwidth = 400 is B/s one way, .*: published ones are from"),
+    ],
+)
+def test_a_number_of_another_unit_or_quantity_is_warned_of(file, text, says):
+    with pytest.warns(FdgWarning, match=says):
+        read_cluster(file(text))
+    for words in ("'80 GB'", "'3.35 TB/s'"):
+        with pytest.raises(FdgError) as raised:
+            read_cluster(file(KIND.format("memory", words)))
+        assert ("looks like memory_bytes = 8e" in str(raised.value)) == (words == "'80 GB'")
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -170,12 +170,18 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
         ("a.csv", 'prompt,answer\n"1,2\n', "is no CSV"),
         ("a.parquet", "PAR1", "Parquet is not read: convert it"),
         ("a.jsonl", "\n \n", "has no rows"),
+        *((f"a.{ending}", f"prompt{mark}answer\n1{mark}2\n", f"separated by {mark!r}: use {right!r}")
+          for ending, right in (("csv", ","), ("tsv", "\t")) for mark in ",;|\t" if mark != right),
+        *((f"a.{ending}", content.encode(encoding), "save it as UTF-8")
+          for ending, content in (("csv", "prompt,answer\n1+1=,\u00fc\n"), ("jsonl", '{"prompt": "\u00fc"}'),
+                                  ("json", '[{"prompt": "\u00fc"}]'))
+          for encoding in ("latin-1", "cp1252", "mac_roman", "utf-16", "utf-16-be", "utf-16-le", "utf-32")),
         ("a.json", "[1]", "row 1: is 1, and no object"),
         ("a.jsonl", json.dumps(GOOD), "too few to hold some out: give more of them, or a file"),
     ],
 )  # fmt: skip
 def test_files_that_hold_no_problems(name, content, words, tmp_path):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(fdg.FdgError) as error:
         envs.make("text:file", path=str(tmp_path / name))
     assert words in str(error.value) and "\n" not in str(error.value)

@@ -39,6 +39,15 @@ def test_a_loaded_run_is_the_one_that_was_trained(run):
     assert "PPO on CartPole-v1, iteration 4" in repr(loaded)
 
 
+def test_loading_it_as_another_algorithm_names_the_setting(run):
+    for name, value, there in (("hidden", (16,), [8]), ("num_envs", 8, 4), ("layer_norm", True, False)):
+        with pytest.raises(FdgError) as refused:
+            fdg.load(run.path, algorithm=small(**{name: value}))
+        assert f"contradicts the {there} of the run in {run.path}: leave algorithm out" in str(refused.value)
+        assert str(refused.value).startswith(f"algorithm: {name}=")
+    assert fdg.load(run.path, algorithm=small(learning_rate=1e-2)).iteration == 4
+
+
 def test_evaluate_is_eval_return_to_the_last_digit(run):
     value = summary(run)["eval_return"]
     assert fdg.load(run.path).evaluate().mean == run.evaluate().mean == run.last_evaluation.mean == value
