@@ -25,7 +25,7 @@ from fdg.kinds import (
 )
 from fdg.training.settings import GROUPS, Settings
 
-_ONE = "give one, in 'quotes' if it has blanks; each other one is a run of its own"
+_ONE = "give one: each other one is a run of its own"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +245,10 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         )
     else:
         parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
-    parser.register("several", option, flag.several)
+    is_word = mentions(flag.kind, str) and flag.several == _ONE
+    parser.register(
+        "several", option, f"{flag.several}, and blanks are 'in quotes'" if is_word else flag.several
+    )
 
 
 def _fix(flag: Flag, word: str) -> str:
