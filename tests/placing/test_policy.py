@@ -112,7 +112,7 @@ def test_devices(devices):
     [
         (lambda devices: 99, "devices=99: there are 8; on a CPU, fdg.host_devices(99) makes more"),
         (lambda devices: 0, "devices=0: there are 8"),
-        (lambda devices: True, "devices=True: give a list of devices"),
+        (lambda devices: True, "devices=True: give a number (8) or a list"),
         (lambda devices: "cpu", "devices='cpu': give a list of devices"),
         (lambda devices: devices[0], "give a list of devices"),
         (lambda devices: [devices[0], 1], "devices[1] is 1, and no device"),
