@@ -47,6 +47,11 @@ def problem_of(name, level):
     return small(level) if name == "small" else reading.get(name).at(level)
 
 
+def unspecified(of):
+    """The same for all levels, so one program."""
+    return dataclasses.replace(of, specs=problem.Specs())
+
+
 @functools.partial(jax.jit, static_argnames="of")
 def measured(of, drawn, specs):
     """Designs [n] within the budgets, and what they take."""
@@ -165,13 +170,12 @@ def proposed(method, of, seeds):
     def by_seed(x):
         return np.asarray(x).reshape(len(seeds), AT_ONCE, *x.shape[1:])
 
-    unspecified = dataclasses.replace(of, specs=problem.Specs())  # one program for all levels
     makers = [PROPOSERS[method](of, np.random.default_rng([seed, 41])) for seed in seeds]
     new = [next(one) for one in makers]
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
     for _ in range(EVALUATIONS // AT_ONCE):
         flat = jnp.asarray(np.concatenate(new), jnp.int32)
-        designs, found = jax.tree.map(by_seed, measured(unspecified, flat, jnp.asarray(of.specs)))
+        designs, found = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
         worth = np.where(found.feasible, found.score, -1 - found.violation)
         top = worth.argmax(1)
         before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
@@ -298,8 +302,10 @@ def show_order(cells, seeds=10):
         of, rows = problem_of(name, level), {}
         for method in JOINT:
             if one := cells.get((name, level, method)):
-                designs = jnp.asarray(one["design"][:seeds], jnp.int32)
-                rows[method] = jax.tree.map(np.asarray, measured(of, designs, jnp.asarray(of.specs))[1])
+                number = len(one["design"][:seeds])
+                padded = np.resize(one["design"][:seeds], (len(SEEDS) * AT_ONCE, len(of.decisions())))
+                found = measured(unspecified(of), jnp.asarray(padded, jnp.int32), jnp.asarray(of.specs))[1]
+                rows[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], found)
         for method, found in rows.items():
             taken = [np.mean(x) for x in found[:3]]
             us, uj = taken[0] / of.technology.clock_hz * 1e6, taken[1] / 1e6
@@ -309,6 +315,8 @@ def show_order(cells, seeds=10):
                 less = [np.mean(x) / y for x, y in zip(first[:3], taken, strict=True)]
                 columns += [", ".join(f"{x:.2f} x" for x in less)]
                 columns += [f"{100 * (found.score.mean() - first.score.mean()):+.1f}"]
+            else:
+                columns += ["", ""]
             print(f"| {name}, {level} | {method} | {' | '.join(columns)} |")
 
 
@@ -360,7 +368,7 @@ def plot(cells, path):
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("score, 0 if no design meets the specs")
     panels[0].set_ylim(0.35, 0.7)
-    panels[-1].legend(frameon=False, fontsize=8, loc="lower right")
+    panels[-1].legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     print(path)
@@ -381,8 +389,8 @@ def main():
     if given.show:
         cells = read(given.out)
         show_methods(cells)
-        show_order(cells)
         plot(cells, PICTURE)
+        show_order(cells)
     if given.area:
         show_area()
 
