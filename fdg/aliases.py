@@ -166,7 +166,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **{
         spelling: ("grpo", {"variant": name})
         for name in ("rloo", "dr_grpo", "dapo", "gspo", "reinforce_plus_plus")
-        for spelling in {name.replace("_", "-"), name.replace("_", ""), name.replace("_plus_plus", "++")}
+        for spelling in (name.replace("_", "-"), name.replace("_", ""), name.replace("_plus_plus", "++"))
     },
     **_each(("ppo_rlhf", {}), "rlhf ppo-lm ppo-text"),
     **_each(("dpo", {"preference": "ipo"}), "ipo"),

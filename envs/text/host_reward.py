@@ -243,13 +243,20 @@ def _row(task: Any, content: Any, asked: str) -> Row:
 
 
 def _index_of(error: Exception, said: Sequence[str], asked: Sequence[str]) -> int:
-    """The response that a function looked at as it raised, as far as its variables say; else the first."""
+    """The response that a function looked at as it raised; else the first.
+
+    As far as its variables say, or the error: since Python 3.12 those of a comprehension are gone by then.
+    """
     found = own_frame(error)
     variables = [] if found is None else list(found[0].f_locals.values())
     for texts in (said, asked):
         for i, text in enumerate(texts):
             if any(one is text for one in variables):
                 return i
+    for texts in (said, asked):
+        named = [i for i, text in enumerate(texts) if repr(text) in str(error)]
+        if len(named) == 1:
+            return named[0]
     return 0
 
 

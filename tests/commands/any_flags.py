@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import algos
 import policies
-from fdg.commands import calibrate, launch, scale, using
+from fdg.commands import calibrate, cluster, launch, using
 from fdg.commands.flags import Flag, JobFlags, fields_of
 from fdg.kinds import is_tuple, shown
 from fdg.training.settings import Processes
@@ -127,7 +127,7 @@ def of_job(algorithm: type, policy: type) -> dict[str, Flag]:
 @functools.cache
 def every_flag() -> dict[str, Flag]:
     """Those of all algorithms and policies, and of plans for clusters."""
-    known = {flag.option.lstrip("-"): flag for flag in scale.FLAGS}
+    known = {flag.option.lstrip("-"): flag for flag in cluster.FLAGS}
     for algorithm in (*map(algos.get, algos.names()), *OWN.values()):
         known |= of_job(algorithm, policies.GPUOnly)
     for policy in (*map(policies.get, policies.names()), policies.Auto):
