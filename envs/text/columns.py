@@ -46,7 +46,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
             return Row(messages, _answer(record, said), columns)
         if len(messages) == 1:
             raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
-        return Row(messages[:-1], last["content"], columns)
+        return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns)
     if asked is None:
         others = listed([repr(name) for name in columns], "and") or "nothing"
         wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
@@ -117,7 +117,17 @@ def _said(where: str, column: str, value: Any) -> str:
     if len(found) != 1 or found[0]["role"] != "assistant":
         roles = listed([message["role"] for message in found], "and")
         raise FdgError(f"{where}: '{column}' has messages of {roles} where one of the assistant's is wanted")
-    return str(found[0]["content"])
+    return _content(f"{where}: '{column}'", found[0])
+
+
+def _content(what: str, message: Message) -> str:
+    """What an answer says."""
+    if message.get("tool_calls"):
+        raise FdgError(
+            f"{what} calls tools (tool_calls), and an answer is learned from its content alone: write the"
+            " call there, as the chat template writes it, or leave the row out"
+        )
+    return str(message["content"])
 
 
 def _text(where: str, column: str, value: Any, least: str = " ") -> Any:

@@ -114,7 +114,10 @@ def _encoded_rows(
     """Of each row the prompt, the answer with the token that ends it, and what the answer's tokens say; rows
     that say the same are encoded once.
     """
-    named = [(row.prompt, row.answer) if isinstance(row.prompt, str) else id(row) for row in rows]
+    plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
+    named = [
+        (row.prompt, row.answer) if is_plain else id(row) for is_plain, row in zip(plain, rows, strict=True)
+    ]
     unique = dict(zip(named, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
     found, stop = {}, tokenizer.stops[:1]

@@ -1,6 +1,8 @@
 """`Row`: a problem that is there already; a `TextProblem` of such has them as its `rows`, a tuple."""
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -22,6 +24,15 @@ class Row:
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def template_arguments(self) -> Mapping[str, Any]:
+        """What the chat template gets of its columns, as in TRL: `tools`, and all of `chat_template_kwargs`;
+        a text there is JSON.
+        """
+        tools, more = (_read(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
+        found = {"tools": tools} if isinstance(tools, list) and tools else {}
+        return {**found, **more} if isinstance(more, Mapping) else found
+
+    @property
     def text(self) -> str:
         """The prompt as plain text: of messages, what each says, a line each.
 
@@ -31,6 +42,11 @@ class Row:
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n".join(map(content_of, self.prompt))
+
+
+def _read(value: Any) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) else value
 
 
 def content_of(message: Message) -> str:

@@ -419,7 +419,7 @@ def _as_json(arguments: Any, name: str) -> str:
             continue
     try:
         if not found or (isinstance(found, Mapping) and all(isinstance(key, str) for key in found)):
-            return json.dumps(dict(found), sort_keys=True) if found else ""
+            return json.dumps(dict(found)) if found else ""
     except (TypeError, ValueError):
         pass
     raise FdgError(

@@ -243,7 +243,10 @@ class HuggingFaceTokenizer:
         templated = self.chat_template is not None or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if templated:
-            prompts = [self._rendered(messages, True, arguments) for messages in conversations]
+            prompts = [
+                self._rendered(messages, True, {**arguments, **row.template_arguments})
+                for messages, row in zip(conversations, rows, strict=True)
+            ]
         else:
             prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
         front = [] if templated else self._front

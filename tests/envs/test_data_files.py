@@ -135,6 +135,7 @@ def test_pairs_as_trl_splits_them(row, expected):
 
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
 MISTAKES = [
     ("{", "line 3: is no JSON"),
     ("3", "line 3: holds no JSON object"),
@@ -147,6 +148,14 @@ MISTAKES = [
     ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
     ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
     ({"messages": SAID}, "line 3: 'messages' has an answer alone"),
+    (
+        {"messages": [*USER, {**CALL, "content": "x"}]},
+        "line 3: the last of 'messages' calls tools (tool_calls)",
+    ),
+    (
+        {"prompt": "x", "completion": [CALL]},
+        "line 3: 'completion' calls tools (tool_calls), and an answer is",
+    ),
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences, 'chosen' and 'rejected'"),
 ]
 

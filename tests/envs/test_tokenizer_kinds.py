@@ -224,6 +224,26 @@ def test_system_messages_and_arguments_of_templates(chatting):
         envs.make("text:sorting", template_arguments="thinking")
 
 
+def test_a_row_brings_tools_and_arguments_of_its_template(chatting):
+    made = tokenizers.Tokenizer.from_file(str(chatting / "tokenizer.json"))
+    show = "{{ tools | tojson }}" + CHAT
+    (chatting / "chat_template.jinja").write_text(show)
+    rows = [{"type": "function", "function": {"name": "b", "a": 1}}, {"type": "other"}]
+    cases = [
+        ({"tools": rows}, json.dumps(rows), ""),
+        (
+            {"tools": json.dumps(rows), "chat_template_kwargs": {"enable_thinking": False}},
+            json.dumps(rows),
+            "<think>",
+        ),
+        ({"tools": None}, "null", ""),
+    ]
+    tokenizer = HuggingFaceTokenizer(str(chatting))
+    found = tokenizer.encode_rows([Row("1", None, columns) for columns, _, _ in cases])
+    for (ids, _), (_, tools, end) in zip(found, cases, strict=True):
+        assert ids == made.encode(f"{tools}<s>[user]1</s>[assistant]{end}").ids
+
+
 def test_templates_by_name_and_all_special_tokens(chatting):
     user = [{"role": "user", "content": "a<b", "name": None}]
     show = "{{ image_token }}{{ additional_special_tokens }}{{ sep_token is defined }}{{ messages | tojson }}"
@@ -254,7 +274,7 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         (lambda: tokenizer.chat(user, tools={1}), "of a chat template: TypeError: Object of type set"),
         (lambda: tokenizer.chat(["hello"]), "message 0 is 'hello': it must be a mapping"),
         (lambda: tokenizer.chat(user, chat_template=["d"]), "it must be the name of a template, or its text"),
-        (lambda: envs.make("text:sorting", system=3), "system=3 must be a text"),
+        (lambda: envs.make("text:sorting", system=3), "system=3 must be a string"),
         (lambda: envs.make("text:sorting", table_size=1), "table_size=1 must be an integer from 64 to"),
     ):
         with pytest.raises(FdgError, match=said) as error:
