@@ -87,7 +87,11 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
         known = "it has no config.json" if os.path.isdir(directory) else "no such directory"
         if os.path.lexists(file.with_name("adapter_config.json")):
             known = "holds adapters alone (adapters=), and no checkpoint"
-        raise FdgError(f"{directory}: {known}: give a directory with config.json and *.safetensors")
+        fix = "give a directory with config.json and *.safetensors"
+        name = os.path.relpath(directory)
+        if known == "no such directory" and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
+            fix += f" (nothing is downloaded: hf download {name} --local-dir {name})"
+        raise FdgError(f"{directory}: {known}: {fix}")
     found = read_json(file, any_number=True)
     if "model_type" not in found and "hyperparameters" in found:
         raise FdgError(

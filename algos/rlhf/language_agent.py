@@ -6,7 +6,7 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -143,7 +143,12 @@ class LanguageAgent(HasPresets):
         keep_absolute(self)
         require_types(self)
         require_positive(self, "num_prompts", "total_steps", "learning_rate", "num_epochs", "num_minibatches")
-        require_positive(self, "temperature", "max_grad_norm")
+        require(
+            self,
+            self.temperature > 0,
+            f"temperature={self.temperature}: it must be above zero; greedy=True takes the most likely token",
+        )
+        require_positive(self, "max_grad_norm")
         for name in ("dataset_size", "micro_batch", "slots"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
@@ -256,11 +261,18 @@ class LanguageAgent(HasPresets):
         """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
         return self._speaker.rows(examples)
 
-    def answer(self, state: Any, prompts: list[str], seed: int = 0, greedy: bool = True) -> list[str]:
+    def answer(self, state: Any, prompts: Sequence[Any], seed: int = 0, greedy: bool = True) -> list[str]:
         """What the network says to prompts of one's own.
 
+        Args:
+          state: of this algorithm.
+          prompts: texts, or lists of messages (`[{"role": "user", "content": "1+1="}]`).
+          seed: of what is drawn, if not greedy.
+          greedy: the most likely token each time, else drawn at the algorithm's temperature.
+
         Raises:
-          FdgError: a prompt is too long, or has a character that the vocabulary lacks.
+          FdgError: `prompts` is no list of them; a prompt is too long, or has a character that the
+            vocabulary lacks.
         """
         return self._speaker.answer(self._speaking(state), prompts, seed, greedy)
 

@@ -4,7 +4,7 @@ Letters in shapes: `N` problems, `P` tokens of a prompt, `R` of a response.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -131,7 +131,7 @@ class Speaker:
             for i in range(len(prompts))
         ]
 
-    def answer(self, parameters: Any, prompts: list[str], seed: int, greedy: bool) -> list[str]:
+    def answer(self, parameters: Any, prompts: Sequence[Any], seed: int, greedy: bool) -> list[str]:
         """What the network says to prompts of one's own.
 
         Raises:

@@ -26,6 +26,7 @@ from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 Split: TypeAlias = Literal["train", "test"]
@@ -306,8 +307,13 @@ class TextTask:
           longest: tokens that there is room for, if one needs more than those of `sample` have.
 
         Raises:
-          FdgError: one is longer, or has a character without a token.
+          FdgError: they are no list of prompts; one is longer, or has a character without a token.
         """
+        if isinstance(problems, str) or not problems or not all(map(_is_problem, problems)):
+            raise FdgError(
+                f"prompts={quoted(problems)}: give a list of them, texts or lists of messages, as in"
+                ' ["1+1="] or [[{"role": "user", "content": "1+1="}]]'
+            )
         ids = [prompt for prompt, _ in self._encode([Row(_frozen(problem)) for problem in problems])]
         width = self.prompt_length
         if longest is not None and width < max(map(len, ids), default=0):
@@ -426,6 +432,12 @@ def _as_json(arguments: Any, name: str) -> str:
         f"task '{name}': template_arguments={arguments!r:.60} must be a mapping by name, or its JSON:"
         f' {{"enable_thinking": false}}'
     )
+
+
+def _is_problem(one: Any) -> bool:
+    """Whether it is a text, or messages."""
+    is_list = isinstance(one, list | tuple) and bool(one)
+    return isinstance(one, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in one))
 
 
 def _frozen(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:

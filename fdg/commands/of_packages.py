@@ -1,6 +1,7 @@
 """Commands of installed packages: entry points of the group `fdg.commands` (docs/how-to/command.md)."""
 
 import importlib.metadata
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -12,6 +13,9 @@ GROUP = "fdg.commands"
 _WIDTH = 60  # of what a package says of itself
 
 Commands = Mapping[str, Sequence[EntryPoint]]  # by name; more than one where packages disagree
+
+
+_OURS = {"codesign": "searches networks and an accelerator that meet specs."}
 
 
 def commands() -> Commands:
@@ -34,7 +38,10 @@ def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
         else:
             about: Any = points[0].dist.metadata if points[0].dist else {}
             summary = about.get("Summary") or ""
-            text = f"of {owners}: {' '.join(summary.split())[:_WIDTH]}".removesuffix(": ")
+            said = textwrap.shorten(summary, _WIDTH, placeholder=" ...")
+            text = f"of {owners}: {said}".removesuffix(": ")
+            if {point.dist.name for point in points if point.dist} == {"fdg"}:
+                text = _OURS.get(name, text)
         lines.append(f"{name:10} {text}")
     return lines
 

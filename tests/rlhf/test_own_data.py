@@ -402,3 +402,11 @@ def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
         found = run.evaluate(episodes)
         assert sorted(seen) == sorted(wanted) and found.episodes == len(wanted)
         assert found.returns[0].tolist() == [*range(len(wanted))]
+
+
+@pytest.mark.parametrize(
+    "prompts", ["1+1=", [], [None], [{"role": "user", "content": "1"}], [[{"rol": "user"}]], [3]]
+)
+def test_prompts_are_a_list_of_texts_or_messages(prompts):
+    with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of them, texts or lists of messages"):
+        envs.make("text:addition").prompts_of(prompts)
