@@ -143,11 +143,8 @@ class LanguageAgent(HasPresets):
         keep_absolute(self)
         require_types(self)
         require_positive(self, "num_prompts", "total_steps", "learning_rate", "num_epochs", "num_minibatches")
-        require(
-            self,
-            self.temperature > 0,
-            f"temperature={self.temperature}: it must be above zero; greedy=True takes the most likely token",
-        )
+        zero = f"temperature={self.temperature}: it must be above zero; greedy=True takes the likeliest token"
+        require(self, self.temperature > 0, zero)
         require_positive(self, "max_grad_norm")
         for name in ("dataset_size", "micro_batch", "slots"):
             if getattr(self, name) is not None:
@@ -262,17 +259,11 @@ class LanguageAgent(HasPresets):
         return self._speaker.rows(examples)
 
     def answer(self, state: Any, prompts: Sequence[Any], seed: int = 0, greedy: bool = True) -> list[str]:
-        """What the network says to prompts of one's own.
-
-        Args:
-          state: of this algorithm.
-          prompts: texts, or lists of messages (`[{"role": "user", "content": "1+1="}]`).
-          seed: of what is drawn, if not greedy.
-          greedy: the most likely token each time, else drawn at the algorithm's temperature.
+        """What the network says to prompts of one's own, texts or lists of messages
+        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn if not greedy.
 
         Raises:
-          FdgError: `prompts` is no list of them; a prompt is too long, or has a character that the
-            vocabulary lacks.
+          FdgError: `prompts` is no list; one is too long, or has a character that the vocabulary lacks.
         """
         return self._speaker.answer(self._speaking(state), prompts, seed, greedy)
 
