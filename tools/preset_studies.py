@@ -98,6 +98,9 @@ MEMBERS: dict[str, Members] = {
     "hanabi": Members(("hanabi",), (), 10_000_000),
     "mabrax": Members(("hopper_3x1",), ("walker2d_2x3",), 5_000_000),
     "codesign": Members(("codesign:w1?specs=tight",), ("codesign:w2?specs=tight",), 100_000),
+    "codesign-sequence": Members(
+        ("codesign:w1?specs=tight&order=sequence",), ("codesign:w2?specs=tight&order=sequence",), 100_000
+    ),
     "switch-riddle": Members(("switch_riddle",), (), 1_000_000),
     "social-dilemma": Members(("coin_game",), ("storm_2p",), 1_000_000),
     "jaxnav": Members(("jaxnav",), (), 5_000_000),

@@ -1,6 +1,7 @@
 """Mistakes in code that is traced: which line of whose file, what JAX cannot do there, what to write."""
 
 import contextlib
+import inspect
 import linecache
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -120,7 +121,7 @@ def is_array(value: Any) -> bool:
     if isinstance(value, bool | int | float | complex):
         return True
     dtype = getattr(value, "dtype", None)
-    if dtype is None or isinstance(value, type):
+    if dtype is None or isinstance(value, type) or inspect.isroutine(dtype):  # such as jax.numpy's own
         return False
     return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import random
+import re
 import sys
 import types
 import warnings
@@ -23,6 +24,8 @@ _GLOBAL = {
     "random": getattr(random.getstate, "__self__", None),
     "numpy.random": getattr(np.random.get_state, "__self__", None),
 }
+
+_PART = re.compile(r"self(\.\w+){2,}")  # an attribute of an object within
 
 Seen = dict[str, tuple[Any, Any]]
 """By where it is, such as `self.env.single.t`: a number, array or random generator, and what it holds."""
@@ -54,6 +57,8 @@ def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> 
                 package = "Python" if isinstance(now, random.Random) else "NumPy"
                 said = "drawn once, while tracing, they are constants of the program: use jax.random with a"
                 _warn(f"{what} draws random numbers of {package}: {said} key from the state")
+        elif traced and _PART.fullmatch(path):
+            continue  # it may be set again at each trace before it is read
         elif traced or (path in before and path.startswith("self")):
             value = ", a traced value without a number" if traced else f" = {short(now)}"
             old = f", which was {short(was)}" if path in before and was is not now else ""

@@ -97,14 +97,13 @@ def test_the_longest_response_binds_where_none_begins_ahead():
 
 def test_the_flag_of_a_plan(tmp_path):
     """Lengths by a word, or those of a run, for whatever generates responses."""
-    assert flag.take(["--algo", "grpo", "--lengths", "constant:3"]) == ("constant:3", ["--algo", "grpo"])
-    assert flag.take(["--algo", "grpo"]) == (None, ["--algo", "grpo"])
+    given = {"algo": "grpo", "lengths": "constant:3"}
+    assert flag.take(given) == "constant:3" and given == {"algo": "grpo"} and flag.take(given) is None
     fields = {**SIZES, "ahead": 0, "max_age": None, "responses_per_prompt": 2, "_candidates": 8}
-    job = types.SimpleNamespace(algorithm=types.SimpleNamespace(**fields), policy=None)
+    algorithm = types.SimpleNamespace(**fields)
     row = {"iteration": 1, "env_steps": 8, "wall_s": 1.0, "response_length": 3.0, "response_length_max": 3.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    by_run, by_word = flag.said(job, str(tmp_path)), flag.said(job, "constant:3")
+    by_run, by_word = flag.said(algorithm, None, str(tmp_path)), flag.said(algorithm, None, "constant:3")
     assert by_run == by_word and "stream of 6 slots, eta = 0 + 0: responses of 3 tokens" in by_run
-    job.algorithm = types.SimpleNamespace()
     with pytest.raises(fdg.FdgError, match="SimpleNamespace generates no responses: use --algo grpo"):
-        flag.said(job, "constant:3")
+        flag.said(types.SimpleNamespace(), None, "constant:3")

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import traceback
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from fdg import FdgWarning
 from fdg.batch.lengths import divisors
 from fdg.placing import place
 from fdg.placing.agents import agents_together
@@ -136,7 +138,8 @@ def check(
         return Verdict("unclear", str(unclear))
     algorithm = under_test(program)
     try:
-        with at_most_together(placement.together):
+        with at_most_together(placement.together), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FdgWarning)  # random programs may draw from one key each time
             engine = fdg.compile(algorithm, placement.policy, devices, placement.num_seeds)
     except (fdg.GraphError, fdg.PlanError) as refusal:
         return _refusal(str(refusal), program, placement)
