@@ -115,8 +115,13 @@ def make(name: str, **overrides: Any) -> Any:
     200
     """
     if not isinstance(name, str):
-        fix = foreign.refused(name) or "an environment is used as it is, and one instance by envs.vectorize"
-        raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1': it {fix}")
+        refused = foreign.refused(name)
+        why = (
+            f": it {refused}"
+            if refused
+            else "; an environment is used as it is, one instance by envs.vectorize"
+        )
+        raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'{why}")
     if "?" in name and name not in _registered:
         plain, given = parse(name)
         keywords = "".join(f", {key}={value!r}" for key, value in {**given, **overrides}.items())
