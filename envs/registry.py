@@ -116,9 +116,7 @@ def make(name: str, **overrides: Any) -> Any:
     """
     if not isinstance(name, str):
         refused = foreign.refused(name)
-        fix = (
-            f": it {refused}" if refused else "; use an environment as it is, one instance by envs.vectorize"
-        )
+        fix = f": it {refused}" if refused else "; an environment is used as it is, one by envs.vectorize"
         raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
         plain, given = parse(name)
