@@ -32,7 +32,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # to write less takes longer
 
 import jax
 import pytest
