@@ -47,12 +47,18 @@ class A2C(ActorCritic):
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
     max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
-    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
-    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
+        "tanh", "activation function of the layers"
+    )
+    initial_log_std: float = hyperparameter(
+        0.0, "initial log standard deviation of the policy (continuous actions)"
+    )
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 

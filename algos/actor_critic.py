@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A rollout; to the loss, observations and rewards are normalised if that was asked for."""
+    """A rollout. The loss sees observations and rewards normalised, if that is switched on."""
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action]

@@ -87,10 +87,10 @@ class DQN(ReplayedQLearning, QLearning):
     )
     importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

@@ -21,7 +21,7 @@ _BASES: dict[tuple[str, str], Library] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held:
-    """A module with its parameters, as a value that hashes: it is equal to itself alone."""
+    """A module with its parameters, made hashable by identity: it equals only itself."""
 
     module: Any
 

@@ -25,10 +25,10 @@ def hyperparameter(
     Args:
       default: its value where none is given.
       description: a phrase.
-      structural: of a float that decides what the program is, so that it cannot be a traced number (as a
-        sweep makes of floats): what it decides, a phrase. None for all others.
-      holds: "folder" of a path, which is kept as an absolute one, so that a run can be used from any folder;
-        "folder or WORD" where a word may take its place.
+      structural: a phrase that says what this float decides about the compiled program. Such a float cannot
+        be traced, so it cannot be swept. None for all other fields.
+      holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
+        folder. "folder or WORD" if WORD is allowed as well.
     """
     metadata = {"help": description, "structural": structural, "holds": holds}
     return dataclasses.field(
@@ -51,7 +51,8 @@ def keep_absolute(algorithm: Any) -> None:
 
 # Of fields that hold a network of a user's own: the command line takes its name.
 NETWORK: dict[str, Any] = {
-    "help": "module:name of a network, or of a function of the spaces that returns one (None: the default)",
+    "help": "module:name of a network, or of a function of the spaces that returns one "
+    "(None: built from --hidden and its like)",
     "flag": str | None,
     "holds": "network",
 }
@@ -63,20 +64,20 @@ OF_NETWORK = frozenset(
     " decoder model tokenizer adapters hidden_size num_layers num_heads num_kv_heads intermediate_size"
     " lora_rank lora_alpha".split()
 )
-"""Fields that say what network learns: a run that begins with the weights of another takes them from it."""
+"""Fields that define the network: a run that starts from another one's weights takes them from it."""
 
 MOST = 2**31 - 1  # of a size or a count: what an int32 index holds
 MOST_STEPS = 10**12  # of the longest runs
 
 PRECISION: dict[str, Any] = {
-    "help": "of the operands of networks' products; bfloat16 is quicker where a device has units for it"
+    "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
 }
 
 
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
     """Raises an `FdgError` that names the algorithm, unless the condition holds.
 
-    One on traced numbers cannot be checked, and counts as holding: whoever traces them checks the numbers.
+    A condition on traced values cannot be checked here and passes: whoever traces the values checks them.
     """
     if not is_traced(condition) and not condition:
         raise FdgError(f"{type(algorithm).__name__}: {message}")
@@ -97,19 +98,19 @@ def number(value: Any) -> Any:
 
 
 def structural(algorithm_class: Any) -> dict[str, str]:
-    """Fields that are floats and yet decide what the program is, and so cannot be traced: name to reason."""
+    """Float fields that cannot be traced because the compiled program depends on them: name to reason."""
     fields = kinds.dataclass_fields(algorithm_class)
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
 def require_types(algorithm: Any) -> None:
-    """Requires that each field holds what its annotation says, as far as that can be told.
+    """Checks that each field has the type of its annotation, as far as that can be checked.
 
     A number may be NumPy's, or a traced one where a float is expected. Whole numbers are at most `MOST`,
     `total_steps` at most `MOST_STEPS`.
 
     Raises:
-      FdgError: names the field, its value, what is expected, and where it is plain, what to write.
+      FdgError: names the field, its value, what is expected and, where it is obvious, what to write.
     """
     cls: Any = type(algorithm)
     annotations = _annotations(cls)
@@ -128,7 +129,7 @@ def require_types(algorithm: Any) -> None:
             require(
                 algorithm,
                 not isinstance(item, int | np.integer) or abs(int(item)) <= most,
-                f"{field.name}={value!r:.60}: no machine holds so many: use at most {most}",
+                f"{field.name}={value!r:.60} is too large: use at most {most}",
             )
 
 
@@ -149,7 +150,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _is_leaf(value: Any, kind: Any) -> bool | None:
-    """The same of an annotation without others in it: fields are hashed, so that no array is an integer."""
+    """`_fits` for an annotation without type arguments; an array is no integer, because fields are hashed."""
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is float and isinstance(value, jax.Array):  # it may be traced

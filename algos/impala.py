@@ -1,9 +1,9 @@
 """IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
 
-How it acts and what its loss is; `algos/actor_critic.py` has the rest. Actors note how probable their actions
-were. The learner, whose policy has moved on meanwhile, weighs what came of them by V-trace. How old the
-actors' parameters are is not said here but in the distribution policy (`staleness`); with 0 nothing has
-moved, and V-trace gives plain returns.
+This file has the actor and the loss; `algos/actor_critic.py` has the rest. Actors record the log-probability
+of their actions. The learner's policy is newer by then; V-trace corrects for that by importance weights. How
+old the actors' parameters are is a field of the distribution policy (`staleness`). With `staleness=0` the two
+policies are equal, and V-trace gives plain returns.
 
 Letters in shapes: `T` steps of a rollout, `B` environments.
 """
@@ -27,8 +27,8 @@ from envs import Environment
 class IMPALA(ActorCritic):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
-    Unroll length, discount, clips and weights of the losses are those of the paper's Atari experiments, as
-    is RMSProp; the number of environments and the step size were chosen on CartPole-v1.
+    Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
+    number of environments and the step size were tuned on CartPole-v1.
 
     Raises:
       FdgError: (construction) a field out of range.
@@ -51,12 +51,18 @@ class IMPALA(ActorCritic):
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
     max_grad_norm: float = hyperparameter(40.0, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
-    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
-    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
+        "tanh", "activation function of the layers"
+    )
+    initial_log_std: float = hyperparameter(
+        0.0, "initial log standard deviation of the policy (continuous actions)"
+    )
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 

@@ -84,13 +84,15 @@ class PPO(ProximalAgent):
     """
 
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    rnd: bool = hyperparameter(False, "random network distillation: what is new is a reward, too")
-    intrinsic_coefficient: float = hyperparameter(
-        0.5, "weight of what is new beside what is earned, among advantages (with rnd)"
+    rnd: bool = hyperparameter(
+        False, "random network distillation: add an intrinsic reward for novel observations"
     )
-    intrinsic_discount: float = hyperparameter(0.99, "gamma of what is new (with rnd)")
-    rnd_features: int = hyperparameter(64, "features that the predictor learns (with rnd)")
-    rnd_share: float = hyperparameter(1.0, "part of the samples that it learns from (with rnd)")
+    intrinsic_coefficient: float = hyperparameter(
+        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)"
+    )
+    intrinsic_discount: float = hyperparameter(0.99, "discount of intrinsic rewards (with rnd)")
+    rnd_features: int = hyperparameter(64, "output size of the target and predictor networks (with rnd)")
+    rnd_share: float = hyperparameter(1.0, "share of the samples that train the predictor (with rnd)")
 
     def __post_init__(self):
         super().__post_init__()

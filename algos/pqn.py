@@ -4,8 +4,8 @@ Q-learning without replay and without a target network (arXiv 2407.04811): many 
 samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
 of Peng and Williams 1994.
 
-How targets are made and fitted, top to bottom; `algos/q_learning.py` has how it acts. Nothing here knows of
-devices: the `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
+This file has the targets and the updates, top to bottom; `algos/q_learning.py` has the acting. Nothing here
+refers to devices: each `fdg.fragment` names a part of the algorithm, and the batch axis of its arrays.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A rollout; to the loss, observations and rewards are normalised if that was asked for."""
+    """A rollout. The loss sees observations and rewards normalised, if that is switched on."""
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action] int32
@@ -64,9 +64,9 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PQN(QLearning, NormalizedRewards):
-    """PQN for discrete actions; of several choices with a branch for each, as in `algos/q_learning.py`.
+    """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/q_learning.py`).
 
-    Defaults are those of the authors' PureJaxQL for CartPole, but for narrower layers. Frozen and hashable;
+    Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers. Frozen and hashable;
     equal values are equal algorithms.
 
     Raises:
@@ -98,11 +98,13 @@ class PQN(QLearning, NormalizedRewards):
     exploration_fraction: float = hyperparameter(0.2, "part of the run in which it falls, linearly")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
     layer_norm: bool = hyperparameter(True, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
-    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
@@ -223,7 +225,7 @@ class PQN(QLearning, NormalizedRewards):
         return loss, {"loss": loss, "value": jnp.mean(value)}
 
     def _target(self, parameters, value: jax.Array, time_step: TimeStep) -> jax.Array:
-        """Lambda-returns `[T, B]` of the best actions' values; a truncation is followed by its own."""
+        """Lambda-returns `[T, B]` over max-Q values; a truncation bootstraps from its final observation."""
         next_value = values_after(value, time_step, lambda final: _best(self._values(parameters, final)))
         return lambda_returns(
             self.reward_scale * time_step.reward, next_value,

@@ -1,8 +1,8 @@
 """What PPO and its relatives share, whatever their network remembers: hyperparameters, loss, epochs.
 
-How they act, and how a rollout becomes minibatches, is in their own files: `algos/ppo.py`, where samples are
-steps, and `algos/recurrent_ppo.py`, where they are sequences. Agents that act together (`IPPO`, `MAPPO`) are
-the latter with one more axis: `algos/multi_agent_ppo.py`.
+Acting, and cutting a rollout into minibatches, are in the algorithms' files: in `algos/ppo.py` a sample is
+a step, in `algos/recurrent_ppo.py` a sequence. The multi-agent variants (`IPPO`, `MAPPO`) are the latter
+with an agent axis: `algos/multi_agent_ppo.py`.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -50,25 +50,35 @@ class ProximalAgent(NormalizedRewards):
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
     shuffle: Literal["each", "all", "time"] = hyperparameter(
         "each",
-        "what a pass shuffles: the samples of each environment, all samples together (devices exchange them),"
-        " or time steps only (the same ones of every environment)",
+        "how an epoch shuffles; each: within each environment; all: all samples together (devices exchange"
+        " them); time: time steps, in the same order for every environment",
     )
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
     discount: float = hyperparameter(0.99, "gamma")
     gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
-    clip_ratio: float = hyperparameter(0.2, "epsilon: how far the probability ratio may go")
+    clip_ratio: float = hyperparameter(
+        0.2, "epsilon: the probability ratio is clipped to [1 - epsilon, 1 + epsilon]"
+    )
     clip_value: bool = hyperparameter(True, "clip the change of the value by the same epsilon")
-    normalize_advantage: bool = hyperparameter(True, "zero mean, unit variance in each minibatch")
+    normalize_advantage: bool = hyperparameter(
+        True, "normalise advantages to zero mean and unit variance in each minibatch"
+    )
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
     max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
-    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
-    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
+        "tanh", "activation function of the layers"
+    )
+    initial_log_std: float = hyperparameter(
+        0.0, "initial log standard deviation of the policy (continuous actions)"
+    )
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Acting in an environment: rollouts for training, whole episodes for evaluation, and what they earned."""
+"""Acting in an environment: rollouts for training, whole episodes for evaluation, and their returns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from envs import Environment, TimeStep
 
 
 class Recollection(NamedTuple):
-    """What an actor with a memory brings along from the step before."""
+    """The recurrent state of an actor, and where it must be reset."""
 
     memory: Any  # leading axis B
     start: (
         jax.Array
-    )  # [B] bool: an episode starts here, so the memory is of another one and counts for nothing
+    )  # [B] bool: an episode starts here; `memory` is left from the last one and is to be ignored
 
 
 def rollout(
@@ -59,10 +59,10 @@ def rollout_with_memory(
     recollection: Recollection | None,
     num_steps: int,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`rollout` for an actor with a memory: the memory goes along, and where an episode ends, that is said.
+    """`rollout` for a recurrent actor: the carry also has its memory, and a flag where an episode starts.
 
-    It is not reset here: `act` does that where `start` is true, so that the memory in which an episode ended
-    is still known.
+    The memory is not reset here. `act` resets it where `start` is true, so the final memory of an episode is
+    still available.
 
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
@@ -96,17 +96,17 @@ def values_after(
 ) -> jax.Array:
     """V of the observation that each step of a rollout led to, before any reset: `[T, B, ...]` float32.
 
-    Within an episode that is the value of the next row. Only what a rollout or a time limit cut short is
-    valued here: the last row, and then row after row of each environment's truncations, until none is left.
-    What follows a termination is worth nothing, and its value here has no meaning.
+    Within an episode that is the value of the next row. `value_of` is called for the rest: once for the last
+    row, then once for each truncation of an environment (as many calls as the environment with the most has).
+    After a termination the result has no meaning.
 
     Args:
       value: `[T, B, ...]` float32, V of the observation that each step answered to, `[T, B]`, or one for each
         agent, `[T, B, A]`.
       time_step: `[T, B]`.
       value_of: `final [B, ...] -> [B, ...]`.
-      final: `[T, B, ...]`, what a value is made of: the observation that each step led to, unless more is
-        needed, such as what an actor remembers then.
+      final: `[T, B, ...]`, the input of `value_of`; None: `time_step.final_observation`. A recurrent critic
+        passes its memory as well.
     """
     final = time_step.final_observation if final is None else final
     after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
@@ -145,7 +145,7 @@ def evaluate(
 
     Returns:
       `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
-      `[B]` int32. Of several agents, the return is the mean over the agents of each one's. `infos`: by name,
+      `[B]` int32. With several agents, the return is the mean of the agents' returns. `infos`: by name,
       `[B]` float32, what the environment reports of episodes (`info`); not-a-number where one was cut.
     """
     names = getattr(env, "info", ())
@@ -222,9 +222,9 @@ def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def environment_major(x: jax.Array) -> jax.Array:
-    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a split of the environments stays a split of the rows.
+    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a sharding over environments stays a sharding over rows.
 
-    And products of flat matrices are what XLA is quick at.
+    Rows are flat because XLA is fast at products of two-dimensional matrices.
 
     >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
     [1, 2, 3, 10, 20, 30]

@@ -64,10 +64,10 @@ class SoftActorCritic(OffPolicy):
     )
     value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
     value_max: float = hyperparameter(250.0, "the largest")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
     # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].

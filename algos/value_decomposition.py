@@ -114,10 +114,10 @@ class ValueDecomposition(ReplayedQLearning):
     memory_layers: int = hyperparameter(1, "layers of a transformer")
     memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

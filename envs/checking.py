@@ -286,8 +286,8 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         (x.shape, x.dtype) for x in jax.tree.leaves(after)
     ]:
         raise FdgError(
-            f"environment '{env.name}': step gives a state of another structure, shape or dtype than reset:"
-            f" let both give the same"
+            f"environment '{env.name}': the state from step has another structure, shape or dtype than the"
+            f" one from reset: return the same from both"
         )
 
 

@@ -247,7 +247,9 @@ def public_part(space: ObservationSpace, observation: Any) -> Any:
 
 
 def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
-    """An observation of `public(space)`, or of `space`, as one of `space`: zeros for what actors do not see.
+    """Fills the privileged parts of an observation with zeros.
+
+    It takes an observation of `public(space)` or of `space`, and returns one of `space`.
 
     Args:
       space: of the result.

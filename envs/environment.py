@@ -307,7 +307,7 @@ class Vectorized(Whole):
             expected = f"{shape}, one an agent" if shape else "a scalar"
             raise FdgError(
                 f"environment '{self.name}': step gives {what} of shape {jnp.shape(value)}, expected"
-                f" {expected}; a single environment does not see the batch"
+                f" {expected}: write step for one environment, without a batch axis"
             )
         return jnp.asarray(value, dtype)
 

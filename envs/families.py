@@ -1,7 +1,7 @@
-"""Which family an environment belongs to, by its name: those that are learned with the same settings.
+"""The family of an environment, by its name. Environments of one family share a preset of hyperparameters.
 
-A family is a list of patterns as of a shell. The same task has the same family from whichever source it
-comes: `MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control.
+A family is a list of shell patterns (`fnmatch`). A task has the same family whichever library it comes
+from: `MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control.
 Nothing is imported and nothing made, so that asking costs nothing.
 """
 
@@ -90,7 +90,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
 
-# Families of environments that no name is known of, by their spaces.
+# Families by spaces, for environments whose name matches no pattern.
 CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
 _LARGE_IMAGE = 36  # pixels: from here on convolutions pay, also on a CPU
 
@@ -128,7 +128,7 @@ def hosted(name: str) -> list[str]:
 
 
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
-    """The family of an environment of which only its spaces are known; None for one of vectors and choices.
+    """The family of an environment by its spaces alone; None for vector observations with discrete actions.
 
     >>> from envs.spaces import Discrete
     >>> family_by_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,)))

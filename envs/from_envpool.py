@@ -145,7 +145,7 @@ class EnvPoolPool:
         return observation
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """One step, and a reset of what it has ended."""
+        """Steps all instances, then resets those whose episode ended."""
         env, action = self._env, gymnasium_spaces.decode(self._acting, action)
         try:
             return self._thread.call(lambda: self._step(env, action), timeout)

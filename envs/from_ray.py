@@ -343,7 +343,7 @@ def fleet(source: FleetSource) -> Fleet:
 
 
 def forget() -> None:
-    """Lets go of all workers: Ray ends those that nobody holds."""
+    """Drops the handles of all workers; Ray ends an actor without handles."""
     _fleets.clear()
 
 

@@ -1,4 +1,4 @@
-"""Episodes of Gymnasium's environments with the pictures that they draw of themselves, in this process."""
+"""Records episodes of Gymnasium environments with their rendered frames, in this process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def record(
     max_steps: int,
     seed: int,
 ) -> list[Episode]:
-    """Plays episodes one after the other, and keeps a picture of each step as its state.
+    """Plays episodes one after the other. Each step's rendered frame is kept in place of its state.
 
     Args:
       name: what `gymnasium_worker.made` takes.

@@ -1,7 +1,7 @@
-"""Pictures of gymnax's environments, by the parts of its `Visualizer`.
+"""Renders gymnax environments with the functions behind gymnax's `Visualizer`.
 
-Not by that class itself: it opens its figures with pyplot, which may pick a window system, and makes an
-environment of Gymnasium anew for every picture.
+The class itself is not used: it opens figures with pyplot, which may select a GUI backend, and it makes a new
+Gymnasium environment for every frame.
 """
 
 from collections.abc import Iterator, Sequence

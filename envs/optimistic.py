@@ -1,8 +1,8 @@
-"""Optimistic resets: a few environments share one new start a step, where starts are expensive.
+"""Optimistic resets: where resets are expensive, a few environments share one reset per step.
 
-All environments of a batch step together, and one that may end at any step computes a reset at every step.
-Where a world takes many times as long to make as a step of it, that is nearly all the time there is. Episodes
-are long, though, and of a few environments hardly two end at the same step: one new start a step for all of
+Under `vmap` every environment computes a reset at every step, because each may end at any step. Where a reset
+costs many times as much as a step, it takes nearly all the time. But episodes are long, and hardly two of a
+few environments end at the same step: one reset per step for all of
 them is enough (Matthews et al. 2024, arXiv 2402.16801, appendix, of their `OptimisticResetVecEnvWrapper`).
 
 Theirs draws at random which environments get which start, of the whole batch. Here neighbours share, and the
@@ -32,7 +32,7 @@ class OptimisticallyReset(Vectorized):
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Take one step in every environment; see `Environment.step`.
 
-        Of a batch that `reset_ratio` does not divide, as many share as divide both.
+        If `reset_ratio` does not divide the batch, their greatest common divisor is used.
         """
         ratio = math.gcd(self.reset_ratio, keys.shape[0])
         if ratio == 1:
@@ -61,7 +61,7 @@ class OptimisticallyReset(Vectorized):
 
 
 def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
-    """`vectorize`, with a new start a step for `reset_ratio` environments together.
+    """`vectorize`, with one reset per step for every `reset_ratio` environments.
 
     Args:
       single: a `SingleEnvironment`.

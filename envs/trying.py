@@ -163,7 +163,10 @@ def random_rollouts(
     forward = program(reset_keys, step_keys, action_keys)
     backward = program(reset_keys[::-1], step_keys[:, ::-1], action_keys[:, ::-1])
     if types["reset"] != types["step"]:
-        raise FdgError(f"environment '{env.name}': step changes a shape, dtype or weak type of the state")
+        raise FdgError(
+            f"environment '{env.name}': step changes a shape, dtype or weak type of the state"
+            ": return the same as reset"
+        )
     return Rollout(*jax.tree.map(np.asarray, forward)), Rollout(*jax.tree.map(np.asarray, backward))
 
 

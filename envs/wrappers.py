@@ -351,7 +351,7 @@ class TimeAware(Wrapper):
             raise FdgError(f"environment '{self.name}': TimeAware: it has no time limit, max_episode_steps")
         space = self.env.observation_space
         if isinstance(space, Dict) and "time" in dict(space.spaces):
-            raise FdgError(f"environment '{self.name}': TimeAware: it has a part 'time' already")
+            raise FdgError(f"environment '{self.name}': TimeAware: its observation already has a part 'time'")
 
     @property
     def observation_space(self) -> ObservationSpace:

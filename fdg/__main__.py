@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> int:
-    """`fdg`, as it is installed."""
+    """Entry point of the installed `fdg` script."""
     return ends_with(main())
 
 

@@ -1,7 +1,7 @@
-"""Writing into folders that others may have laid out: no link is followed, and no FIFO or device is opened.
+"""Writing into untrusted folders: no symlink is followed, and no FIFO or device is opened.
 
-All that a run has in its directory are regular files and real directories; the run directory itself may be a
-link. `fdg.reading` is for files that are read.
+A run directory holds only regular files and real directories; the run directory itself may be a symlink.
+`fdg.reading` is the counterpart for reading.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import IO
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Refuses what stands in the place of a file, or of a folder, and is none.
+    """Raises if `path` exists and is not a regular file (or, with `is_folder`, not a real directory).
 
     Raises:
       OSError: it is a link or a special file, a folder in place of a file, or a file in place of a folder.
@@ -34,7 +34,7 @@ def check_own(path: Path, is_folder: bool = False) -> None:
 
 
 def refusal(there: Path) -> OSError | None:
-    """Why nothing can be written to a folder or file that is there, with the fix; None if something can.
+    """The error, with its fix, if an existing file or folder is not writable; None if it is.
 
     >>> refusal(Path("."))
     """
@@ -46,7 +46,7 @@ def refusal(there: Path) -> OSError | None:
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a folder in a folder that is there, unless it is there too; gives it back.
+    """Makes a folder unless it exists, and returns it; its parent must exist.
 
     Raises:
       OSError: it cannot be made, or something else has its name.
@@ -90,7 +90,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file as a whole, in place of what has its name.
+    """Writes a file atomically, in place of one of the same name.
 
     Raises:
       OSError: it cannot be written.
@@ -100,7 +100,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a folder with all that is in it, or a link, and not what it leads to.
+    """Removes a file, a folder with its contents, or a symlink (not its target).
 
     Raises:
       OSError: it cannot be removed.

@@ -81,8 +81,8 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
             if given == "local":
                 raise FdgError(f"no Ray cluster can be started here: {one_line(error)}") from error
             raise FdgError(
-                f"the Ray cluster at {given} cannot be joined ({one_line(error)}): its Python and Ray must"
-                f" have the versions of this machine's"
+                f"the Ray cluster at {given} cannot be joined ({one_line(error)}): it must"
+                f" have the same versions of Python and Ray as this machine"
             ) from error
 
 

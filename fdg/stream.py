@@ -142,7 +142,7 @@ class Stream:
                 " once: use fewer, smaller micro_batches or a larger ahead"
             )
         if self.prefills is not None and not 1 <= self.prefills <= self.slots:
-            raise FdgError(f"Stream: prefills={self.prefills}: it is from 1 to slots={self.slots}")
+            raise FdgError(f"Stream: prefills={self.prefills}: it must be from 1 to slots={self.slots}")
 
     @property
     def units(self) -> int:

@@ -1,8 +1,8 @@
-"""Keys of `config.json` and `adapter_config.json`: those that change nothing here, and others.
+"""Keys of `config.json` and `adapter_config.json`: which may be ignored, and an error for any other.
 
-A file has many keys, and a key that is passed over may be another network. So each is read, or is known to
-change nothing (`IGNORED`), or says nothing: it is null, false, zero or empty, or has its `NEUTRAL` value.
-Whatever else there is is refused by its name.
+A key that is silently ignored could mean a different network. So every key must be read by the caller, be in
+`IGNORED`, or have a value without effect: null, false, zero, empty, or its `NEUTRAL` value. Any other key
+raises an error that names it.
 """
 
 from collections.abc import Collection, Mapping
@@ -49,7 +49,7 @@ NEUTRAL: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("is_causal", "causal", "use_rope", "use_rotary", "scale_attn_weights"), True),
 }  # fmt: skip
-"""What a key says where it changes nothing, if that is not null, false, zero or empty."""
+"""The value without effect of keys for which that is not null, false, zero or empty."""
 
 
 def refuse_others(
@@ -59,7 +59,7 @@ def refuse_others(
     ignored: Collection[str] = IGNORED,
     advice: str = "take another checkpoint, or remove the key if it changes no logits",
 ) -> None:
-    """Requires that a file says nothing by keys that are neither read nor ignored.
+    """Raises if a key that is neither read nor ignored has a value with an effect.
 
     Args:
       found: the file's keys; those that begin with `_` are private to a library.

@@ -137,7 +137,8 @@ def _matched(
     alone = [path for path, letter in found if (path, "b" if letter == "a" else "a") not in found]
     if alone:
         raise FdgError(
-            f"{folder / TENSORS}: {'.'.join(alone[0][:4])} has one of lora_A and lora_B, and no other"
+            f"{folder / TENSORS}: {'.'.join(alone[0][:4])} has only one of lora_A and"
+            f" lora_B: write the adapters again with PEFT"
         )
 
 

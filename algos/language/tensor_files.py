@@ -116,7 +116,9 @@ def _entry(path: str, name: str, said: Any) -> tuple[str, tuple[int, ...], int, 
 def _decoder(path: str, name: str, dtype: str) -> Callable[[np.ndarray], np.ndarray]:
     def decode(content: np.ndarray) -> np.ndarray:
         if dtype not in _FLOATS:
-            raise FdgError(f"{path}: '{name:.{_NAMES}}' is {dtype}: weights are {', '.join(_FLOATS)}")
+            raise FdgError(
+                f"{path}: '{name:.{_NAMES}}' has dtype {dtype}: weights must be {', '.join(_FLOATS)}"
+            )
         return content.view(_FLOATS[dtype])
 
     return decode

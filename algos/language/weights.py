@@ -377,8 +377,8 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
         if not os.path.lexists(folder / file):
             count = sum(each == file for each in index.values())
             raise FdgError(
-                f"{folder}: shard {file} is missing, which holds {count} of {len(index)} tensors by"
-                f" {_INDEX}: copy it there"
+                f"{folder}: shard {file} is missing, with {count} of the {len(index)} tensors that"
+                f" {_INDEX} lists: copy it there"
             )
         tensors = safetensors(folder / file)
         twice = sorted(found.keys() & tensors.keys())

@@ -29,6 +29,6 @@ class Entry:
         return dict(self.values)
 
     def but(self, source: str, on_cpu: Mapping[str, Any] | None = None, **changes: Any) -> "Entry":
-        """This entry with some settings changed, as an environment refines its family."""
+        """A copy with some settings changed, for an environment that differs from its family."""
         on_cpu = self.on_cpu if on_cpu is None else on_cpu
         return Entry(f"{self.source}; {source}", {**self.values, **changes}, on_cpu)

@@ -117,7 +117,7 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
     """
     if model is None or "base" not in parameters:
         raise FdgError(
-            f"{path}: there are no adapters of a checkpoint (model=, lora_rank=): export all of it"
+            f"{path}: this run has no LoRA adapters (model=, lora_rank=): export the whole network"
         )
     base = weights.load(model)[1]
     if not jax.tree.all(jax.tree.map(np.array_equal, base, parameters["base"])):

@@ -1,4 +1,4 @@
-"""Learning from pairs of responses, one of them preferred: of the network's own, or of a file.
+"""Preference learning from pairs (chosen, rejected) of responses: sampled from the policy, or from a file.
 
 Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
 pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Pairs, with what else is known of them, and what each counts for."""
+    """Pairs, data that the loss needs beside them (`known`), and each pair's weight."""
 
     pairs: Pairs  # [n]
     known: Any  # pytree of [n, ...]
@@ -59,7 +59,7 @@ def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
 
 
 def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
-    """The share `[]` of pairs with a margin `[B]` above zero, of those that differ; NaN where none do."""
+    """Accuracy `[]`: the share of the pairs that differ with a margin `[B]` above zero; NaN if none do."""
     return jnp.sum((margin > 0) & pairs.differ) / jnp.sum(pairs.differ)
 
 
@@ -68,8 +68,8 @@ class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
     A subclass has `_loss(parameters, minibatch)`: its share of the loss and of measures, which add up over
-    micro-batches. Prompts whose responses are all worth the same do not count. A task that has pairs
-    (`text:preferences`) is read: nothing is sampled, unless it is given a reward.
+    micro-batches. Prompts whose responses all have the same reward do not count. If the task has pairs
+    (`text:preferences`) and no reward is given, the pairs are read and nothing is sampled.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
@@ -103,7 +103,7 @@ class PreferenceAgent(LanguageAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
-        """All updates on pairs `[B]` and what is known of them: what is trained, the optimiser's, metrics."""
+        """All updates on pairs `[B]`. Returns trained parameters, optimiser state and metrics."""
         pairs, known = batch
 
         def step(carry, minibatch, is_first):
@@ -140,7 +140,7 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def _reads(self) -> bool:
-        """Whether pairs are read, and not made of responses, which nothing else judges then."""
+        """Whether pairs are read from the task: it has them, and no reward is given to judge responses."""
         judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
         return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
 

@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Demonstrations, and what their tokens count for: `T` is R, or L where they are packed."""
+    """Demonstrations and the weights of their tokens: `T` is `R` (padded), or `L` (packed rows)."""
 
     text: Responses | Packed  # [n]
     own: jax.Array  # [n, T] bool: tokens of responses

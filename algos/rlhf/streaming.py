@@ -1,8 +1,8 @@
-"""Rollouts in micro-batches, each judged as soon as it is there; responses may begin before their turn.
+"""Rollouts in micro-batches, each scored as soon as it is generated; later ones may start early (`ahead`).
 
-One text serves all: with one micro-batch and `ahead=0` it is what `LanguageAgent._rollout` says, once.
-Problem `j M + m` of an iteration is in its micro-batch `m`, so that devices that have some rows of a batch
-have some of each part.
+The same code serves all cases: one micro-batch with `ahead=0` is one call of
+`LanguageAgent._rollout`. Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is sharded
+over devices stays sharded in every micro-batch.
 
 Letters in shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
 prompts; `R` tokens of a response.
@@ -29,9 +29,9 @@ class Rollout(NamedTuple):
 
     responses: Responses  # [N]; none of a response's tokens is `own` where it has no reward
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
-    version: jax.Array  # [N] int32 of the parameters; [N, R] in a stream
+    version: jax.Array  # int32, version of the parameters that drew it: [N], of a stream [N, R]
     reward: Reward  # [N]
-    age: jax.Array | None  # [N, R] int32, updates that a token is older than the newest; in a stream
+    age: jax.Array | None  # [N, R] int32, a token's age in updates; None without a stream
 
 
 def rollouts(
@@ -42,18 +42,18 @@ def rollouts(
     learn: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     sums: Any = (),
 ) -> tuple[Any, Any, Any]:
-    """All micro-batches of an iteration, and what follows from each.
+    """Generates all micro-batches of an iteration, and calls `then` (and `learn`) on each.
 
     Args:
       agent: a `JudgedAgent`.
       state: its state.
       count: `B`, prompts of an iteration.
-      then: what is made of each `Rollout [b G]`: a pytree whose leaves have `b` or `b G` rows.
-      learn: what is learned of that where there are several parts: `(sums, rows) -> (sums, measures)`.
-      sums: before the first part.
+      then: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows.
+      learn: `(sums, rows) -> (sums, measures)`, called after each micro-batch if there are several.
+      sums: the first carry of `learn`.
 
     Returns:
-      What was made of all, `B` or `B G` rows; the stream's state after it; sums and measures `[M]`.
+      The rows of all micro-batches (`B` or `B G`); the stream's state; the last sums, and measures `[M]`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()
@@ -93,7 +93,7 @@ def rollouts(
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:
-    """What the state has of a stream before the first iteration: nothing where none is begun ahead."""
+    """The stream's state before the first iteration; `()` where `ahead` is 0."""
     if not agent.ahead:
         return ()
     problem = jax.eval_shape(agent.problems, jax.random.split(key, count))
@@ -127,7 +127,7 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
 
 
 def sizes(agent: Any, count: int) -> dict[str, Any]:
-    """The fields of an agent's stream but for its source, for `count` prompts of an iteration."""
+    """Fields of the agent's `Stream`, except its source, for `count` prompts per iteration."""
     group = agent.responses_per_prompt
     most = (count // agent.micro_batches + agent.ahead * count) * group
     return {
@@ -142,7 +142,7 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
 
 
 def weighed(agent: Any, rollout: Rollout) -> jax.Array:
-    """Tokens that are learned from, `[N, R]` bool: the policy's own; `late="mask"` leaves out old ones."""
+    """Loss mask `[N, R]`: tokens of the policy; with `late="mask"` not those that are too old."""
     own = rollout.responses.own
     if rollout.age is None or agent.late == "wait":
         return own
@@ -165,7 +165,7 @@ def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
 
 
 def staleness(version: jax.Array, iteration: jax.Array, own: jax.Array) -> dict[str, jax.Array]:
-    """By how many updates what is learned from is older than the learner: the mean; in a stream the most."""
+    """Updates by which the data lags the learner: the mean; of a stream also the maximum."""
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}

@@ -16,9 +16,9 @@ from algos.minibatches import own_blocks, shuffled_rows, take
 
 
 def parts_of(samples: Any, size: int) -> Any:
-    """Samples `[n, ...]` as micro-batches `[n / size, size, ...]`, each with rows of all parts.
+    """Samples `[n, ...]` as strided micro-batches `[n / size, size, ...]`.
 
-    So a batch that is split over devices stays split: each has its share of each micro-batch.
+    The stride keeps a batch that is sharded over devices sharded: each device has rows of every micro-batch.
 
     >>> parts_of(jnp.arange(6), 2).tolist()
     [[0, 3], [1, 4], [2, 5]]
@@ -45,8 +45,8 @@ def accumulated(
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches.
 
     Args:
-      gradient: `samples -> (gradient, measures)`, both shares of those of the minibatch. Of a measure whose
-        name ends in `_max` the largest is taken.
+      gradient: `samples -> (gradient, measures)` of a micro-batch, which add up to those of the minibatch. Of
+        a measure whose name ends in `_max`, the largest is taken instead.
       samples: `[n, ...]`.
       size: samples of a micro-batch; None for all at once.
 
@@ -70,7 +70,7 @@ def accumulated(
 
 
 def together(measures: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Measures of parts `[parts]` as those of all: sums; of `_max`, the largest."""
+    """Combines measures `[parts]` of micro-batches: by sum, or by maximum if the name ends in `_max`."""
     return {
         name: jnp.max(x, axis=0) if name.endswith("_max") else jnp.sum(x, axis=0)
         for name, x in measures.items()
@@ -91,11 +91,12 @@ def epochs(
     Args:
       step: `(carry, minibatch, is_first) -> (carry, measures)`.
       carry: parameters and optimiser state.
-      samples: `[n, ...]`, `n / groups` in a row of each group.
-      key: of the order.
+      samples: `[n, ...]`; the `n / groups` samples of a group are contiguous.
+      key: for the shuffle.
       num_epochs: times that every sample is used.
       num_minibatches: updates of an epoch.
-      groups: prompts; each, or as few as it takes, gives every minibatch equally many of its samples.
+      groups: number of prompts. Samples are shuffled within blocks of one prompt, or of the fewest prompts
+        that give every minibatch equally many samples of each block.
 
     Returns:
       The carry after the last update, and the measures' means over them; of `_max`, the largest.
@@ -141,7 +142,7 @@ def adamw(
     Args:
       learning_rate: at its largest.
       warmup: updates over which it grows linearly; the first one is already above zero.
-      updates: of the whole run, over which it falls linearly to zero; None: it stays.
+      updates: of the whole run, over which it decays linearly to zero; None: no decay.
       weight_decay: decoupled.
       max_grad_norm: of the gradient, at most.
     """
@@ -161,6 +162,6 @@ def adamw(
 
 
 def divides(count: int, groups: int, num_minibatches: int) -> bool:
-    """Whether `count` samples of `groups` prompts make so many minibatches of equally many of each block."""
+    """Whether `epochs` can cut `count` samples of `groups` prompts into so many equal minibatches."""
     blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
     return blocks >= 1 and blocks.is_integer()

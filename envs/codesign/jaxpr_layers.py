@@ -1,4 +1,4 @@
-"""The layers of any function of JAX: its convolutions, products, pooling and additions, off its jaxpr."""
+"""Reads the layers of a JAX function from its jaxpr: convolutions, matrix products, pooling and additions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
     """The network that a function computes, for one input (a batch of 1).
 
     Args:
-      function: of arrays; it is traced, and nothing is computed. What does not depend on its arguments are
-        weights.
+      function: of arrays; it is traced, and nothing is computed. Values that do not
+        depend on its arguments count as weights.
       *inputs: arrays or `jax.ShapeDtypeStruct`s.
-      weights: what the function takes before its inputs, a pytree; None: it takes inputs alone.
+      weights: the function's first argument, a pytree, before its inputs; None if it takes inputs alone.
 
     Raises:
       FdgError: it cannot be traced, or has an operation that is not supported, or layers in a branch or a
@@ -104,7 +104,7 @@ class _Reader:
             ) from None
 
     def _inside(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
-        """Calls, and loops of known length, trip by trip; branches and other loops if they have no layers."""
+        """Follows calls and loops of known length, trip by trip; branches and other loops have no layers."""
         if eqn.primitive.name in ("cond", "while"):
             if any(_has_layers(body.jaxpr) for body in inner):
                 raise FdgError(

@@ -40,7 +40,7 @@ class Amount:
 
 
 def amounts(of: Problem) -> tuple[Amount, ...]:
-    """Latency, energy and area, in microseconds, microjoules and square millimetres."""
+    """How latency, energy and area are printed: in us, uJ and mm2."""
     return (
         Amount("latency_cycles", "us", 1e6 / of.technology.clock_hz),
         Amount("energy_pj", "uJ", 1e-6),

@@ -229,8 +229,9 @@ class Chips:
             )
         if needed > self.budget_noc_bytes_per_cycle:
             raise FdgError(
-                f"chips: {self.subaccelerators} sub-accelerators need {needed} bytes a cycle, more than "
-                f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options"
+                f"chips: {self.subaccelerators} sub-accelerators need at least {needed} bytes a cycle, over "
+                f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options of"
+                f" noc_bytes_per_cycle, or a larger budget"
             )
         jax.eval_shape(lambda: self._each_option(least_pes))  # without arrays: a module makes one
 

@@ -1,7 +1,7 @@
-"""Text as arrays: building and reading it with operations that trace, row by row, at fixed widths.
+"""Text as arrays of a fixed width: traceable functions that build and read one text (`vmap` for many).
 
-A `Text` has room for `W` bytes and says how many of them it uses; behind these are zeros. Bytes are UTF-8's,
-so that a problem knows nothing of the tokenizer that a model has; a character of ASCII is one byte.
+A `Text` has room for `W` bytes and says how many of them it uses; the rest are zeros. Bytes are UTF-8, so a
+problem does not depend on a model's tokenizer. An ASCII character is one byte.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Text(NamedTuple):
 
 
 def literal(text: str) -> Text:
-    """A text that is known while tracing, with room for just itself.
+    """A constant text, whose width is its length.
 
     Raises:
       FdgError: it has characters beyond ASCII.
@@ -37,7 +37,7 @@ def literal(text: str) -> Text:
 
 
 def number(value: jax.Array, digits: int) -> Text:
-    """An integer in decimal, `-` in front of negative ones; room for a sign and so many digits, at most 9.
+    """An integer in decimal, with `-` if it is negative; its width is `digits` (at most 9) plus one.
 
     >>> to_string(number(jnp.int32(-305), 4)), to_string(number(jnp.int32(0), 2))
     ('-305', '0')
@@ -70,7 +70,7 @@ def character(code: jax.Array) -> Text:
 
 
 def when(condition: jax.Array, text: Text) -> Text:
-    """The text where the condition holds, an empty one of the same room elsewhere.
+    """The text if the condition holds, else an empty text of the same width.
 
     >>> to_string(when(jnp.bool_(False), literal("ab")))
     ''
@@ -137,7 +137,7 @@ def _widened(text: Text, width: int) -> jax.Array:
 
 
 def stripped(text: Text) -> Text:
-    """Without blanks, tabs and line ends in front and behind.
+    """`str.strip`: without leading and trailing whitespace.
 
     >>> to_string(stripped(literal("  a b ")))
     'a b'

@@ -190,7 +190,8 @@ class TextTask:
             missing = [c for c in spoken if c.isascii() and token[ord(c)] < 0]
             if missing:
                 raise FdgError(
-                    f"task '{self.name}': no token of its tokenizer is just the character {missing[0]!r}"
+                    f"task '{self.name}': no token of its tokenizer is the single character"
+                    f" {missing[0]!r}: use another tokenizer or task"
                 )
         return changed
 

@@ -349,7 +349,9 @@ class HuggingFaceTokenizer:
                 f"{listed([repr(name) for name in known], 'or')}"
             )
         if found is None:
-            raise FdgError(f"checkpoint '{self.path}': no chat_template in tokenizer_config.json")
+            raise FdgError(
+                f"checkpoint '{self.path}': no chat_template in tokenizer_config.json: give chat_template="
+            )
         return found
 
     @property

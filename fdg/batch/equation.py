@@ -1,4 +1,4 @@
-"""What one operation does with the batch axes of its operands, where devices are known to divide `unit`."""
+"""What one operation does with the batch axes of its operands; the number of devices divides `unit`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fdg.fragment import boundary_p
 
 
 def divisible(atom: Any, axis: Axis, unit: int) -> Axis:
-    """The axis, if its length divides by `unit`."""
+    """The axis if `unit` divides its length, else None."""
     return None if axis is None or shape_of(atom)[axis] % unit else axis
 
 

@@ -105,7 +105,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _said_if_slow(line: str) -> Iterator[None]:
-    """Within, says on standard error what takes long, once it has taken five seconds."""
+    """Prints `line` on standard error if the block takes longer than five seconds."""
     timer = threading.Timer(_SLOW_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
@@ -116,10 +116,10 @@ def _said_if_slow(line: str) -> Iterator[None]:
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Runs a command: what a user can mend is one line on standard error and exit status 2.
+    """Runs a command. An error that the user can fix becomes one line on standard error and exit status 2.
 
-    So is what fails on the host in the middle of a run, with status 1. Where there are several processes,
-    one that fails takes the others along.
+    A failure on the host during a run becomes one line and exit status 1. In a run of several processes, one
+    that fails ends the others.
     """
     try:
         sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
@@ -174,7 +174,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
 
 @contextlib.contextmanager
 def _said_in_one_line() -> Iterator[None]:
-    """Warnings of ours as a line each on standard error, and no word that standard output cannot spell."""
+    """Prints fdg's warnings on one line each, and escapes characters that the output's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

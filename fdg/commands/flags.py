@@ -25,7 +25,7 @@ from fdg.kinds import (
 )
 from fdg.training.settings import GROUPS, Settings
 
-_ONE = "give one: each other one is a run of its own"
+_ONE = "give one value, and start another run for each other value"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Words:
         return vars(given)
 
     def drop(self, *options: str) -> bool:
-        """Takes flags without a value out; whether there were any."""
+        """Removes flags that take no value; returns whether any were given."""
         before, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
         return len(before) > len(self._flags)
 
@@ -127,7 +127,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Leaves out of the result what was not given, and raises its errors."""
+    """An `ArgumentParser` that returns only the flags that were given, and raises instead of exiting."""
 
     def __init__(self, **settings: Any):
         formatter = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)  # noqa: E731
@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         return vars(known)
 
     def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
-        """The error for a word that is no value of a flag, one too many of a flag's or apart from all.
+        """The error for a word that is not the value of a flag: one value too many, or a word without a flag.
 
         Args:
           word: which.
@@ -295,11 +295,11 @@ def _metavar(kind: Any) -> str:
 
 def add_earlier(parser: Any) -> None:
     """Adds the flags that name an earlier run."""
-    text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
+    text = "continue the run in DIR (or in --out) exactly from its last checkpoint; no other flag is needed"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
-    text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+    text = "start a new run from the weights and the flags of the run in DIR; flags given here override them"
     parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
-    text = "take the flags of a run's config.json, but for those given"
+    text = "take the flags from a run's config.json; flags given here override them"
     parser.add_argument("--config", metavar="FILE", help=text)
 
 

@@ -115,11 +115,11 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
     """What `--show-preset` prints: each setting, and what it would be without the preset.
 
     Args:
-      preset: None for none.
+      preset: the one in use, or None.
       algo: the algorithm, as the command line names it.
       env_name: likewise.
       flags: of the algorithm's hyperparameters, with the class's defaults.
-      known: names of all its presets; shown are the families among them.
+      known: names of all presets of the algorithm; without a preset, the families among them are listed.
     """
     if preset is None:
         first = f"no preset of {algo} for {env_name}: the algorithm's defaults"

@@ -277,7 +277,9 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
 
 
 def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.JaxprEqn:
-    """The equation with other open jaxprs, in the order of `inner_jaxprs(eqn)`; or itself."""
+    """The equation with its inner jaxprs replaced by `new`, in the order of `inner_jaxprs(eqn)`.
+
+    The same object if nothing changes."""
     old = inner_jaxprs(eqn)
     closed = [with_jaxpr(before, now) for before, now in zip(old, new, strict=True)]
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)

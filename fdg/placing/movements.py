@@ -93,7 +93,7 @@ def _transfer(move: Move, times: int) -> Movement:
 
 
 def exchanges(programs: Sequence[PlannedProgram]) -> list[Movement]:
-    """What devices of a group exchange; what differs in its bytes alone is added up."""
+    """The collectives within each group; those that differ only in their bytes are summed."""
     totals: dict[Movement, int] = {}
     for program in programs:
         for c in program.collectives:

@@ -15,17 +15,18 @@ from fdg.arguments import check_fields, check_takes, quoted
 from fdg.errors import FdgError, PlanError
 from fdg.placing.layout import BATCH, MODEL
 
-DECLARED = "declared"  # rules that stand beside the algorithm's network
+DECLARED = "declared"  # use the sharding rules that the algorithm declares for its network
 
-# A regular expression for the paths of leaves, and what it splits: the largest dimension that divides, over
-# the axes of a string ("batch", "model", "batch+model"), or each dimension over its own (None: over none).
+# A regular expression for leaf paths, and how matching leaves are split. A string ("batch", "model",
+# "batch+model") splits the largest dimension that divides, over these mesh axes. A tuple names the mesh
+# axes of each dimension, as a `PartitionSpec` does (None: not split).
 Rule: TypeAlias = tuple[str, str | tuple[Any, ...]]
 Rules: TypeAlias = tuple[Rule, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Devices that hold the same fragments, the batch split over them.
+    """Devices that run the same fragments, with the batch split over them.
 
     They form a mesh of two axes: the batch is split over `batch`, parameters over either by rules. A group
     of three rows of two devices each has devices 0 and 1 in its first row:
@@ -36,13 +37,15 @@ class Group:
     Attributes:
       name: what the policy calls it ("workers", "learners").
       devices: positions in the list of devices given to the engine.
-      exact: whether a user asked for this number of devices; if so, the batch has to divide by it.
-      model: along the mesh's `model` axis, the devices that share one part of the batch.
+      exact: whether a user asked for this number of devices; then it must divide the batch.
+      model: size of the mesh's `model` axis: so many devices share one part of the batch.
       parameters: rules for leaves of the state that are split (`parameter_rules`); `DECLARED` for those of
         the algorithm.
-      whole_along_batch: of these rules, only what splits over `model` counts: for devices that generate.
-      apart: stays a group of its own beside others on the same devices, whose parameters lie otherwise.
-      optional: left out, devices idle, where the algorithm has no fragment for it; else that is an error.
+      whole_along_batch: parameters are replicated over `batch`: only the `model` part of each rule applies.
+        For devices that generate.
+      apart: not merged with other groups on the same devices, because its parameters have another layout.
+      optional: if the algorithm has no fragment for this group, its devices stay idle; without it, that is an
+        error.
     """
 
     name: str
@@ -80,7 +83,7 @@ class Group:
 
     @property
     def shards(self) -> bool:
-        """Whether values on it may lie on its devices otherwise than split along their batch."""
+        """Whether values may be sharded over its devices in other ways than along their batch."""
         return len(self.devices) > 1 and bool(self.parameters)
 
 
@@ -128,7 +131,7 @@ def parameter_rules(given: Any) -> Rules | str:
 
 
 def over_model_alone(rules: Rules) -> Rules:
-    """The rules without what they split over `batch`.
+    """The same rules with `batch` removed: these leaves are split over `model` alone.
 
     >>> over_model_alone((("a", "batch+model"), ("b", ("batch", "model")), ("c", "batch")))
     (('a', 'model'), ('b', (None, 'model')), ('c', ()))
@@ -187,15 +190,15 @@ class Policy(Protocol):
 
 
 def check_policy(policy: Any) -> None:
-    """Refuses what is no policy, and says what was meant.
+    """Raises an error for anything that is not a policy, and says what to write.
 
     Raises:
-      PlanError: a class in place of a value, a name, anything without `place`, or a field that is not what
-        its annotation says (of the policies here).
+      PlanError: a class instead of an instance, a name, an object without `place`, or (in this repository's
+        policies) a field of the wrong type.
     """
     if isinstance(policy, type):
         raise PlanError(
-            f"{policy.__name__} is a class, and a policy is a value of one: write {policy.__name__}()"
+            f"{policy.__name__} is a class, and a policy is an instance of one: write {policy.__name__}()"
         )
     if network := aliases.not_a_policy(policy):
         raise PlanError(f"policy {network} (a policy says on which devices what runs)")
@@ -233,9 +236,9 @@ def _has_rule(field: dataclasses.Field) -> bool:
 
 
 def checked_devices(devices: Any) -> list[Any]:
-    """A list of devices, each once; a number takes the first of JAX's.
+    """A list of distinct devices; a number `n` means the first `n` of `jax.devices()`.
 
-    For a plan, whatever names its platform is a device.
+    For planning alone, any object with a `platform` counts as a device.
 
     Raises:
       PlanError: something else than devices, one twice, or more than there are.

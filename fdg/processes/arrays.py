@@ -1,4 +1,4 @@
-"""Arrays where there is more than one process, each with some of the devices."""
+"""Arrays in a run of several processes, each of which owns some of the devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def committed(array: jax.Array, sharding: Any) -> jax.Array:
 
 
 def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Lays out an array that every process has whole; each keeps the parts of its own devices."""
+    """Shards an array that every process has in full; each process puts only its own devices' parts."""
     value = jnp.asarray(value)
     sharding: Any = shape.sharding
     if sharding.is_fully_addressable:
@@ -44,7 +44,7 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
 def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
-    """Arrays that one process makes, and every process gets a copy of; all have to call it.
+    """Broadcast: arrays that process `owner` makes, as copies in every process. All processes must call it.
 
     Args:
       owner: the process that calls `make`.
@@ -69,7 +69,7 @@ def made_by(
 def share(
     values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
 ) -> list[jax.Array]:
-    """Gives every process a copy of arrays that single processes have; all have to call it.
+    """Gives every process a copy of each array, which process `owners[i]` has. All processes must call it.
 
     Args:
       values: copies on the devices of process `owners[i]`; anything in the other processes.

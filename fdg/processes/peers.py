@@ -1,6 +1,6 @@
-"""The processes of one run: a line from each to process 0, over which they talk and notice who is gone.
+"""The processes of one run: each has a connection to process 0, for messages and for noticing a lost process.
 
-Nothing here knows of JAX. Why JAX's own means do not do: see `docs/decisions/011-processes.md`.
+Nothing here uses JAX. `docs/decisions/011-processes.md` says why JAX's own service is not enough.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from fdg.errors import FdgError
 from fdg.processes.door import Door, Hello, knock
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
 
-JOIN_SECONDS = 300.0  # within which all processes must come, as in JAX
-GRACE_SECONDS = 3.0  # in which a process may put its things in order once another is gone
+JOIN_SECONDS = 300.0  # in which all processes must connect; JAX's default
+GRACE_SECONDS = 3.0  # for a process to clean up after another one is lost
 
 
 class LostError(FdgError):
@@ -34,17 +34,17 @@ class LostError(FdgError):
 
 
 class Peers:
-    """This process among those of its run. Every method is called by all of them, in the same order.
+    """This process among those of its run. All processes make the same exchanges, in the same order.
 
-    A thread a line watches the other end. When a process dies, is cut off or fails, process 0 tells the
-    others who it was. Whoever waits here then gets a `LostError`; a process that waits elsewhere is ended
-    after `GRACE_SECONDS`.
+    One thread for each connection watches its other end. When a process dies, disconnects or fails, process 0
+    tells the others which one. A call here that waits then raises `LostError`; a process that waits somewhere
+    else is ended after `GRACE_SECONDS`.
 
     Args:
       address: HOST:PORT, where process 0 listens.
       count: how many processes.
       index: this one.
-      notes: what process 0 has to tell the others.
+      notes: a JSON value of process 0, which every process gets when it joins.
 
     Raises:
       FdgError: not all processes came.
@@ -66,7 +66,7 @@ class Peers:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values of all processes, in their order; what JSON knows."""
+        """All-gather: the JSON values of all processes, in the order of their indices."""
         if self.index:
             self.give(json.dumps(value).encode())
             return json.loads(self.take(0))
@@ -89,7 +89,7 @@ class Peers:
         return data
 
     def who_is_lost(self, seconds: float) -> LostError | None:
-        """The process that is gone. Waits so long for its cause to be known."""
+        """The process that was lost, or None. Waits at most `seconds` until the cause is known."""
         self._knows.wait(seconds)
         return self.lost
 
@@ -176,7 +176,7 @@ class Peers:
                     missing = sorted(set(range(1, self.count)) - lines.keys())
                     strangers = f" ({door.strangers} connections were refused)" if door.strangers else ""
                     refusal: str | None = (
-                        f"of {self.count} processes {len(lines) + 1} came to {host}:{port} within"
+                        f"of {self.count} processes {len(lines) + 1} connected to {host}:{port} within"
                         f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{strangers}"
                     )
                 else:

@@ -34,10 +34,10 @@ class Transfer(Protocol):
     bytes: int
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The programs that it needs: (name, function, its argument).
+        """The functions to compile for it: (name, function, argument).
 
         Args:
-          shapes: of the arrays on the source.
+          shapes: shapes and dtypes of the arrays at the source.
         """
 
     def mesh_of(self, program: str) -> Mesh:

@@ -157,7 +157,7 @@ def _members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
         members = package.infolist()
         there = [one.filename for one in members]
         if len(set(there)) < len(there) or (names is not None and set(there) != names):
-            raise FdgError(f"it has {', '.join(sorted(there)[:5]):.200}")
+            raise FdgError(f"it holds other files: {', '.join(sorted(there)[:5]):.200}")
         size = sum(one.file_size for one in members)
         if size > most:
             raise FdgError(f"it has {len(content)} bytes that inflate to {size}, and at most {most} are read")

@@ -56,7 +56,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, iteration: int, episode_return: float | None = None, stream: str = "") -> None:
-        """Shows that `iteration` iterations are done; a return of None leaves the last one standing.
+        """Shows that `iteration` iterations are done. `episode_return=None` keeps showing the last return.
 
         Args:
           stream: a line of its own on what a stream has done since the last time (`stream_line`).
@@ -97,7 +97,7 @@ class Progress:
 
 
 def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) -> str:
-    """What a stream has done in some iterations; "" where there is none.
+    """One line of statistics of a stream over some iterations; "" if there is no stream.
 
     Args:
       rows: of `metrics.jsonl`, one an iteration.

@@ -440,7 +440,7 @@ _MOST = 1e300  # what NumPy has as a number
 
 
 def plain(value: Any) -> Any:
-    """`value` with what JSON knows: NumPy numbers as Python's, not-a-number and infinities as null.
+    """`value` as JSON types: NumPy numbers become Python's; NaN and infinities become null.
 
     A float32 gets the shortest digits that give it back.
 

@@ -44,27 +44,30 @@ class Names:
     env: str | None = setting(
         "CartPole-v1",
         "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own;"
-        " without it one that the algorithm can act in",
+        " if not given, one that suits the algorithm",
         flag=str,
     )
     policy: str = setting(
         "auto",
         "a distribution policy: which devices each fragment runs on; auto: the one that is"
-        " predicted to be quickest; auto:measure: of the best three, the one that is",
+        " predicted to be fastest; auto:measure: the fastest of the best three, which are timed",
         free=True,
     )
     preset: str | None = setting(
         None,
-        "settings to begin with: those for a family, or an environment, of this name; none: the algorithm's"
-        " defaults (None: those that were found good for the environment)",
+        "tuned hyperparameters to start from: name of an environment or of a family of them; none: the"
+        " algorithm's defaults (None: the preset for the environment)",
         kept=False,
         flag=str,  # "none" is a word here
     )
     show_preset: bool = setting(
-        False, "say what is in the preset and where it comes from, and do no more", kept=False
+        False, "print the preset's settings and where they come from, then exit", kept=False
     )
     staleness: int = setting(
-        0, "iterations by which the actors' parameters lag; 0: synchronous", least=0, most=1_000
+        0,
+        "iterations by which the actors' parameters lag behind the learner's; 0: synchronous",
+        least=0,
+        most=1_000,
     )
 
 
@@ -75,8 +78,8 @@ class Settings:
     total_steps: int | None = setting(500_000, "environment steps of each agent", flag=int, free=True)
     devices: int | None = setting(
         None,
-        "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
-        " predicted to be fastest); on a CPU, so many host devices are made",
+        "number of devices, over all processes together; on a CPU, so many host devices are made (None: all"
+        " devices; in one process on a CPU: the number predicted to be fastest, at most its cores)",
         least=1,
         most=MOST_DEVICES,
         free=True,
@@ -91,44 +94,47 @@ class Settings:
     )
     env_workers: int | None = setting(
         None,
-        "workers of an environment of ray: or gymnasium: (None: as many as there are cores for)",
+        "worker processes that step a ray: or gymnasium: environment (None: as many as the cores allow)",
         least=1,
         free=True,
     )
     seed: int = setting(
         0,
-        "of all random numbers",
+        "seed of all random numbers",
         least=0,
         most=_SEEDS - 1,
         several="--num-seeds {n} trains {n} agents in one program, of seeds SEED, SEED+1, ...",
     )
     num_seeds: int | None = setting(
-        None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)", least=1, most=MOST_AGENTS
+        None,
+        "train so many independent agents in one program, with seeds SEED, SEED+1, ... (None: one)",
+        least=1,
+        most=MOST_AGENTS,
     )
     sweep: str | None = setting(
         None,
-        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
-        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
+        "grid of float hyperparameters, all combinations in one program, --num-seeds agents for each:"
+        " learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
         " lin:0.9..0.99x4 (None: no sweep)",
         words=True,
     )
     exploit_every: int | None = setting(
         None,
-        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
-        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
+        "population-based training: agents start with the values of --sweep; every so many iterations the"
+        " worst copy weights and hyperparameters of the best, and perturb the hyperparameters (None: off)",
         least=1,
         most=2**31,
     )
     optuna: int | None = setting(
         None,
-        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
-        " (None: one run)",
+        "hyperparameter search with Optuna: number of trials; each is a separate run, compiled by itself"
+        " (None: no search)",
         least=1,
         free=True,
     )
     search: str | None = setting(
         None,
-        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
+        "search space of --optuna: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
         " (None: nothing)",
         words=True,
     )
@@ -137,32 +143,34 @@ class Settings:
     )
     eval_episodes: int | None = setting(
         None,
-        "episodes of the evaluation after training; 0: none (None: 128; of a file each held-out row once)",
+        "episodes of the evaluation after training; 0: none (None: 128; of a file, each held-out row once)",
         least=0,
         most=MOST_EPISODES,
         free=True,
     )
     checkpoint_every: int | None = setting(
         None,
-        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all; more where writing"
-        " them would take over 1% of the time)",
+        "write a checkpoint every so many iterations, or slightly more (None: twenty checkpoints in a run;"
+        " fewer if writing them would take over 1% of the time)",
         least=1,
         free=True,
     )
     on_nan: Literal["stop", "warn"] = setting(
         "stop",
-        "what to do once a loss is infinite or not a number: end the run, or say so and go on",
+        "what to do if a loss is NaN or infinite: end the run, or print a warning and continue",
         free=True,
     )
     eval_every: int | None = setting(
         None,
-        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
-        " kept beside the last (None: none)",
+        "evaluate every so many iterations, with greedy and with sampled actions; the state with the best"
+        " greedy return is kept as well as the last (None: never)",
         least=1,
         free=True,
     )
     stop_at: float | None = setting(
-        None, "end once such an evaluation returns this much (None: never)", free=True
+        None,
+        "end the run once an evaluation of --eval-every has at least this greedy return (None: never)",
+        free=True,
     )
     tensorboard: bool = setting(
         False, "also write TensorBoard's event files, into the run directory", free=True
@@ -173,13 +181,13 @@ class Settings:
     mlflow: str | None = setting(None, "also log to this experiment of MLflow (None: do not)", free=True)
     profile: bool = setting(
         False,
-        "say after training where the time of an iteration goes, and trace one (in the run directory)",
+        "after training, profile an iteration by fragment, and write a profiler trace (in the run directory)",
         kept=False,
         free=True,
     )
     timeline: bool = setting(
         False,
-        "draw after training which group ran what when, over six iterations (in the run directory)",
+        "after training, draw what each device group ran when, over six iterations (in the run directory)",
         kept=False,
         free=True,
     )
@@ -194,18 +202,19 @@ class Machine:
 
     trust: bool = setting(
         False,
-        "import the modules that only the config.json of a resumed run names: they are code, and are run",
+        "allow a resumed run's config.json to import modules that the command line does not name: this runs"
+        " their code",
         kept=False,
     )
     program_cache: str | None = setting(
         None,
-        "where compiled programs are kept for the next start; off: nowhere (None: JAX_COMPILATION_CACHE_DIR,"
-        " or fdg/ in the user's cache directory)",
+        "directory of the cache of compiled programs; off: no cache (None: JAX_COMPILATION_CACHE_DIR, or fdg/"
+        " in the user's cache directory)",
         kept=False,
     )
     xla_options: str | None = setting(
         None,
-        "for XLA's compiler: 'preset' for those in fdg/running/xla_options.py, or NAME=VALUE,NAME=VALUE"
+        "XLA compiler options: NAME=VALUE,NAME=VALUE, or 'preset' for those in fdg/running/xla_options.py"
         " (None: none)",
         kept=False,
     )
@@ -219,9 +228,9 @@ class Processes:
         None, "HOST:PORT at which process 0 can be reached (None: one process)", kept=False
     )
     num_processes: int | None = setting(None, "how many processes there are (None: one)", kept=False)
-    process_id: int | None = setting(None, "which of them this is, from 0 (None: 0)", kept=False)
+    process_id: int | None = setting(None, "index of this process, from 0 (None: 0)", kept=False)
     distributed: bool = setting(
-        False, "take these three from the cluster: SLURM, MPI, Kubernetes, TPU pod", kept=False
+        False, "detect these three settings from the cluster (SLURM, MPI, Kubernetes, TPU pod)", kept=False
     )
 
 

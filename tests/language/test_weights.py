@@ -109,7 +109,7 @@ def broken(folder, how):
             shard = sorted(folder.glob("*.safetensors"))[1]
             shard.unlink()
             count = sum(file == shard.name for file in index["weight_map"].values())
-            return folder, f"shard {shard.name} is missing, which holds {count} of 26"
+            return folder, f"shard {shard.name} is missing, with {count} of the 26"
         case "a shard is cut":
             shard = sorted(folder.glob("*.safetensors"))[0]
             shard.write_bytes(shard.read_bytes()[:-10])

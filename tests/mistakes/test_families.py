@@ -127,7 +127,7 @@ def test_several_values_of_one_flag():
         "--seed 0 1 2": "--num-seeds 3 trains 3 agents in one program",
         "--learning-rate 1e-3 1e-4": "--sweep learning_rate=1e-3,1e-4 tries several",
         "--num-steps 64 128": "--optuna N --search num_steps=64,128 tries several",
-        "--env a b": "give one: each other one is a run of its own, and blanks are 'in quotes'",
+        "--env a b": "give one value, and start another run for each other value, and blanks are 'in quotes'",
         "--seed 0,1,2": "'0,1,2' is not an integer: --num-seeds 3",
         "--num-steps [64,128]": "--search num_steps=64,128",
     }.items():

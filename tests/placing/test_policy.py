@@ -84,7 +84,7 @@ def test_groups(group, rows, mesh, shards):
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (policies.GPUOnly, "GPUOnly is a class, and a policy is a value of one: write GPUOnly()"),
+        (policies.GPUOnly, "GPUOnly is a class, and a policy is an instance of one: write GPUOnly()"),
         ("gpu_only", "write policies.get('gpu_only')()"),
         (None, "None is no policy"),
         (types.SimpleNamespace(place=3), "is no policy"),

@@ -202,7 +202,7 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
     with pytest.raises(FdgError, match="the base of the adapters is not the checkpoint in"):
         fdg.Run(algorithm, state._replace(parameters=other), 0).export(tmp_path / "x", format="peft")
     plain = made("sft", lora_rank=2)
-    with pytest.raises(FdgError, match="there are no adapters of a checkpoint"):
+    with pytest.raises(FdgError, match="this run has no LoRA adapters"):
         fdg.Run(plain, jax.jit(plain.init)(jax.random.key(0)), 0).export(tmp_path / "x", format="peft")
     merged = weights.load(tmp_path / "whole")[1]
     config, adapters = peft.load(tmp_path / "adapters", weights.read_config(folder))

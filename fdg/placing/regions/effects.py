@@ -92,7 +92,7 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """What runs on the host is for the whole batch, and its program for one device.
+    """Checks that a group with calls to the host has one device: such a call takes the whole batch.
 
     Raises:
       PlanError: naming what is called, its fragment and the group.
@@ -113,7 +113,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], num_seeds: int) -> None:
-    """What runs on the host runs for one agent.
+    """Checks that nothing calls the host, which can serve only one agent.
 
     Raises:
       PlanError: naming what is called and its fragment.

@@ -49,9 +49,9 @@ def partition(
 
     Args:
       axes: the batch axis of each leaf of the state.
-      sizes: number of devices of each group, in the policy's order; what nothing else decides goes to the
-        first.
-      platforms: of each group's devices; all alike if None.
+      sizes: number of devices of each group, in the policy's order. The first group runs whatever no rule
+        assigns.
+      platforms: platform of each group's devices; None if all are the same.
     """
     return passes(opened, axes, sizes, platforms).schedule
 
