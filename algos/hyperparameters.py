@@ -202,7 +202,7 @@ def _suggestion(name: str, value: Any, kind: Any) -> str:
                 read = ast.literal_eval(value)
                 word = read if _fits(read, kind) else None
             if word is None:
-                return kinds.as_number(value, kind)
+                return kinds.as_number(value, kind, name)
     elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         return f": write {name}=algos.Network(*{name})"
     return "" if word is None else f": write {name}={word!r}"

@@ -18,6 +18,7 @@ from algos.networks import Network
 from envs import composite, own
 from envs.composite import ObservationSpace
 from envs.spaces import Space
+from fdg.arguments import check_order
 from fdg.errors import FdgError
 
 Sees = Literal["both", "actor", "critic"]
@@ -51,6 +52,8 @@ def resolved(
         return network
     match library_of(network):
         case None:
+            check_order(network.init, ("key", "observation"), f"init of {field}")
+            check_order(network.apply, ("parameters", "observation"), f"apply of {field}")
             made = Network(network.init, network.apply)
         case "linen":
             module = network if is_made(network) else network()

@@ -12,15 +12,21 @@ from envs.environment import (
     EpisodeState,
     SingleEnvironment,
     TimeStep,
+    Vectorized,
     num_agents,
     vectorize,
 )
+from envs.host import HostEnvironment
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
 from envs.registry import absolute, beyond_registries, make, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
 from envs.unlike import Alike
 from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware, Wrapper
+from fdg.arguments import explain_frozen
+
+for _cls in (Vectorized, HostEnvironment, FrameStack, ActionRepeat, HideObservations, TimeAware):
+    explain_frozen(_cls, "env")
 
 __all__ = [
     "ActionRepeat",

@@ -7,6 +7,7 @@ traced, once.
 
 import inspect
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from envs import composite, foreign
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg import aliases
 from fdg.arguments import check_takes
-from fdg.errors import FdgError, kind_of, listed, one_line
+from fdg.errors import FdgError, FdgWarning, kind_of, listed, one_line
 from fdg.tracing.mistakes import explained, line_of
 
 _ATTRIBUTES = {
@@ -166,7 +167,25 @@ def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
             raise FdgError(
                 f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
             )
+    _check_flags(name, *result[2:5])
     return result if count == 6 else (*result, {})
+
+
+def _check_flags(name: str, reward: Any, *flags: Any) -> None:
+    """Refuses a reward and a flag that stand in each other's place, and warns of flags that are floats.
+
+    Any number but 0 counts as true, so a float in the place of a flag is most often another value.
+    """
+    for flag, what in zip(flags, ("terminated", "truncated"), strict=True):
+        kind = getattr(flag, "dtype", type(flag))
+        if not jnp.issubdtype(kind, jnp.floating):
+            continue
+        said = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
+        if jnp.issubdtype(getattr(reward, "dtype", type(reward)), jnp.bool_):
+            raise FdgError(f"{said}, and a bool as reward: return five, {_FIVE}, in this order")
+        warnings.warn(
+            f"{said}, of which any number but 0 counts as true: give a bool, x != 0", FdgWarning, stacklevel=2
+        )
 
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:

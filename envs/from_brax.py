@@ -104,7 +104,7 @@ class BraxEnvironment:
         """Take one step, without reset."""
         with _tolerance():
             state = _instantiate(self).step(state, action)
-        return state, state.obs, state.reward, state.done, jnp.bool_(False)
+        return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.

@@ -101,7 +101,7 @@ class PlaygroundEnvironment:
             else:
                 state, (rewards, dones) = jax.lax.scan(once, state, None, repeat)
                 reward, done = rewards.sum(), dones.max()
-        return state, state.obs, reward, done, jnp.bool_(False)
+        return state, state.obs, reward, done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.

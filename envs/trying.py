@@ -207,8 +207,8 @@ def _spaces_left(env: Any, seen: Any) -> Iterator[str]:
             if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
                 yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
             elif not _inside(space, part):
-                low, high = np.min(part, initial=np.inf), np.max(part, initial=-np.inf)
-                yield f"{what}{path} is outside its space: from {low:g} to {high:g} in {space!r:.200}"
+                found = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
+                yield f"{what}{path} is outside its space: {found}"
 
 
 def _inside(space: Any, part: np.ndarray) -> bool:

@@ -90,6 +90,11 @@ def explain_frozen(cls: type, word: str) -> None:
             original(self, name, value)
         except dataclasses.FrozenInstanceError:
             names = [field.name for field in dataclass_fields(self) if field.init]
+            if name not in names and hasattr(self, name):
+                raise FrozenError(
+                    f"{type(self).__name__} does not change: its {name} follows from {listed(names, 'and')}:"
+                    f" make another {word}"
+                ) from None
             if name not in names:
                 raise FrozenError(
                     str(unknown_name(f"field of {type(self).__name__}", name, names, f"help({cls.__name__})"))
@@ -139,10 +144,51 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
     try:
         signature.bind(*names)
     except TypeError:
-        takes = ", ".join(map(str, signature.parameters.values()))
-        raise FdgError(
-            f"{what} takes ({takes}), and is called with ({', '.join(names)}): let it take these"
-        ) from None
+        raise _takes(signature, names, what, "") from None
+    check_order(function, names, what)
+
+
+def check_order(function: Callable, names: Sequence[str], what: str) -> None:
+    """Refuses a function of a user's own whose parameters say that it takes these arguments in another order.
+
+    Args:
+      function: is going to be called with them by position, perhaps with more behind.
+      names: of the arguments.
+      what: it is, such as `Mine.step`.
+
+    Raises:
+      FdgError: names both orders.
+
+    >>> check_order(lambda obs, key: None, ("key", "obs"), "it")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: it takes (obs, key), and is called with (key, obs): let it take these, in this order
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [_plain(one.name) for one in signature.parameters.values() if one.kind in kinds]
+    given = [_plain(name) for name in names]
+    if any(one != other and one in given for one, other in zip(taken, given, strict=False)):
+        raise _takes(signature, names, what, ", in this order")
+
+
+def _takes(signature: inspect.Signature, names: Sequence[str], what: str, how: str) -> FdgError:
+    takes = ", ".join(map(str, signature.parameters.values()))
+    return FdgError(
+        f"{what} takes ({takes}), and is called with ({', '.join(names)}): let it take these{how}"
+    )
+
+
+def _plain(name: str) -> str:
+    """A parameter's name in our own words, so that its place can be compared.
+
+    >>> _plain("keys"), _plain("_rng"), _plain("env_state"), _plain("params")
+    ('key', 'key', 'state', 'parameter')
+    """
+    one = name.strip("_").removesuffix("s")
+    return {"rng": "key", "env_state": "state", "param": "parameter", "ob": "observation"}.get(one, one)
 
 
 def _bound(
@@ -246,7 +292,8 @@ def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     for name, kind in _option_kinds(takes).items():
         if name in given and not fits(given[name], kind):
             expected = listed(dict.fromkeys(words(kind)))
-            raise FdgError(f"{where}: {name}={quoted(given[name])} must be {expected}")
+            fix = as_number(given[name], kind, name)
+            raise FdgError(f"{where}: {name}={quoted(given[name])} must be {expected}{fix}")
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
@@ -270,7 +317,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
 def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
     if not fits(value, kind):
         whole = isinstance(value, float) and value.is_integer() and fits(int(value), kind)
-        fix = f": write {int(value)}" if whole else as_number(value, kind)
+        fix = f": write {int(value)}" if whole else as_number(value, kind, name)
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
         what = listed(dict.fromkeys(words(kind)))

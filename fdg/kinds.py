@@ -150,16 +150,41 @@ _SCALES = {
     "ms": 1e-3,
     "ns": 1e-9,
 }
+_TIMES = (
+    "ms",
+    "us",
+    "ns",
+    "seconds",
+    "minutes",
+    "hours",
+)  # units that names end in, and that others scale to
 
 
-def as_number(word: Any, kind: Any) -> str:
+def as_number(word: Any, kind: Any, name: str = "") -> str:
     """The number to write in place of a word that means one, where a kind has numbers: `: write 5e5`.
+
+    Args:
+      word: what was given.
+      kind: the annotation.
+      name: of what it was given for, which may end in a unit, `latency_ms`.
 
     >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
     (': write 500_000 or 5e5', ': write 0.1', '', '')
+    >>> as_number("5ms", float, "latency_ms"), as_number("5us", float, "latency_ms")
+    (': write 5', ': write 0.005')
+    >>> as_number("2 uJ", float, "energy_uj"), as_number("2 mJ", float, "energy_uj")
+    (': write 2', ": write the number alone, without 'mJ'")
     """
-    number = meant(word) if isinstance(word, str) else None
-    if number is None or not (mentions(kind, float) or (mentions(kind, int) and number.is_integer())):
+    found = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
+    if found is None or not (mentions(kind, float) or mentions(kind, int)):
+        return ""
+    unit, own = found[2], name.rpartition("_")[2]
+    number = meant(found[1]) if own and unit.lower() == own else meant(word)
+    if number is None:
+        return f": write the number alone, without '{unit}'" if unit and mentions(kind, float) else ""
+    if own in _TIMES and unit.lower() != own and unit.lower() in _SCALES:
+        number = float(f"{number / _SCALES[own]:.12g}")
+    if not (mentions(kind, float) or number.is_integer()):
         return ""
     if not number.is_integer() or abs(number) < 1000:
         return f": write {number:g}"

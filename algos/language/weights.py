@@ -370,7 +370,12 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
         files = sorted(set(index.values()))
     else:
         other = sorted(file.name for file in folder.glob("*.bin"))
-        hint = f"; {other[0]} is of an older format, which is not read" if other else ""
+        hint = (
+            f"; {other[0]} is of an older format, which is not read: load it with Transformers, and save it"
+            " by save_pretrained(DIR)"
+            if other
+            else ""
+        )
         raise FdgError(f"{folder}: it has neither {_ONE} nor {_INDEX}{hint}")
     found: dict[str, Stored] = {}
     for file in files:

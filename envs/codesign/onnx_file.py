@@ -40,7 +40,8 @@ def read(path: Path) -> Network:
         raise FdgError(f"{path}: reading it needs the package onnx: pip install 'fdg[codesign]'") from error
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
-            raise FdgError(f"{path} is no ordinary file of at most 2 GiB: give an ONNX file")
+            there = "is no ordinary file of at most 2 GiB" if path.exists() else "does not exist"
+            raise FdgError(f"{path} {there}: give an ONNX file")
         model = onnx.load_model(path, load_external_data=False)
         if model.functions:
             from onnx import inliner

@@ -14,6 +14,7 @@ from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
 from envs.codesign.technology import Technology
 from fdg.errors import FdgError, nearest, one_line, unknown_name
+from fdg.kinds import as_number
 
 WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
@@ -166,7 +167,7 @@ class _Keys:
         return unknown_name(f"{self.where} {key}", value, known)
 
     def wrong(self, key: str, value: Any, give: str) -> FdgError:
-        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {give}")
+        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {give}{as_number(value, float, key)}")
 
     def value(self, key: str, default: Any = None) -> Any:
         return self.said.get(key, default)

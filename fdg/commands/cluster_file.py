@@ -94,10 +94,15 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
     inside, between = (
         _link(word, content.get(word), links, usual[i]) for i, word in enumerate(("inside", "between"))
     )
-    per_host = whole.get("devices_per_host", 8)
-    hosts = whole.get("hosts", 0)
-    if not hosts:
-        hosts = -(-whole["devices"] // per_host)
+    devices = whole.get("devices")
+    per_host = whole.get("devices_per_host", min(8, devices or 8))
+    hosts = whole.get("hosts", -(-(devices or 0) // per_host))
+    if devices is not None and devices != hosts * per_host:
+        fix = "leave devices out" if "hosts" in whole else f"give devices = {hosts * per_host}"
+        raise FdgError(
+            f"devices = {devices}, but {hosts} hosts of devices_per_host = {per_host} have"
+            f" {hosts * per_host}: {fix}, or another devices_per_host"
+        )
     return Cluster(
         kind,
         per_host,
@@ -144,7 +149,11 @@ def _number(
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = meant(value) if isinstance(value, str) else None
-        fix = (odd(number) if odd and number else "") or as_number(value, float) or f", such as {example:.3g}"
+        fix = (
+            (odd(number) if odd and number else "")
+            or as_number(value, float, name)
+            or f", such as {example:.3g}"
+        )
         raise FdgError(f"{name} = {quoted(value)}: give a number of at least 0, {what}{fix}")
     if odd and value and (doubt := odd(value)):
         warnings.warn(f"{name} = {value:g} is {what}{doubt}", FdgWarning, stacklevel=2)

@@ -38,7 +38,7 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         return _resumed(given)
     if config is not None:
         file = Path(config) / "config.json" if os.path.isdir(config) else Path(config)
-        said = _checked(file, run_directory.checked_config(file, _read(file)))
+        said = run_directory.checked_config(file, _checked(file, _read(file)))
     elif start is not None:
         file = Path(str(start), "config.json")
         said = _checked(file, run_directory.read_config(file.parent, prefix="--from: "))
@@ -70,9 +70,12 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     return run / "config.json", said
 
 
-def _checked(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
-        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
+def _checked(file: Path, config: Any) -> dict[str, Any]:
+    needed = {"algo", "policy", "policy_fields", "hyperparameters"}
+    if not (isinstance(config, dict) and needed <= config.keys()):
+        right = file.with_name("config.json")
+        fix = right if right != file and right.is_file() else "the config.json of a run directory"
+        raise FdgError(f"{file} is no configuration of a run: give {fix}")
     return config
 
 

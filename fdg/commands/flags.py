@@ -253,7 +253,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
 
 def _fix(flag: Flag, word: str) -> str:
     """What to write in place of a word that a flag cannot have, where its kind says so."""
-    if fix := as_number(word, flag.kind):
+    if fix := as_number(word, flag.kind, flag.name):
         return fix
     if is_tuple(flag.kind):
         return f": write {flag.option} 64 64"

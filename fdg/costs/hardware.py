@@ -249,6 +249,11 @@ class Cluster:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise FdgError(f"cluster: {name} = {value!r}: give a number of at least 0")
+        if self.straggling > 1:
+            raise FdgError(
+                f"cluster: straggling = {self.straggling!r}: give a fraction, from 0 to 1; for"
+                f" {self.straggling:g}% write {self.straggling / 100:g}"
+            )
         if not (isinstance(self.storage, int | float) and self.storage > 0):
             raise FdgError(f"cluster: storage = {self.storage!r}: give bytes a second above 0")
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):

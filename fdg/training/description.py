@@ -62,7 +62,7 @@ def rebuild(config: Mapping[str, Any], said: Said, where: str = "this run") -> t
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
-            f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
+            f" ({config.get('algo')}{_unsaid(config, said)}): give it, with algorithm=..."
         )
     with _fitting(where):
         cls = said.algorithm_class(config["algo"])
@@ -73,6 +73,17 @@ def rebuild(config: Mapping[str, Any], said: Said, where: str = "this run") -> t
             values["env"] = envs.make(name, **parameters)
         algorithm = build_algorithm({**config, "hyperparameters": values}, said)
     return algorithm, rebuild_policy(config, said, where)
+
+
+def _unsaid(config: Mapping[str, Any], said: Said) -> str:
+    """What of an algorithm a configuration does not say, as far as that shows."""
+    try:
+        name, parameters = said.environment(config.get("env") or "")
+        envs.make(name, **parameters)
+    except FdgError:
+        named = f"{config['env']!r:.60}, which no name here makes" if config.get("env") else "of no name"
+        return f" in an environment of its own, {named}"
+    return ", say with a network of its own"
 
 
 def rebuild_policy(config: Mapping[str, Any], said: Said, where: str = "this run") -> Any:

@@ -104,7 +104,9 @@ def load_exported(path: str | Path) -> Exported:
     except FdgError as error:
         raise FdgError(f"{path} is no exported policy: {error}") from None
     except Exception as error:  # whatever zipfile and NumPy raise of bytes that are none of theirs
-        fix = "give what run.export or fdg.export wrote"
+        fix = "give the .jax file that run.export or fdg.export wrote"
+        if Path(path).suffix == ".onnx":
+            fix = f"onnxruntime.InferenceSession({str(path)!r}) runs an ONNX file; this reads .jax files"
         raise FdgError(f"{path} is no exported policy ({one_line(error)}): {fix}") from error
     where = f"{path}: {FACTS}"
     facts = json_object(parts[FACTS], where)

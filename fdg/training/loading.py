@@ -9,7 +9,7 @@ import jax
 import fdg
 from algos.hyperparameters import OF_NETWORK
 from fdg.arguments import checked
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.tracing.trace import checked_name
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild, rebuild_policy
@@ -138,10 +138,9 @@ def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
         return checkpoints, latest
     kept = checkpoints.iterations()
     if checkpoint not in kept:
-        there = ", ".join(map(str, kept))
-        raise FdgError(
-            f"checkpoint={checkpoint!r}: {path} has those of iterations {there}, 'last' and 'best'"
-        )
+        words = ["'last'", *["'best'"] * (Checkpoints(path / BEST).latest() is not None)]
+        there = listed([*map(str, kept), *words])
+        raise FdgError(f"checkpoint={checkpoint!r}: {path} has no such checkpoint: give {there}")
     return checkpoints, int(checkpoint)
 
 

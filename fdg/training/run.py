@@ -242,7 +242,7 @@ class Run:
 
             run.member(learning_rate=1e-3).evaluate()
         """
-        agents = self._sweep.chosen(agent, None if seed is None else seed - self.seed, values)
+        agents = self._sweep.chosen(agent, seed, values, self.seed)
         return self._of_agents(agents)
 
     @property
@@ -260,7 +260,7 @@ class Run:
     @property
     def _sweep(self) -> Sweep:
         if not isinstance(self.algorithm, Sweep):
-            raise FdgError(f"{self!r} is no sweep: its agents differ in nothing but their seeds")
+            raise FdgError(f"{self!r} is no sweep: use the run as it is, without --member")
         return self.algorithm
 
     def _of_agents(self, agents: Sequence[int]) -> "Run":

@@ -32,7 +32,7 @@ from fdg.training.opening import open_run
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
-from fdg.training.space import Space, space_text, written
+from fdg.training.space import Space, check_choices, space_text, written
 from fdg.training.statistics import digits
 from fdg.training.sweep import Sweep, changed
 from fdg.training.sweep_results import best_of, results
@@ -90,6 +90,7 @@ def carry_out_search(
     """
     require_optuna()
     check_search(job.algorithm, space)
+    check_choices(space, job.optuna)
     if distributed.count() > 1:
         raise FdgError(
             "--optuna: a search is of one process: start one for each machine, with seeds of its own"

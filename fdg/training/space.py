@@ -8,10 +8,11 @@ learning_rate=log:1e-4..1e-2  a range; of an integer, of its whole numbers
 import dataclasses
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 
 _RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
 
@@ -158,6 +159,24 @@ def checked(space: Sequence[Range | Choices]) -> Space:
     if twice is not None:
         raise FdgError(f"search: {twice} is there twice: give all of its values at once")
     return tuple(space)
+
+
+def check_choices(space: Space, trials: int) -> None:
+    """Warns of a tuple that is the only choice of its name, which several numbers may have been meant as.
+
+    Raises:
+      FdgError: the space has one point, and there are several trials.
+    """
+    for one in space:
+        if isinstance(one, Choices) and len(one.values) == 1:
+            alone, is_tuple = len(space) == 1 and trials > 1, isinstance(one.values[0], tuple)
+            fix = "write / between tuples, hidden=64,64/128" if is_tuple else "give several"
+            flag = f"--{one.name.replace('_', '-')}"
+            said = f"search: {one} is one choice: {fix}, or leave it to the algorithm ({flag})"
+            if alone:
+                raise FdgError(said)
+            if is_tuple:
+                warnings.warn(said, FdgWarning, stacklevel=3)
 
 
 def written(value: Any) -> str:

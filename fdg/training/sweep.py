@@ -142,13 +142,16 @@ class Sweep:
             self.algorithm, **{name: known[name].get(x, float(x)) for name, x in numbers.items()}
         )
 
-    def chosen(self, agent: int | None, seed: int | None, values: Mapping[str, float]) -> list[int]:
+    def chosen(
+        self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int
+    ) -> list[int]:
         """The agents that are asked for, which have the same hyperparameters.
 
         Args:
           agent: one, by its position; then nothing else.
-          seed: 0 for the first of a point; None for all.
+          seed: of one agent of a point; None for all.
           values: of hyperparameters.
+          first: the first seed of each point.
 
         Raises:
           FdgError: there are none, or points that differ.
@@ -176,10 +179,11 @@ class Sweep:
             there = "; ".join(spelled(self.points[i]) for i in (points or range(len(self.points)))[:4])
             few = f"{len(points)} points have" if points else "no point has"
             raise FdgError(f"{few} {spelled(values) or 'those values'}: give those of one, such as {there}")
-        if seed is not None and not 0 <= seed < self.num_seeds:
-            raise FdgError(f"seed: each point has {self.num_seeds}, and there is none of position {seed}")
+        seeds = range(first, first + self.num_seeds)
+        if seed is not None and seed not in seeds:
+            raise FdgError(f"no agent has seed={seed}: give one from {seeds[0]} to {seeds[-1]}")
         of_point = self.agents_of(points[0])
-        return list(of_point) if seed is None else [of_point[seed]]
+        return list(of_point) if seed is None else [of_point[seed - first]]
 
     # --- the two functions of every algorithm, and what the engine asks one whose agents differ ---
 

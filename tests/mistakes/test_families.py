@@ -2,24 +2,34 @@
 
 import dataclasses
 import errno
+import functools
+import itertools
 import os
 import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import algos
 import envs
 import fdg
 import policies
+from algos.networks import Network
+from envs.codesign import reading
 from fdg import aliases, kinds
+from fdg.commands.cluster_file import cluster_of
+from fdg.commands.earlier import base_of
 from fdg.commands.flags import JobFlags
-from fdg.errors import FdgError, NoAttributeError
+from fdg.errors import FdgError, FdgWarning, NoAttributeError
+from fdg.training import space
 from fdg.training.settings import GROUPS
 from fdg.training.writable import check_writable
-from tests.training.trained import small
+from tests.mistakes.environments import Corridor
+from tests.training.trained import fitted, small
 
 ENV = envs.make("CartPole-v1")
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "coming-from").glob("*.md"))
@@ -248,3 +258,171 @@ def test_a_read_only_file_system_is_called_one(tmp_path, monkeypatch):
     for check in (check_writable, check_free):
         said = refused(lambda check=check: check(tmp_path / "new" / "policy.onnx"))
         assert said.endswith(f"{os.strerror(errno.EROFS)}: give another path")
+
+
+def test_units_of_numbers_whose_names_have_one():
+    """`5ms` of `latency_ms` is 5, and `5us` of it 0.005; a unit that nothing is known of is named."""
+    rng, seconds = random.Random(1), {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+    for _ in range(200):
+        number, given, own = rng.randint(1, 999), rng.choice([*seconds]), rng.choice(["ns", "us", "ms"])
+        fix = kinds.as_number(f"{number}{given}", float, f"latency_{own}")
+        written = float(fix.removeprefix(": write ").split(" or ")[0])
+        assert written == pytest.approx(number * seconds[given] / seconds[own], rel=1e-5)
+    for unit in ("mJ", "mm2", "euros", "req"):
+        number = f"{rng.randint(1, 999)} {unit}"
+        assert kinds.as_number(number, float, "price") == ("" if unit == "mm2" else alone(unit))
+    assert kinds.as_number("3 uJ", float, "energy_uj") == ": write 3"
+    spec = {"task": [{"name": "a", "space": "resnet9"}], "specs": {"latency_ms": "5ms"}}
+    assert refused(lambda: reading.from_dict(spec)).endswith(
+        "latency_ms is '5ms'; give a number above 0: write 5"
+    )
+    said = refused(lambda: envs.make("gymnasium:CartPole-v1", timeout="2min"))
+    assert said.endswith("timeout='2min' must be a number: write 120")
+
+
+def alone(unit):
+    return f": write the number alone, without '{unit}'"
+
+
+def test_clusters_whose_numbers_do_not_agree():
+    rng = random.Random(2)
+    for _ in range(200):
+        hosts, each, devices = rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 40)
+        given = {"hosts": hosts, "devices_per_host": each, "devices": devices}
+        content = {name: given[name] for name in rng.choice([(*given,), (*given,)[1:]])} | {"kind": "H100"}
+        agree = devices == hosts * each if "hosts" in content else devices % each == 0
+        if agree:
+            assert cluster_of(content).devices == devices
+        else:
+            assert f"devices = {devices}, but" in refused(lambda content=content: cluster_of(content))
+    assert cluster_of({"devices": 4, "kind": "H100"}).devices == 4
+    for straggling in (1.5, 2, 20):
+        wrong = {"hosts": 1, "kind": "H100", "straggling": straggling}
+        assert f"for {straggling}% write" in refused(lambda wrong=wrong: cluster_of(wrong))
+
+
+# --- environments ---
+
+
+def corridor(**members):
+    return envs.vectorize(dataclasses.dataclass(frozen=True)(type("Own", (Corridor,), members))())
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(("key", "state", "action"))], ids="-".join)
+def test_arguments_of_step_in_another_order(names):
+    """By the names that they have, also in the words of other libraries."""
+    for spelled in ({}, {"key": "rng", "state": "env_state"}, {"key": "_key", "action": "actions"}):
+        exec(f"def step(self, {', '.join(spelled.get(name, name) for name in names)}): ...", made := {})
+        if names == ("key", "state", "action"):
+            assert corridor(step=made["step"])
+        else:
+            said = refused(lambda made=made: corridor(step=made["step"]))
+            assert said.endswith("is called with (key, state, action): let it take these, in this order")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["init", "apply"])
+def test_arguments_of_a_network_in_another_order(first):
+    init, apply = (lambda key, observation: {}), (lambda parameters, observation: None)
+    wrong = Network(lambda obs, key: {}, apply) if first else Network(init, lambda observation, params: None)
+    said = refused(lambda: fdg.trace(small(network=wrong)))
+    assert f"{'init' if first else 'apply'} of network takes (" in said and "in this order" in said
+
+
+def test_flags_that_are_no_flags():
+    def step_giving(reward, *flags):
+        return lambda self, key, state, action: (state, jnp.zeros(1), reward, *flags)
+
+    half = jnp.float32(0.5)
+    for flags in ((half, False), (False, half), (1.0, False), (False, jnp.bfloat16(1))):
+        env = corridor(step=step_giving(1.0, *flags))
+        with pytest.warns(FdgWarning, match="of which any number but 0 counts as true: give a bool"):
+            fdg.trace(algos.A2C(env=env))
+        for reward in (True, jnp.bool_(False)):
+            env = corridor(step=step_giving(reward, *flags))
+            assert "a bool as reward: return five" in refused(lambda env=env: fdg.trace(algos.A2C(env=env)))
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (envs.Discrete(5), np.int32(5)),
+        (envs.Discrete(5), np.int32(-1)),
+        (envs.MultiDiscrete((2, 3)), np.array([1, 3], np.int32)),
+        (envs.Box(0, 9, (2,), "int32"), np.array([0, 10], np.int32)),
+        (envs.Box(0, 9, (1,), "uint8"), np.array([10], np.uint8)),
+        (envs.Box(-1.0, 1.0, (1,)), np.array([1.5], np.float32)),
+    ],
+    ids=str,
+)
+def test_observations_one_past_their_space(space, seen):
+    env = corridor(
+        observation_space=space,
+        reset=lambda self, key: (jnp.float32(0), jnp.asarray(seen)),
+        step=lambda self, key, state, action: (state, jnp.asarray(seen), 1.0, False, False),
+    )
+    said = refused(lambda: envs.check(env, steps=3))
+    assert f"is outside its space: from {seen.min():g} to {seen.max():g} in" in said
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"frame_stack": 2}, {"time_aware": True}, {"action_repeat": 2}], ids=str
+)
+def test_environments_do_not_change(options):
+    env = envs.make("CartPole-v1", **options)
+    fields = [field.name for field in dataclasses.fields(env) if field.init]
+    for field in fields:
+        said = refused(lambda field=field: setattr(env, field, 1), dataclasses.FrozenInstanceError)
+        assert f"write env = dataclasses.replace(env, {field}=1)" in said
+    said = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
+    assert f"its max_episode_steps follows from {fields[0]}" in said and said.endswith("make another env")
+
+
+# --- runs and searches ---
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fitted(tmp_path_factory.mktemp("runs") / "run", iterations=2)
+
+
+def test_files_and_checkpoints_of_a_run_that_are_others(run):
+    config = run.path / "config.json"
+    others = {one for one in run.path.rglob("*.json") if one != config}
+    assert len(others) >= 2
+    for file in others:
+        said = refused(lambda file=file: base_of({"config": str(file)}))
+        near = config if file.parent == run.path else "the config.json of a run directory"
+        assert said == f"{file} is no configuration of a run: give {near}"
+    said = refused(lambda: fdg.load(run.path, checkpoint=3))
+    assert said.endswith("has no such checkpoint: give 1, 2 or 'last'")
+    assert "use the run as it is, without --member" in refused(lambda: run.member(seed=0))
+    onnx = run.path / "policy.onnx"
+    onnx.write_bytes(b"\x08\x08")
+    assert f"onnxruntime.InferenceSession('{onnx}') runs an ONNX" in refused(lambda: fdg.load_exported(onnx))
+
+
+def test_an_environment_that_no_name_makes_is_said_to_be_the_reason(tmp_path):
+    run = fitted(tmp_path / "run", algos.A2C(env=corridor(), num_envs=2), iterations=1)
+    said = refused(lambda: fdg.load(run.path))
+    assert "(a2c in an environment of its own, 'corridor', which no name here makes): give it" in said
+
+
+def test_a_tuple_that_is_the_only_choice():
+    wide = space.Choices("hidden", ((8, 8, 16, 16),))
+    said = refused(lambda: space.check_choices((wide,), 2))
+    assert "hidden=8,8,16,16 is one choice: write / between tuples, hidden=64,64/128" in said
+    with pytest.warns(FdgWarning, match="is one choice"):
+        space.check_choices((wide, space.Choices("num_steps", (8,))), 2)
+    space.check_choices((space.Choices("hidden", ((8,), (16,))), space.Choices("num_steps", (8,))), 2)
+
+
+def test_seeds_past_the_last():
+    rng = random.Random(3)
+    for _ in range(50):
+        first, count = rng.randint(0, 9), rng.randint(1, 5)
+        sweep = fdg.Sweep(small(), (("learning_rate", (0.1, 0.2)),), num_seeds=count)
+        point = {"learning_rate": 0.2}
+        for seed in (first - 1, first + count):
+            said = refused(functools.partial(sweep.chosen, None, seed, point, first))
+            assert said == f"no agent has seed={seed}: give one from {first} to {first + count - 1}"
+        assert sweep.chosen(None, first + count - 1, point, first) == [2 * count - 1]

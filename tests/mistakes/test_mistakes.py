@@ -299,7 +299,7 @@ MISTAKES = {
     "no file of a policy": (
         lambda: fdg.load_exported(__file__),
         "is no exported policy",
-        "give what run.export or fdg.export wrote",
+        "give the .jax file that run.export or fdg.export wrote",
     ),
     **{
         f"a sweep of {name}": (
