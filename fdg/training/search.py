@@ -90,7 +90,7 @@ def carry_out_search(
     """
     require_optuna()
     check_search(job.algorithm, space)
-    check_choices(space, job.optuna)
+    check_choices(space, job.optuna or 0)
     if distributed.count() > 1:
         raise FdgError(
             "--optuna: a search is of one process: start one for each machine, with seeds of its own"
