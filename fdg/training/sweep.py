@@ -143,7 +143,7 @@ class Sweep:
         )
 
     def chosen(
-        self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int
+        self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
     ) -> list[int]:
         """The agents that are asked for, which have the same hyperparameters.
 

@@ -163,7 +163,7 @@ def stepped(run):
             lambda run: fdg.load(run.path, checkpoint="best"),
             "no best checkpoint: only runs with --eval-every",
         ),
-        (lambda run: fdg.load(run.path, checkpoint=99), "has those of iterations"),
+        (lambda run: fdg.load(run.path, checkpoint=99), "has no such checkpoint: give "),
     ],
 )
 def test_errors_of_one_line(run, call, message):
