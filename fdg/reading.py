@@ -189,6 +189,26 @@ def check_encoding(content: bytes, where: object) -> None:
             raise EncodingError(f"{where}: is {name} and not UTF-8: save it as UTF-8")
 
 
+def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
+    """Refuses the directory of a run where a folder of Hugging Face's format is wanted.
+
+    Args:
+      directory: that may be one.
+      what: is wanted, for the message.
+      options: of `fdg export`, with a blank behind.
+
+    Raises:
+      FdgError: it is one; says what makes such a folder of it.
+    """
+    try:
+        said = read_json(os.path.join(directory, "config.json"), any_number=True)
+    except FdgError:
+        return
+    if "hyperparameters" in said and "model_type" not in said:
+        made = f"fdg export {directory} {options}--out DIR"
+        raise FdgError(f"{directory} is a run, not {what}: {made}, and give DIR")
+
+
 _OTHERS = {
     "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[!-~]|[!-~]\0\0\0"),
     "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[!-~]\0[ -~]|[!-~]\0[ -~]\0"),

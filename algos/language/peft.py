@@ -23,7 +23,7 @@ from algos.language.layers import Weights
 from algos.language.tensor_files import Stored, safetensors
 from fdg.arguments import quoted
 from fdg.errors import FdgError
-from fdg.reading import read_json
+from fdg.reading import read_json, refuse_run
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
@@ -45,6 +45,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     """A base's shape with the adapters of a folder, without their tensors; as `load`."""
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
+        refuse_run(folder, "a folder with adapters", "--format peft ")
         known = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
         raise FdgError(f"{folder}: {known}: give a folder that PEFT has written, with {TENSORS}")
     file, found = folder / CONFIG, read_json(folder / CONFIG, any_number=True)

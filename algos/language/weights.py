@@ -23,7 +23,7 @@ from algos.language.layers import Weights
 from algos.language.lora import merged
 from algos.language.tensor_files import Stored, safetensors
 from fdg.errors import FdgError, one_line
-from fdg.reading import read_json
+from fdg.reading import read_json, refuse_run
 
 _INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
 _GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
@@ -93,10 +93,7 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
             fix += f" (nothing is downloaded: hf download {name} --local-dir {name})"
         raise FdgError(f"{directory}: {known}: {fix}")
     found = read_json(file, any_number=True)
-    if "model_type" not in found and "hyperparameters" in found:
-        raise FdgError(
-            f"{directory} is a run, not a checkpoint: fdg export {directory} --out DIR, and give DIR"
-        )
+    refuse_run(directory, "a checkpoint")
     try:
         return DecoderConfig.from_hugging_face(found, **changes)
     except FdgError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from envs.text import tokenizer_files
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
 from fdg.errors import FdgError
-from fdg.reading import open_regular, read_bytes, read_json
+from fdg.reading import open_regular, read_bytes, read_json, refuse_run
 
 _TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATES = "additional_chat_templates"
@@ -39,6 +39,7 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
     if not os.path.lexists(path / _TOKENIZER):
         older = next((name for name in _OLDER if os.path.lexists(path / name)), None)
         if older is None:
+            refuse_run(path, "a folder with a tokenizer")
             fix = f"copy {_TOKENIZER} and {_SETTINGS} from where its weights are from"
             raise FdgError(f"{path}: has no tokenizer: {fix}, {other}")
         fix = "make one with Transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"

@@ -62,7 +62,9 @@ def read_cluster(path: Path) -> Cluster:
             f"--cluster {path}: {error.strerror or error}: docs/scale.md has files to start from"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FdgError(f"--cluster {path} is no TOML: {error}") from None
+        raise FdgError(
+            f"--cluster {path} is no TOML: {error}: docs/scale.md has files to start from"
+        ) from None
     try:
         return cluster_of(content)
     except FdgError as error:
@@ -130,7 +132,7 @@ def _source(kind: DeviceKind) -> str:
 
 def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        fix = as_number(str(value), int)
+        fix = "" if isinstance(value, int) else as_number(str(value), int)
         raise FdgError(f"{name} = {quoted(value)}: give a whole number of at least 1{fix}")
     return value
 

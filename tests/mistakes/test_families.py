@@ -18,8 +18,10 @@ import algos
 import envs
 import fdg
 import policies
+from algos.language import DecoderConfig, peft, weights
 from algos.networks import Network
 from envs.codesign import reading
+from envs.text.tokenizer_folders import tokenizer_of
 from fdg import aliases, kinds
 from fdg.commands.cluster_file import cluster_of
 from fdg.commands.earlier import base_of
@@ -426,3 +428,13 @@ def test_seeds_past_the_last():
             said = refused(functools.partial(sweep.chosen, None, seed, point, first))
             assert said == f"no agent has seed={seed}: give one from {first} to {first + count - 1}"
         assert sweep.chosen(None, first + count - 1, point, first) == [2 * count - 1]
+
+
+def test_a_run_in_the_place_of_a_folder_in_hugging_faces_format(run):
+    decoder = DecoderConfig.tiny(vocab_size=17)
+    for read, options in (
+        (lambda: weights.read_config(run.path), ""),
+        (lambda: tokenizer_of(run.path), ""),
+        (lambda: peft.read_config(run.path, decoder), "--format peft "),
+    ):
+        assert refused(read).endswith(f": fdg export {run.path} {options}--out DIR, and give DIR")
