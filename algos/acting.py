@@ -13,9 +13,15 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from envs import Observation
+from fdg.arguments import check_takes
 
 
-class Actor(NamedTuple):
+class _Actor(NamedTuple):
+    memory: Callable[[int], Any]
+    act: Callable[[Any, Any, jax.Array, jax.Array, bool], tuple[jax.Array, Any]]
+
+
+class Actor(_Actor):
     """A policy with all that it needs: parameters, normalisers, and how its memory begins.
 
     Pure functions of arrays, which trace under `jit`, `vmap` and `scan`:
@@ -26,10 +32,18 @@ class Actor(NamedTuple):
       memory`. Actions are such as the environment takes: within its bounds. Where `start` is true an episode
       begins, and what the memory held before counts for nothing. `greedy` is a Python bool: the most probable
       (or best) action, else one drawn as in training, from one key for each environment.
+
+    Raises:
+      FdgError: (construction) a function takes other arguments, or these in another order.
     """
 
-    memory: Callable[[int], Any]
-    act: Callable[[Any, Any, jax.Array, jax.Array, bool], tuple[jax.Array, Any]]
+    __slots__ = ()
+
+    def __new__(cls, memory: Any, act: Any) -> "Actor":
+        """Checks what both take."""
+        check_takes(memory, ("num_envs",), "memory of algos.Actor")
+        check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
+        return super().__new__(cls, memory, act)
 
 
 class Policy(Protocol):

@@ -48,7 +48,11 @@ def resolved(
     """
     if isinstance(network, str):
         network = _named(network, observation_space, action_space, field)
-    if network is None or hasattr(network, "unroll"):
+    if hasattr(network, "unroll"):
+        check_order(network.init, ("key", "observation"), f"init of {field}")
+        check_order(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
+        return network
+    if network is None:
         return network
     match library_of(network):
         case None:

@@ -21,7 +21,7 @@ from envs.environment import State, TimeStep, Whole, num_agents
 from envs.native import Native, leaves
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
-from fdg.arguments import check_options
+from fdg.arguments import check_options, check_takes
 from fdg.errors import FdgError, kind_of, listed
 
 
@@ -66,6 +66,8 @@ class Wrapper(Whole):
 
     def __post_init__(self) -> None:
         check_spec(self.env)
+        for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
+            check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
     @property
     def observation_space(self) -> ObservationSpace:

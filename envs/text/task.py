@@ -26,7 +26,7 @@ from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
-from fdg.arguments import quoted
+from fdg.arguments import check_takes, quoted
 from fdg.errors import FdgError
 
 Split: TypeAlias = Literal["train", "test"]
@@ -97,6 +97,15 @@ class TextProblem(Protocol):
         """What a complete response is worth, in parts `[] float32` by name; the reward is their sum."""
 
 
+_TAKES = {
+    "draw": ("key",),
+    "prompt": ("content",),
+    "solution": ("content",),
+    "identity": ("content",),
+    "score": ("content", "response"),
+}
+
+
 def exact(problem: Any, content: Any, response: Text) -> dict[str, jax.Array]:
     """The usual score: 1 for just the solution, blanks around both aside."""
     right = equal(stripped(response), stripped(problem.solution(content)))
@@ -130,6 +139,9 @@ class TextTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template_arguments", _as_json(self.template_arguments, self.name))
+        for method, takes in _TAKES.items():
+            if callable(own := getattr(self.problem, method, None)):
+                check_takes(own, takes, f"{method} of problem '{self.problem.name}'")
         if not isinstance(self.system, str):
             raise FdgError(f"task '{self.name}': system={self.system!r:.60} must be a text")
         if self.max_response is not None and self.max_response < 1:

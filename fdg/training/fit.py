@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 import policies
-from fdg.arguments import as_arguments, checked
+from fdg.arguments import as_arguments, check_takes, checked, quoted
 from fdg.errors import FdgError, FdgWarning
 from fdg.kinds import dataclass_fields
 from fdg.placing.policy import check_policy, checked_devices
@@ -110,6 +110,8 @@ def fit(
     )
     for line in job.beyond:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
+    for callback in callbacks:
+        check_takes(callback, ("report",), f"callback {quoted(callback)}")
     used = None if devices is None else checked_devices(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
     outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)

@@ -21,6 +21,7 @@ import policies
 from algos.language import DecoderConfig, peft, weights
 from algos.networks import Network
 from envs.codesign import reading
+from envs.text import TextTask
 from envs.text.tokenizer_folders import tokenizer_of
 from fdg import aliases, kinds
 from fdg.commands.cluster_file import cluster_of
@@ -438,3 +439,33 @@ def test_a_run_in_the_place_of_a_folder_in_hugging_faces_format(run):
         (lambda: peft.read_config(run.path, decoder), "--format peft "),
     ):
         assert refused(read).endswith(f": fdg export {run.path} {options}--out DIR, and give DIR")
+
+
+def orders(names, aliases=()):
+    """Lambdas that take all these arguments, in every other order, and one that takes too few."""
+    words = [dict(aliases).get(name, name) for name in names]
+    wrong = [list(one) for one in itertools.permutations(words) if list(one) != words]
+    return [eval(f"lambda {', '.join(one)}: None") for one in (*wrong, words[1:])]
+
+
+def test_functions_that_are_called_by_position():
+    """Of actors, networks with a memory, wrappers, problems and callbacks: before anything is traced."""
+    here, nothing = "in this order", "let it take these"
+    act = ("memory", "observation", "start", "keys", "greedy")
+    for wrong in orders(act, {"observation": "obs", "keys": "rng"}):
+        said = refused(lambda wrong=wrong: algos.Actor(lambda count: (), wrong))
+        assert said.startswith("act of algos.Actor takes (") and nothing in said
+    assert nothing in refused(lambda: algos.Actor(lambda: (), lambda *given: None))
+    for wrong in orders(("parameters", "memory", "observation", "start"))[:-1]:
+        network = algos.RecurrentNetwork(lambda key, observation: {}, lambda count: (), wrong)
+        said = refused(lambda network=network: fdg.trace(small("recurrent_ppo", network=network)))
+        assert said.startswith("unroll of network takes (") and said.endswith(here)
+    for wrong in orders(("kept", "observation")):
+        cls = type("Mine", (envs.Wrapper,), {"after": staticmethod(wrong)})
+        assert "after of wrapper Mine takes (" in refused(lambda cls=cls: cls(ENV))
+    sorting = type(envs.make("text:sorting").problem)
+    for wrong in orders(("content", "response")):
+        cls = type("Own", (sorting,), {"score": staticmethod(wrong)})
+        assert "score of problem 'sorting' takes (" in refused(lambda cls=cls: TextTask(cls()))
+    said = refused(lambda: fdg.fit(small(), callbacks=[lambda run, report: None], total_steps=32))
+    assert "takes (run, report), and is called with (report): let it take these" in said
