@@ -261,13 +261,8 @@ class Stream:
             kept, cache = source.tick(parameters, kept, cache, Now(version, tick))
             return kept, cache, tick + 1, busy
 
-        def unfinished(carry: Any) -> jax.Array:
-            making = ~jnp.all(source.done(carry[0]))
-            most = getattr(source, "most_ticks", None)  # from which plans know how often this runs
-            return making if most is None else making & (carry[2] - clock.tick < most)
-
         carry = kept, cache, clock.tick, clock.busy
-        kept, _, end, busy = jax.lax.while_loop(unfinished, tick, carry)
+        kept, _, end, busy = jax.lax.while_loop(lambda carry: ~jnp.all(source.done(carry[0])), tick, carry)
         none = end == clock.tick  # all were done as they began: that takes a tick, too
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,

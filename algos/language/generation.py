@@ -198,11 +198,6 @@ class Answers:
         """`C`."""
         return self.sampling.max_new_tokens
 
-    @property
-    def most_ticks(self) -> int:
-        """Ticks after which every response that began in one is done: its first token is drawn before."""
-        return max(self.width - 1, 1)
-
     def idle(self, slots: int) -> Kept:
         """Empty slots."""
         none, how = jnp.zeros(slots, jnp.int32), self.sampling

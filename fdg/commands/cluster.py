@@ -15,7 +15,6 @@ from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs.choosing import check_memory
 from fdg.costs.hardware import Cluster
 from fdg.errors import FdgError, PlanError
-from fdg.kinds import dataclass_fields
 from fdg.training.job import Job
 
 FLAGS = (
@@ -77,13 +76,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
             + f", or hosts = {-(-wrong // cluster.devices_per_host)} in {given['cluster']}" * (wrong > 0)
         )
     names = given.get("compare")
-    changed = _changed(job.policy)
-    if changed and given.get("sensitivity"):
-        raise FdgError(
-            f"--sensitivity chooses among all policies, and {_option(next(iter(changed)))} is a field of one:"
-            " leave one of them out"
-        )
-    wanted = [_policy(name, changed) for name in names] if names else [job.policy]
+    wanted = [_policy(name) for name in names] if names else [job.policy]
     graphs: dict[int | None, tuple[Any, fdg.FDG]] = {}
     points: list[Point] = []
     said: list[str] = [f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices"]
@@ -113,33 +106,8 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _changed(policy: Any) -> dict[str, Any]:
-    """The fields of a policy that are not at their defaults."""
-    if isinstance(policy, policies.Auto):
-        return {}
-    return {
-        field.name: getattr(policy, field.name)
-        for field in dataclass_fields(type(policy))
-        if getattr(policy, field.name) != field.default
-    }
-
-
-def _policy(name: str, changed: Mapping[str, Any]) -> Any:
-    """A policy of `--compare`, with the fields that were given for all.
-
-    Raises:
-      FdgError: it has no such field.
-    """
-    cls = policies.Auto if name == "auto" else policies.get(name)
-    fields = [field.name for field in dataclass_fields(cls)]
-    missing = next((key for key in changed if key not in fields), None)
-    if missing is not None:
-        raise FdgError(f"--compare {name}: {name} has no {_option(missing)}: leave one of them out")
-    return cls(**changed)
-
-
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+def _policy(name: str) -> Any:
+    return policies.Auto() if name == "auto" else policies.get(name)()
 
 
 def _grown(

@@ -10,7 +10,6 @@ from fdg.commands import goodput
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.placing.plan import Plan
-from fdg.showing.plan_outline import idle_lines
 from fdg.showing.words import quantity, table
 
 _WORK = 200.0  # times the mean time between failures: the work of a simulated job
@@ -31,7 +30,6 @@ class Point:
       goodput: the part of the time that is work which is kept: (by Daly's formula, simulated).
       price_per_million: of a million steps, failures counted.
       memory: estimated peak on a device of each group, in bytes (`Plan.memory`).
-      idle: which devices have no fragment, and why: lines.
     """
 
     devices: int
@@ -44,7 +42,6 @@ class Point:
     goodput: tuple[float, float]
     price_per_million: float
     memory: dict[str, int]
-    idle: tuple[str, ...] = ()
 
 
 def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = None) -> Point:
@@ -78,7 +75,6 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
         kept,
         price,
         dict(plan.memory),
-        tuple(idle_lines(plan)),
     )
 
 
@@ -141,10 +137,7 @@ def report(points: Sequence[Point], price: bool) -> str:
             slower = f"+{one.straggling - 1:.1%}"
             lost.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
         lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
-    notes = dict.fromkeys(
-        f"{one.policy} on {one.devices} devices: {line}" for one in points for line in one.idle
-    )
-    notes |= dict.fromkeys(note for one in points for note in one.prediction.notes)
+    notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
@@ -24,8 +23,7 @@ class Body:
     Attributes:
       jaxpr: the body.
       trips: how often it runs each time the equation does.
-      exact: False where `trips` is a guess (a while loop's 1) or a bound (a branch; `N` of a
-        while loop on the condition `... & (trip < N)`).
+      exact: False where `trips` is only a guess (a while loop's 1) or a bound (a branch).
       operands: body input i holds the equation's input `operands[i]` (on the first trip).
       results: equation output k holds body output `results[k]`.
       stacked: the equation's outputs that stack one body output a trip.
@@ -121,7 +119,7 @@ def is_identity(eqn: core.JaxprEqn) -> bool:
     """Whether each result is the operand at its position, unchanged."""
     name = eqn.primitive.name
     if name == "convert_element_type":
-        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
     return name in _SAME_VALUE and len(eqn.invars) == len(eqn.outvars)
 
 
@@ -156,12 +154,11 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
             carry = range(test_consts + body_consts, len(eqn.invars))
-            trips = _most_trips(test) or 1
             return (
-                Body(test, trips, False, operands=(*range(test_consts), *carry), results=()),
+                Body(test, 1, False, operands=(*range(test_consts), *carry), results=()),
                 Body(
                     body,
-                    trips,
+                    1,
                     False,
                     operands=(*range(test_consts, test_consts + body_consts), *carry),
                     results=tuple(range(len(body.outvars))),
@@ -188,27 +185,6 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             if _alike(j.invars, eqn.invars) and _alike(j.outvars, eqn.outvars):
                 return _called(j)
     return ()  # also where a jaxpr is the scalar function of a reduction
-
-
-@functools.lru_cache(maxsize=4096)
-def _most_trips(test: core.Jaxpr) -> int | None:
-    """`N` of a loop's condition `... & (trip < N)`, where `N` is a constant and `trip` counts from 0."""
-    made = {eqn.outvars[0]: eqn for eqn in test.eqns if eqn.outvars}
-    looked, bounds = [v for v in test.outvars if not isinstance(v, core.Literal)], []
-    while looked:
-        eqn = made.get(looked.pop())
-        if eqn is None:
-            continue
-        last = eqn.invars[-1]
-        if eqn.primitive.name == "and":
-            looked += [v for v in eqn.invars if not isinstance(v, core.Literal)]
-        elif (
-            eqn.primitive.name == "lt"
-            and isinstance(last, core.Literal)
-            and np.issubdtype(last.aval.dtype, np.integer)
-        ):
-            bounds.append(int(last.val))
-    return max(1, min(bounds)) if bounds else None
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:

@@ -20,7 +20,6 @@ from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.lowering.tiles import on_one_device, tiles_of
-from fdg.rowwise import rowwise_p, trace_rows
 
 
 class Product(NamedTuple):
@@ -74,8 +73,7 @@ class Work:
       operations: how often there are operations of each class and size, products and views left out; of a
         look-up counts all of each cache line that it reaches.
       trips: of loops, all together.
-      exact: False if part of it is in a `while` loop (counted as one trip, or as `N` under a condition
-        `... & (trip < N)`) or a branch (the dearest counts).
+      exact: False if part of it is in a `while` loop (counted as one trip) or a branch (the dearest counts).
     """
 
     flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -171,8 +169,6 @@ class _Walk:
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
-        if step is not None and eqn.primitive is rowwise_p:
-            return _walk(1).work(jaxprs.open_jaxpr(self._rows(eqn, step)), None)
         if not bodies or (step is not None and not step.bodies):
             return self.operation(eqn, step)
         tiles = None if step is None else tiles_of(eqn)
@@ -219,24 +215,6 @@ class _Walk:
             {} if product is None else {product: 1},
             operations={Operation(kind, reached): 1} if moved and product is None else {},
         )
-
-    def _rows(self, eqn: core.JaxprEqn, step: EquationFlow) -> Any:
-        """The jaxpr of a `rowwise` call for the rows of one device, which has at least one."""
-        if self.devices == 1 or all(axis is None for axis in step.operands):
-            return eqn.params["jaxpr"]
-        operands = [
-            v.aval
-            if axis is None
-            else v.aval.update(
-                shape=(
-                    *v.aval.shape[:axis],
-                    max(1, v.aval.shape[axis] // self.devices),
-                    *v.aval.shape[axis + 1 :],
-                )
-            )
-            for v, axis in zip(eqn.invars, step.operands, strict=True)
-        ]
-        return trace_rows(eqn.params["function"], operands)
 
     def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
         """A value, and how many parts of it there are."""

@@ -171,7 +171,7 @@ def _staleness(plan: Plan) -> list[str]:
     return lines
 
 
-def idle_lines(plan: Plan) -> list[str]:
+def _idle(plan: Plan) -> list[str]:
     """Idle devices, and why."""
     if plan.num_seeds is not None:
         width = len(plan.groups[0])
@@ -256,7 +256,7 @@ def notes(plan: Plan) -> list[str]:
         _memory(plan),
         *_sharded(plan),
         *_staleness(plan),
-        *idle_lines(plan),
+        *_idle(plan),
         *plan.notes,
     ]
 
