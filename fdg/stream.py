@@ -35,6 +35,10 @@ class Source(Protocol):
 
     A slot has two parts: what it keeps (tokens, keys, versions; part of the state), and a cache, which
     `refresh` computes from what is kept and from the parameters.
+
+    Attributes:
+      most_ticks: optional; ticks after `begin` in which a slot is done at the latest, so that plans can count
+        them. A loop ends there.
     """
 
     def idle(self, slots: int) -> Any:
@@ -214,9 +218,11 @@ class Stream:
         carry = state.clock, state.kept, self._caches(parameters, state), state.rows
 
         def is_waiting(carry: Any) -> jax.Array:
-            return ~self._is_ready(carry[0])
+            return self._within(carry[0], ~self._is_ready(carry[1][0]))
 
         def tick(carry: Any) -> Any:
+            trip, carry = carry
+
             def begins(carry: Any) -> jax.Array:
                 left, free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
                 return (left > 0) & (free >= jnp.minimum(self.at_once, left))
@@ -226,9 +232,9 @@ class Stream:
 
             clock, kept, cache, rows = jax.lax.while_loop(begins, begin, carry)
             kept, cache = self.source.tick(parameters, kept, cache, Now(version, clock.tick))
-            return self._collected(clock, self.source.done(kept)), kept, cache, rows
+            return trip + 1, (self._collected(clock, self.source.done(kept)), kept, cache, rows)
 
-        clock, kept, _, rows = jax.lax.while_loop(is_waiting, tick, carry)
+        _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
         rows = _written(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
         chosen = self._chosen(clock)
@@ -247,6 +253,16 @@ class Stream:
         """Whether every take begins all its responses at once, and ends with all of them."""
         return not self.ahead and self.slots == self.units * self.group
 
+    def _within(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
+        """Whether a loop goes on that `waits` after so many trips: it ends after the most that it can take."""
+        most = getattr(self.source, "most_ticks", None)
+        if most is None:
+            return waits
+        if not self._is_lockstep:  # so many slots are busy until the last response begins, which then ends
+            busy, most = self.slots - self.at_once + 1, max(most, 1)
+            most = -(-self.live * self.group * most // busy) + most
+        return waits & (trip < most)
+
     def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
         """`take` where there is a slot for each response, and none is begun ahead."""
         source, clock = self.source, state.clock
@@ -255,15 +271,18 @@ class Stream:
         cache = jax.tree.map(_widened, cache, jax.eval_shape(source.refresh, parameters, kept))
 
         def tick(carry: Any) -> Any:
-            kept, cache, tick, busy = carry
+            kept, cache, trip, busy = carry
             making = jnp.sum(~source.done(kept), dtype=jnp.int32)
-            busy = busy + jnp.where(tick == clock.tick, self.slots, making)
-            kept, cache = source.tick(parameters, kept, cache, Now(version, tick))
-            return kept, cache, tick + 1, busy
+            busy = busy + jnp.where(trip == 0, self.slots, making)
+            kept, cache = source.tick(parameters, kept, cache, Now(version, clock.tick + trip))
+            return kept, cache, trip + 1, busy
 
-        carry = kept, cache, clock.tick, clock.busy
-        kept, _, end, busy = jax.lax.while_loop(lambda carry: ~jnp.all(source.done(carry[0])), tick, carry)
-        none = end == clock.tick  # all were done as they began: that takes a tick, too
+        def is_waiting(carry: Any) -> jax.Array:
+            return self._within(carry[2], ~jnp.all(source.done(carry[0])))
+
+        carry = kept, cache, jnp.int32(0), clock.busy
+        kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
+        none, end = trips == 0, clock.tick + trips  # all were done as they began: that takes a tick, too
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,
             tick=jnp.where(none, end + 1, end),

@@ -198,6 +198,11 @@ class Answers:
         """`C`."""
         return self.sampling.max_new_tokens
 
+    @property
+    def most_ticks(self) -> int:
+        """Tokens after the first."""
+        return self.width - 1
+
     def idle(self, slots: int) -> Kept:
         """Empty slots."""
         none, how = jnp.zeros(slots, jnp.int32), self.sampling

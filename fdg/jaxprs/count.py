@@ -12,7 +12,7 @@ from fdg.jaxprs.read import bodies, walk
 def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
     """The sum of a number of each operation of one run.
 
-    Loops count as often as they run, unbounded ones one trip; of several branches the dearest counts.
+    Loops count as often as they run, `while` loops their most trips, or one where that is unknown; of several branches the dearest counts.
     """
     return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
 
@@ -39,7 +39,7 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
 
 
 def operations_of(jaxpr: core.Jaxpr) -> int:
-    """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
+    """Equations of one run, those of loops as often as they run; as in `total`."""
     count = 0
     for eqn in jaxpr.eqns:
         inner = bodies(eqn)

@@ -23,7 +23,8 @@ class Body:
     Attributes:
       jaxpr: the body.
       trips: how often it runs each time the equation does.
-      exact: False where `trips` is only a guess (a while loop's 1) or a bound (a branch).
+      exact: False where `trips` is only a guess (a while loop's 1) or a bound (a branch; a while loop that
+        counts up to a number).
       operands: body input i holds the equation's input `operands[i]` (on the first trip).
       results: equation output k holds body output `results[k]`.
       stacked: the equation's outputs that stack one body output a trip.
@@ -154,11 +155,12 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
             carry = range(test_consts + body_consts, len(eqn.invars))
+            trips = _most_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
             return (
-                Body(test, 1, False, operands=(*range(test_consts), *carry), results=()),
+                Body(test, trips, False, operands=(*range(test_consts), *carry), results=()),
                 Body(
                     body,
-                    1,
+                    trips,
                     False,
                     operands=(*range(test_consts, test_consts + body_consts), *carry),
                     results=tuple(range(len(body.outvars))),
@@ -200,6 +202,33 @@ def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
                     yield from of(body.jaxpr.eqns)
 
     return of(equations)
+
+
+def _most_trips(
+    test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, begun: Sequence[Any]
+) -> int:
+    """Trips of a while loop at most: N where it needs `i < N`, i counting from 0 by one; else 1, a guess.
+
+    Args:
+      begun: what the loop carries, before its first trip.
+    """
+    made_by = {v: eqn for eqn in test.eqns for v in eqn.outvars}
+    adds = {v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars}
+    needed, bounds = [*test.outvars], []
+    while needed:
+        eqn = made_by.get(needed.pop())  # type: ignore[call-overload]
+        if eqn is None:
+            continue
+        if eqn.primitive.name == "and":
+            needed += variables(eqn.invars)
+        elif eqn.primitive.name == "lt" and eqn.invars[0] in test.invars and is_literal(eqn.invars[1]):
+            i = test.invars.index(eqn.invars[0]) - test_consts
+            counts = adds.get(body.outvars[i]) if i >= 0 and not is_literal(body.outvars[i]) else None
+            if counts is not None and is_literal(begun[i]) and begun[i].val == 0:
+                by = [x for x in counts.invars if x is not body.invars[body_consts + i]]
+                if len(by) == 1 and is_literal(by[0]) and by[0].val == 1:
+                    bounds.append(int(eqn.invars[1].val))
+    return max(0, min(bounds)) if bounds else 1
 
 
 @functools.lru_cache(maxsize=4096)
