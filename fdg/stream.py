@@ -254,7 +254,7 @@ class Stream:
         return not self.ahead and self.slots == self.units * self.group
 
     def _within(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
-        """Whether a loop goes on that `waits` after so many trips: it ends after the most that it can take."""
+        """Whether a loop that `waits` continues after so many trips: it ends after the most it can take."""
         most = getattr(self.source, "most_ticks", None)
         if most is None:
             return waits

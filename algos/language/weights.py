@@ -29,6 +29,7 @@ _INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
 _GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
 _SHARD_BYTES = 5 << 30  # of a file, as Hugging Face's own are
 _INDEX_BYTES = 32 << 20
+_MOST_LAYERS = 1024
 
 
 def names(
@@ -169,6 +170,26 @@ def _turned(array: np.ndarray) -> np.ndarray:
     for i in range(0, len(array), 32):
         out[:, i : i + 32] = array[i : i + 32].T
     return out
+
+
+def has_tensors(directory: str | os.PathLike[str]) -> bool:
+    """Whether any weights are in a directory."""
+    return any(pathlib.Path(directory).glob("*.safetensors"))
+
+
+def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
+    """The config of a directory without weights, which shapes follow from.
+
+    Raises:
+      FdgError: as `read_config`, or it has more layers than can be traced.
+    """
+    config = read_config(directory)
+    if config.num_layers > _MOST_LAYERS:
+        raise FdgError(
+            f"{directory}: num_hidden_layers={config.num_layers} in its config.json: without weights give at"
+            f" most {_MOST_LAYERS}"
+        )
+    return config
 
 
 def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:

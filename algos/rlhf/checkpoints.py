@@ -22,12 +22,12 @@ _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str) -> DecoderConfig:
-    """Of the checkpoint in a folder, all of which is there.
+    """Of the checkpoint in a folder: all of which is there, or its `config.json` alone, which plans need.
 
     Raises:
-      FdgError: it is not, cannot be read, or is of another architecture.
+      FdgError: some of it is missing, cannot be read, or is of another architecture.
     """
-    return weights.check(path)
+    return weights.check(path) if weights.has_tensors(path) else weights.planned_config(path)
 
 
 @functools.lru_cache(maxsize=16)
@@ -54,8 +54,18 @@ def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> 
 
 @functools.lru_cache(maxsize=16)
 def reward_config_of(path: str) -> DecoderConfig:
-    """Of the reward model in a folder, all of which is there: see `config_of`."""
-    return weights.check(path, scores=True)
+    """Of the reward model in a folder: see `config_of`."""
+    return weights.check(path, scores=True) if weights.has_tensors(path) else weights.planned_config(path)
+
+
+def check_there(path: str | None, scores: bool = False) -> None:
+    """Requires the weights of a checkpoint, which a run begins with.
+
+    Raises:
+      FdgError: they are not there.
+    """
+    if path is not None and not weights.has_tensors(path):
+        weights.check(path, scores)
 
 
 def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:

@@ -15,7 +15,7 @@ import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.language.decoder import Decoder
 from algos.rlhf import rewards, streaming, updates
-from algos.rlhf.checkpoints import begun_reward, reward_config_of
+from algos.rlhf.checkpoints import begun_reward, check_there, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.responses import Responses
 from algos.rlhf.streaming import KEPT, Rollout
@@ -165,6 +165,11 @@ class JudgedAgent(LanguageAgent):
             responses = responses._replace(own=responses.mask)
         total = self.rate(state.reward_model, responses)
         return responses, Reward(total, {**reward.parts, "model": total})
+
+    def check_files(self) -> None:
+        """As of every `LanguageAgent`, and the weights of the reward model."""
+        super().check_files()
+        check_there(self.reward_model, scores=True)
 
     def _first_reward_model(self, key: jax.Array) -> Any:
         """What the state has of it: all, or nothing where the task judges."""

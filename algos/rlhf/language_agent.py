@@ -27,6 +27,7 @@ from algos.rlhf.checkpoints import (
     CHARACTERS,
     adapted_config_of,
     begun,
+    check_there,
     config_of,
     in_its_words,
     save,
@@ -57,6 +58,7 @@ class LanguageAgent(HasPresets):
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"
+    steps_are: ClassVar[str] = "responses"  # what `steps_per_iteration` and `env_steps` count
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -206,6 +208,14 @@ class LanguageAgent(HasPresets):
     def responses_per_prompt(self) -> int:
         """`G`."""
         return 1
+
+    def check_files(self) -> None:
+        """Requires the weights that a run begins with; a plan needs none.
+
+        Raises:
+          FdgError: they are not there.
+        """
+        check_there(self.model)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -485,7 +495,7 @@ class LanguageAgent(HasPresets):
         env = self.env
         if self.model is not None:
             require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
-            config_of(self.model)  # is there, and can be read
+            config_of(self.model)  # can be read
         require(
             self,
             self.adapters is None or (self.model is not None and not self.lora_rank),

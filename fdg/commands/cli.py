@@ -153,7 +153,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         too_much = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if too_much or isinstance(error, MemoryError):
             first = (str(error) or "no memory").splitlines()[0]
-            return _fail(f"out of memory ({first}): use fewer environments, or more devices")
+            return _fail(f"out of memory ({first}): use a smaller batch, or more devices")
         if isinstance(error, OverflowError):
             return _fail(f"a number is too large ({one_line(error)}): use smaller sizes, or fewer steps")
         if isinstance(error, OSError) and error.strerror:

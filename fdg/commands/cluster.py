@@ -1,7 +1,7 @@
 """`python -m fdg.plan --cluster FILE`: what a job would do on a cluster that is not here."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ FLAGS = (
         "envs_per_device",
         int | None,
         None,
-        "environments of a device, so that the job grows (None: as given)",
+        "environments, or prompts, of a device, so that the job grows (None: as given)",
     ),
     Flag(
         "compare",
@@ -76,7 +76,12 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
             + f", or hosts = {-(-wrong // cluster.devices_per_host)} in {given['cluster']}" * (wrong > 0)
         )
     names = given.get("compare")
-    wanted = [_policy(name) for name in names] if names else [job.policy]
+    wanted = [_policy(name, job.policy) for name in names] if names else [job.policy]
+    if given.get("sensitivity") and not isinstance(job.policy, policies.Auto) and _named(job.policy):
+        raise FdgError(
+            f"--sensitivity chooses the policy with its fields: leave out {_flags(_named(job.policy))},"
+            " or --sensitivity"
+        )
     graphs: dict[int | None, tuple[Any, fdg.FDG]] = {}
     points: list[Point] = []
     said: list[str] = [f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices"]
@@ -100,14 +105,49 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         algorithm, graph = _grown(job.algorithm, given, count, graphs)
 
         def choose(one: Cluster) -> Any:
-            return policies.auto(algorithm, one, graph=graph, all_devices=True, num_seeds=job.agents)
+            return _chosen(job.policy, algorithm, one, graph, job.agents)
 
         said.append(shown(sensitivity(choose, cluster.of(count))))
     return said
 
 
-def _policy(name: str) -> Any:
-    return policies.Auto() if name == "auto" else policies.get(name)()
+def _policy(name: str, asked: Any) -> Any:
+    """The policy of a name, with what the command line says of the fields of `asked`.
+
+    Raises:
+      FdgError: it has no such field.
+    """
+    cls, named = policies.Auto if name == "auto" else policies.get(name), _named(asked)
+    if lacks := named.keys() - {field.name for field in dataclasses.fields(cls)}:
+        raise FdgError(
+            f"--compare {name}: it has no {_flags(lacks)}: leave one out, or compare policies that have it"
+        )
+    return cls(**named)
+
+
+def _named(policy: Any) -> dict[str, Any]:
+    """Fields of a policy that differ from their defaults."""
+    fields = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
+    values = {field.name: (getattr(policy, field.name), field.default) for field in fields}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+
+
+def _chosen(policy: Any, algorithm: Any, cluster: Cluster, graph: fdg.FDG, agents: int | None) -> Any:
+    """What is quickest on all devices of a cluster, within what an `Auto` allows."""
+    allowed = policy if isinstance(policy, policies.Auto) else policies.Auto()
+    return policies.auto(
+        algorithm,
+        cluster,
+        max_staleness=allowed.max_staleness,
+        may_change=allowed.changeable,
+        num_seeds=agents,
+        graph=graph,
+        all_devices=True,
+    )
 
 
 def _grown(
@@ -118,11 +158,13 @@ def _grown(
     number = None if each is None else each * count
     if number not in graphs:
         if number is not None:
-            if not any(field.name == "num_envs" for field in dataclasses.fields(algorithm)):
+            fields = {field.name for field in dataclasses.fields(algorithm)}
+            batch = next((name for name in ("num_envs", "num_prompts") if name in fields), None)
+            if batch is None:
                 raise FdgError(
                     f"--envs-per-device: {type(algorithm).__name__} has no field num_envs: leave it out"
                 )
-            algorithm = dataclasses.replace(algorithm, num_envs=number)
+            algorithm = dataclasses.replace(algorithm, **{batch: number})
         graphs[number] = algorithm, fdg.trace(algorithm)
     return graphs[number]
 
@@ -138,15 +180,7 @@ def _point(
     algorithm, graph = _grown(job.algorithm, given, count, graphs)
     cluster = whole.of(count)
     if isinstance(policy, policies.Auto):
-        policy = policies.auto(
-            algorithm,
-            cluster,
-            max_staleness=policy.max_staleness,
-            may_change=policy.changeable,
-            num_seeds=job.agents,
-            graph=graph,
-            all_devices=True,
-        ).policy
+        policy = _chosen(policy, algorithm, cluster, graph, job.agents).policy
     plan = fdg.place(graph, policy, count, job.agents)
     check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)

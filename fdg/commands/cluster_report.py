@@ -10,6 +10,7 @@ from fdg.commands import goodput
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.placing.plan import Plan
+from fdg.showing.plan_outline import idle_notes
 from fdg.showing.words import quantity, table
 
 _WORK = 200.0  # times the mean time between failures: the work of a simulated job
@@ -30,6 +31,7 @@ class Point:
       goodput: the part of the time that is work which is kept: (by Daly's formula, simulated).
       price_per_million: of a million steps, failures counted.
       memory: estimated peak on a device of each group, in bytes (`Plan.memory`).
+      idle: devices that the placement does not use, and why: a sentence each.
     """
 
     devices: int
@@ -42,6 +44,7 @@ class Point:
     goodput: tuple[float, float]
     price_per_million: float
     memory: dict[str, int]
+    idle: tuple[str, ...] = ()
 
 
 def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = None) -> Point:
@@ -75,6 +78,7 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
         kept,
         price,
         dict(plan.memory),
+        tuple(idle_notes(plan)),
     )
 
 
@@ -137,6 +141,8 @@ def report(points: Sequence[Point], price: bool) -> str:
             slower = f"+{one.straggling - 1:.1%}"
             lost.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
         lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
+    unused = [f"{one.policy} on {one.devices}: {line}" for one in points for line in one.idle]
+    lines += [*([""] if unused else []), *unused]
     notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 

@@ -362,6 +362,6 @@ def check_memory(plan: Plan, cluster: Cluster) -> None:
         if needed > there:
             raise PlanError(
                 f"{plan.policy}: each device of its {group} needs about {quantity(needed, 'B')} of memory,"
-                f" and {cluster.kind.name} has {quantity(there, 'B')}: use more devices, fewer environments,"
+                f" and {cluster.kind.name} has {quantity(there, 'B')}: use more devices, a smaller batch,"
                 f" or --parameters fsdp"
             )

@@ -210,8 +210,8 @@ class _Model:
         found = []
         if not all(load.work.exact for load in self.loads):
             found.append(
-                "operations depend on the data (a loop as its longest, or once where that is unknown, a branch"
-                " as its dearest)"
+                "operations depend on the data (a loop counts as its longest, or once where that is unknown;"
+                " a branch as its dearest)"
             )
         if any("host" in load.work.flops or "host" in load.work.bytes for load in self.loads):
             found.append("functions on the host are taken to be as quick as a call of one that does nothing")

@@ -12,7 +12,8 @@ from fdg.jaxprs.read import bodies, walk
 def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
     """The sum of a number of each operation of one run.
 
-    Loops count as often as they run, `while` loops their most trips, or one where that is unknown; of several branches the dearest counts.
+    Loops count as often as they run, `while` loops their most trips, or one where that is unknown; of several
+    branches the dearest counts.
     """
     return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
 

@@ -33,7 +33,6 @@ from fdg.placing.assignment import (
     merge_shared,
     warn_of_near_roles,
 )
-from fdg.placing.memory import peak_by_group
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
 from fdg.placing.population import exchanged_by_agents
@@ -232,19 +231,7 @@ def _plan_steps(plan: Plan) -> Plan:
             exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
             notes += more
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
-    shared = _on_the_same_devices(plan.groups)
-    if set(shared.values()) != set(shared):
-        both = peak_by_group(plan.schedule, {group.name: group.rows for group in plan.groups}, shared)
-        notes += [f"on the same devices: {name}, together {size:,} B" for name, size in both.items()]
     return dataclasses.replace(plan, programs=tuple(programs), notes=tuple(dict.fromkeys(notes)))
-
-
-def _on_the_same_devices(groups: Sequence[Group]) -> dict[str, str]:
-    """For each group, the names of all that have its devices, joined."""
-    names: dict[frozenset[int], list[str]] = {}
-    for group in groups:
-        names.setdefault(frozenset(group.devices), []).append(group.name)
-    return {group.name: " and ".join(names[frozenset(group.devices)]) for group in groups}
 
 
 def _exchanged(

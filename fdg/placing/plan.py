@@ -69,14 +69,15 @@ class Plan(Drawn):
 
     @functools.cached_property
     def memory(self) -> tuple[tuple[str, int], ...]:
-        """Bytes that each group needs on each of its devices at its peak, estimated (`placing.memory`).
+        """Bytes that each of a group's devices needs at its peak, estimated (`placing.memory`).
 
-        `Engine.memory` has what XLA sets aside.
+        Groups on the same devices have the same figure, of all that is there. `Engine.memory` has what XLA
+        sets aside.
         """
         if self.schedule is not None:
-            return tuple(
-                peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}).items()
-            )
+            keys = {name: joined[0] for joined in self.sharing for name in joined}
+            peak = peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}, keys)
+            return tuple((name, peak[key]) for name, key in keys.items())
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
         if self.together is None:
@@ -87,6 +88,14 @@ class Plan(Drawn):
             state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
             size = (self.num_seeds or 1) // len(group) * state + self.together * (one - state)
         return ((group.name, size),)
+
+    @property
+    def sharing(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the groups, those on the same devices together."""
+        found: dict[frozenset[int], list[str]] = {}
+        for group in self.groups:
+            found.setdefault(frozenset(group.devices), []).append(group.name)
+        return tuple(map(tuple, found.values()))
 
     @property
     def together(self) -> int | None:

@@ -251,5 +251,7 @@ def _notes(fragments: Sequence[Placed], alone: Mapping[str, Repeated]) -> list[s
     if missing:
         notes.append(f"not run by itself (in parts on several groups, or not here): {', '.join(missing)}")
     if guessed:
-        notes.append(f"operations depend on the data (a loop as its longest, or once, a branch): {', '.join(guessed)}")
+        notes.append(
+            f"operations depend on the data (a loop as its longest, or once, a branch): {', '.join(guessed)}"
+        )
     return notes

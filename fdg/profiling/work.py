@@ -73,7 +73,8 @@ class Work:
       operations: how often there are operations of each class and size, products and views left out; of a
         look-up counts all of each cache line that it reaches.
       trips: of loops, all together.
-      exact: False if part of it is in a `while` loop (counted as its most trips, or one) or a branch (the dearest counts).
+      exact: False if part of it is in a `while` loop (counted as its most trips, or one) or a branch (the
+        dearest counts).
     """
 
     flops: Mapping[str, int] = dataclasses.field(default_factory=dict)

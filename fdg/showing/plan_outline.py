@@ -141,9 +141,10 @@ def _traffic(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    if len(plan.memory) == 1:
+    sizes = dict(plan.memory)
+    if len(plan.sharing) == 1:
         return f"memory per device, about: {quantity(plan.memory[0][1], 'B')}"
-    each = (f"{group} {quantity(size, 'B')}" for group, size in plan.memory)
+    each = (f"{joined_by_and(list(names))} {quantity(sizes[names[0]], 'B')}" for names in plan.sharing)
     return f"memory per device, about: {', '.join(each)}"
 
 
@@ -171,7 +172,7 @@ def _staleness(plan: Plan) -> list[str]:
     return lines
 
 
-def _idle(plan: Plan) -> list[str]:
+def idle_notes(plan: Plan) -> list[str]:
     """Idle devices, and why."""
     if plan.num_seeds is not None:
         width = len(plan.groups[0])
@@ -256,7 +257,7 @@ def notes(plan: Plan) -> list[str]:
         _memory(plan),
         *_sharded(plan),
         *_staleness(plan),
-        *_idle(plan),
+        *idle_notes(plan),
         *plan.notes,
     ]
 

@@ -43,7 +43,7 @@ class Fragment:
       name: unique in the graph (`act`, `act.2`, ...).
       parent: the fragment that this one is nested in, None at the top.
       calls_per_iteration: how often it runs in one training iteration.
-      calls_exact: False inside a while loop (counted as its most trips, or one) or a branch (counted as taken).
+      calls_exact: False inside a while loop (counted as its most trips, or one) or a branch (as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: what it reads and writes at its border.
     """

@@ -98,11 +98,18 @@ class Job(Settings):
         ]
 
 
+def steps_of(algorithm: Any) -> str:
+    """What `steps_per_iteration` of an algorithm, or of its class, counts: environment steps, unless its
+    `steps_are` says otherwise.
+    """
+    return getattr(algorithm, "steps_are", "environment steps")
+
+
 def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
     """`num_iterations`, at least one where nothing `runs`, and `steps_per_iteration` of a job.
 
     Raises:
-      FdgError: less than one iteration, or the algorithm does not say how far one gets.
+      FdgError: less than one iteration, the algorithm does not say how far one gets, or files are missing.
     """
     steps = getattr(algorithm, "steps_per_iteration", None)
     if steps is None:
@@ -113,7 +120,9 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
         total_steps = algorithm.total_steps
     if total_steps < steps and runs:
         raise FdgError(
-            f"--total-steps {total_steps} is less than one iteration of {steps} environment steps:"
+            f"--total-steps {total_steps} is less than one iteration of {steps} {steps_of(algorithm)}:"
             f" give at least {steps}"
         )
+    if runs and callable(getattr(algorithm, "check_files", None)):
+        algorithm.check_files()
     return {"num_iterations": max(1, total_steps // steps), "steps_per_iteration": steps}

@@ -75,7 +75,9 @@ class Names:
 class Settings:
     """How a run is carried out, and how long it is."""
 
-    total_steps: int | None = setting(500_000, "environment steps of each agent", flag=int, free=True)
+    total_steps: int | None = setting(
+        500_000, "environment steps of each agent; of language models, responses or rows", flag=int, free=True
+    )
     devices: int | None = setting(
         None,
         "number of devices, over all processes together; on a CPU, so many host devices are made (None: all"

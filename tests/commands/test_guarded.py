@@ -22,7 +22,7 @@ def refused(error, capsys, status=2):
 
 
 def test_the_first_line_of_what_memory_there_is_not(capsys):
-    fix = ": use fewer environments, or more devices"
+    fix = ": use a smaller batch, or more devices"
     lost = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 7 bytes\nwhere they\nwere needed")
     assert refused(lost, capsys) == f"out of memory (RESOURCE_EXHAUSTED: 7 bytes){fix}"
     assert refused(MemoryError("of the host\nhere"), capsys) == f"out of memory (of the host){fix}"
