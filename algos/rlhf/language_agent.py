@@ -22,17 +22,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
-from algos.rlhf import data, requirements, updates
-from algos.rlhf.checkpoints import (
-    CHARACTERS,
-    adapted_config_of,
-    begun,
-    check_there,
-    config_of,
-    in_its_words,
-    save,
-    save_adapters,
-)
+from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
@@ -80,7 +70,7 @@ class LanguageAgent(HasPresets):
         None,
         "folder with the checkpoint's tokenizer, or 'characters' for the task's own (None: the checkpoint's"
         " folder)",
-        holds=f"folder or {CHARACTERS}",
+        holds=f"folder or {checkpoints.CHARACTERS}",
     )
     adapters: str | None = hyperparameter(
         None,
@@ -215,7 +205,7 @@ class LanguageAgent(HasPresets):
         Raises:
           FdgError: they are not there.
         """
-        check_there(self.model)
+        checkpoints.check_there(self.model)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -285,14 +275,14 @@ class LanguageAgent(HasPresets):
         Raises:
           FdgError: it cannot be written, or the tokenizer cannot.
         """
-        save(path, self.network, state.parameters, self.env.tokenizer)
+        checkpoints.save(path, self.network, state.parameters, self.env.tokenizer)
 
     @property
     def export_formats(self) -> dict[str, Callable[[Any, Path], None]]:
         """Other ways to export a state, by name: `peft`, the adapters alone."""
 
         def adapters_alone(state: Any, path: Path) -> None:
-            save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
+            checkpoints.save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
 
         return {"peft": adapters_alone}
 
@@ -339,10 +329,12 @@ class LanguageAgent(HasPresets):
             return self.decoder
         options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat}
         if self.model is not None and self.adapters is not None:
-            return Decoder(dataclasses.replace(adapted_config_of(self.model, self.adapters), **options))
+            return Decoder(
+                dataclasses.replace(checkpoints.adapted_config_of(self.model, self.adapters), **options)
+            )
         options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
         if self.model is not None:
-            return Decoder(dataclasses.replace(config_of(self.model), **options))
+            return Decoder(dataclasses.replace(checkpoints.config_of(self.model), **options))
         return Decoder(
             DecoderConfig(
                 vocab_size=self.env.tokenizer.vocab_size,
@@ -370,7 +362,7 @@ class LanguageAgent(HasPresets):
         """Of a fresh network, or of the checkpoint."""
         if self.model is None:
             return self.network.init(key)
-        return begun(self.network, self.model, self.adapters, key)
+        return checkpoints.begun(self.network, self.model, self.adapters, key)
 
     def _speaking(self, state: Any) -> Any:
         """Parameters of the network that responds, of a state."""
@@ -495,14 +487,14 @@ class LanguageAgent(HasPresets):
         env = self.env
         if self.model is not None:
             require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
-            config_of(self.model)  # can be read
+            checkpoints.config_of(self.model)  # can be read
         require(
             self,
             self.adapters is None or (self.model is not None and not self.lora_rank),
             "adapters= are those of a checkpoint, with a rank of their own: give model=, and no lora_rank=",
         )
         if self.model is not None or self.tokenizer is not None:
-            env = in_its_words(env, self.model, self.tokenizer, self.max_response)
+            env = checkpoints.in_its_words(env, self.model, self.tokenizer, self.max_response)
         if not is_game(env) and self.max_response not in (None, env.max_response):
             env = dataclasses.replace(env, max_response=self.max_response)
         object.__setattr__(self, "env", env)

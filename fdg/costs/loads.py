@@ -21,7 +21,7 @@ from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.agents import mapped, of_one
 from fdg.lowering.rewriting import Setting, rewritten
-from fdg.placing.plan import Plan
+from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
 
@@ -76,9 +76,39 @@ def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
     if plan.schedule is not None:
         arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.schedule.calls()]
     return tuple(
-        Load(planned.name, group, _shared(work, group), count, planned.collectives)
+        Load(
+            planned.name, group, _shared(work, group), count, planned.collectives or _gathered(plan, planned)
+        )
         for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
     )
+
+
+_WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather none
+
+
+def _exchanged(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
+    """What devices exchange, each time that a program runs; where they split parameters, an estimate.
+
+    As in fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2): parameters are
+    gathered for each pass, forward and backward, and gradients are scattered. They have as many bytes as the
+    gradients that go to the fragment `update`; a fragment that has less at its border reads none.
+    """
+    if program.collectives or program.group not in plan.unpredicted:
+        return program.collectives
+    roles = {fragment.name: fragment.role for fragment in plan.graph.fragments}
+    size = max((e.bytes_per_crossing for e in plan.graph.edges
+                if (roles[e.source], roles[e.target]) == ("gradient", "update")), default=0)  # fmt: skip
+    around = {fragment.parent for fragment in plan.graph.fragments}
+    found = []
+    for one in plan.graph.fragments:
+        reads = one.name in program.fragments and one.name not in around and one.bytes_per_call >= size > 0
+        if reads and one.role not in _WITHOUT_PARAMETERS:
+            calls = max(1, one.calls_per_iteration // program.calls_per_iteration)
+            learns = one.role == "gradient"
+            found.append(Collective("all-gather", size, calls * (1 + learns), (one.name,)))
+            if learns:
+                found.append(Collective("reduce-scatter", size, calls, (one.name,)))
+    return tuple(found)
 
 
 def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:

@@ -44,7 +44,7 @@ class Prediction:
       routes: bytes by route: "collectives of all", "actors -> learners".
       devices: in use.
       notes: what the figures rest on, a sentence each.
-      complete: False where collectives are known only after compiling, and are not counted.
+      complete: False where collectives are known only after compiling, and are estimated.
     """
 
     seconds: float
@@ -216,7 +216,10 @@ class _Model:
         if any("host" in load.work.flops or "host" in load.work.bytes for load in self.loads):
             found.append("functions on the host are taken to be as quick as a call of one that does nothing")
         if self.plan.unpredicted:
-            found.append(f"collectives of {', '.join(self.plan.unpredicted)} are known only after compiling")
+            groups = ", ".join(self.plan.unpredicted)
+            found.append(
+                f"exchanges of {groups} are estimated: parameters gathered for each pass, gradients scattered"
+            )
         return (*found, *([self.cluster.note] if self.cluster.note else []))
 
     def prediction(self, times: _Times) -> Prediction:

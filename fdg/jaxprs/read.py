@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
@@ -204,6 +205,11 @@ def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
     return of(equations)
 
 
+def _is_number(atom: Any, number: int) -> bool:
+    """Whether an operand is this number, written into the jaxpr."""
+    return is_literal(atom) and np.ndim(atom.val) == 0 and atom.val == number
+
+
 def _most_trips(
     test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, begun: Sequence[Any]
 ) -> int:
@@ -212,22 +218,26 @@ def _most_trips(
     Args:
       begun: what the loop carries, before its first trip.
     """
-    made_by = {v: eqn for eqn in test.eqns for v in eqn.outvars}
-    adds = {v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars}
-    needed, bounds = [*test.outvars], []
+    made_by: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
+    adds: dict[Any, core.JaxprEqn] = {
+        v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars
+    }
+    needed: list[Any] = list(test.outvars)
+    bounds: list[int] = []
     while needed:
-        eqn = made_by.get(needed.pop())  # type: ignore[call-overload]
-        if eqn is None:
-            continue
-        if eqn.primitive.name == "and":
-            needed += variables(eqn.invars)
-        elif eqn.primitive.name == "lt" and eqn.invars[0] in test.invars and is_literal(eqn.invars[1]):
-            i = test.invars.index(eqn.invars[0]) - test_consts
-            counts = adds.get(body.outvars[i]) if i >= 0 and not is_literal(body.outvars[i]) else None
-            if counts is not None and is_literal(begun[i]) and begun[i].val == 0:
-                by = [x for x in counts.invars if x is not body.invars[body_consts + i]]
-                if len(by) == 1 and is_literal(by[0]) and by[0].val == 1:
-                    bounds.append(int(eqn.invars[1].val))
+        eqn = None if is_literal(needed[-1]) else made_by.get(needed[-1])
+        needed.pop()
+        if eqn is not None and eqn.primitive.name == "and":
+            needed += eqn.invars
+        elif eqn is not None and eqn.primitive.name == "lt":
+            counter, most = eqn.invars
+            i = test.invars.index(counter) - test_consts if counter in test.invars else -1
+            if i < 0 or not (_is_number(begun[i], 0) and is_literal(most)) or is_literal(body.outvars[i]):
+                continue
+            sides = adds[body.outvars[i]].invars if body.outvars[i] in adds else ()
+            before = body.invars[body_consts + i]
+            if any(v is before for v in sides) and any(_is_number(v, 1) for v in sides):
+                bounds.append(int(most.val))  # type: ignore[union-attr]
     return max(0, min(bounds)) if bounds else 1
 
 
