@@ -76,9 +76,7 @@ def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
     if plan.schedule is not None:
         arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.schedule.calls()]
     return tuple(
-        Load(
-            planned.name, group, _shared(work, group), count, planned.collectives or _gathered(plan, planned)
-        )
+        Load(planned.name, group, _shared(work, group), count, _exchanged(plan, planned))
         for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
     )
 
