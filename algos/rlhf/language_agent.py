@@ -103,7 +103,7 @@ class LanguageAgent(HasPresets):
     num_minibatches: int = hyperparameter(1, "updates of an epoch")
     micro_batch: int | None = hyperparameter(
         None,
-        "responses at once in a network, gradients added up; changes no number (None: all of a minibatch)",
+        "responses at once in a network, on all devices; changes no number (None: all of a minibatch)",
     )
     learning_rate: float = hyperparameter(1e-3, "AdamW's step size")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
@@ -329,9 +329,8 @@ class LanguageAgent(HasPresets):
             return self.decoder
         options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat}
         if self.model is not None and self.adapters is not None:
-            return Decoder(
-                dataclasses.replace(checkpoints.adapted_config_of(self.model, self.adapters), **options)
-            )
+            found = checkpoints.adapted_config_of(self.model, self.adapters)
+            return Decoder(dataclasses.replace(found, **options))
         options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
         if self.model is not None:
             return Decoder(dataclasses.replace(checkpoints.config_of(self.model), **options))

@@ -94,6 +94,11 @@ class PreferenceAgent(LanguageAgent):
         """`G`; of pairs that are read, two."""
         return 2 if self._reads else self.group_size
 
+    def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
+        """As of every `LanguageAgent`; without the task's reward where pairs are read, for it has none."""
+        rows = super().example_rows(examples)
+        return [{k: v for k, v in row.items() if k != "reward"} for row in rows] if self._reads else rows
+
     # --- fragments ---
 
     @fdg.fragment("environment")

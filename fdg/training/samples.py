@@ -66,10 +66,12 @@ def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> sample_lines([{"iteration": 1, "prompt": "1+1=", "response": "2", "reward": 1.0}])
     ["sample: '1+1=' -> '2' (reward 1)"]
     """
-    return [
-        f"sample: {_short(row['prompt'])} -> {_short(row['response'])} (reward {row['reward']:g})"
-        for row in rows[:_SHOWN]
-    ]
+
+    def line(row: Mapping[str, Any]) -> str:
+        reward = f" (reward {row['reward']:g})" if "reward" in row else ""
+        return f"sample: {_short(row['prompt'])} -> {_short(row['response'])}{reward}"
+
+    return list(map(line, rows[:_SHOWN]))
 
 
 def _short(text: str) -> str:
