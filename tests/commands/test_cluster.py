@@ -142,3 +142,35 @@ def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, mon
 def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in fails(capsys, calibrate_main, f"--out {tmp_path / 'file' / 'x.json'}")
+
+
+LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
+
+
+def test_devices_that_a_placement_leaves_idle_are_named(capsys, cluster):
+    assert plan_main(f"{LANGUAGE} {cluster} --policy split --learners 1".split()) == 0
+    assert "on 4: idle: 2 (actors: batches of" in capsys.readouterr().out
+
+
+def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(capsys, cluster):
+    words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp"
+    assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0
+    said = capsys.readouterr().out
+    assert "GPUOnly(parameters='fsdp')" in said and "exchanges of all are estimated" in said
+    assert "--compare auto: it has no --parameters" in fails(capsys, plan_main, f"{words} --compare auto")
+    assert "leave out --parameters" in fails(capsys, plan_main, f"{words} --sensitivity true")
+
+
+def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, tmp_path):
+    from algos.language.config import DecoderConfig
+
+    tiny = DecoderConfig.tiny(64).to_hugging_face()
+    (tmp_path / "config.json").write_text(json.dumps(tiny))
+    words = f"--algo sft --env text:addition --devices 1 --model {tmp_path}"
+    assert "has no tokenizer" in fails(capsys, plan_main, words)
+    words += " --tokenizer characters"
+    assert plan_main(words.split()) == 0
+    assert "places SFT on 1 device" in capsys.readouterr().out
+    assert "has neither model.safetensors" in fails(capsys, train_main, words)
+    assert "less than one iteration of" in (said := fails(capsys, train_main, "--algo sft --total-steps 1"))
+    assert "rows: give at least" in said

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+import algos
+import envs
 import fdg
 import policies
 from fdg.costs.loads import loads
@@ -14,6 +16,11 @@ from tests.costs.machines import cluster, link
 from tests.tiny import Pupil
 
 WHOLE = dict.fromkeys(CLASSES, 1.0)
+
+
+@pytest.fixture(scope="module")
+def language():
+    return fdg.trace(algos.GRPO(env=envs.make("text:addition"), num_prompts=16, group_size=8))
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +143,36 @@ def test_processes_of_one_machine_share_its_cores():
 def test_a_plan_larger_than_the_cluster(graph):
     with pytest.raises(FdgError, match="4 devices does not go on a cluster of 2: use --devices 2"):
         predict(fdg.place(graph, policies.GPUOnly(), 4), cluster(2))
+
+
+def test_generation_counts_each_token_it_may_make():
+    """Tokens after the first cost the same each, to within what attention and caches grow by."""
+
+    def flops(longest):
+        env = envs.make("text:addition")
+        graph = fdg.trace(algos.GRPO(env=env, max_response=longest, num_prompts=4, group_size=4))
+        return next(f.flops_per_call for f in graph.fragments if f.name == "respond")
+
+    few, more, most = map(flops, (8, 16, 32))
+    assert most - more == pytest.approx(2 * (more - few), rel=0.1)
+
+
+def test_sharded_parameters_are_exchanged_once_a_pass_and_gradients_once(language):
+    plan = fdg.place(language, policies.GPUOnly(parameters="fsdp"), 4)
+    (load,) = loads(plan, cluster(4).target)
+    size = next(e.bytes_per_crossing for e in language.edges if e.source == "gradient")
+    once = {(c.fragment, c.kind): (c.bytes, c.calls) for c in load.collectives}
+    assert once == {
+        ("respond", "all-gather"): (size, 1),
+        ("refer", "all-gather"): (size, 1),
+        ("gradient", "all-gather"): (size, 2),
+        ("gradient", "reduce-scatter"): (size, 1),
+    }
+    whole = fdg.place(language, policies.GPUOnly(), 4)
+    assert not any(c.kind == "all-gather" for c in loads(whole, cluster(4).target)[0].collectives)
+
+
+def test_groups_on_the_same_devices_have_one_figure_of_memory(language):
+    plan = fdg.place(language, policies.Colocated(model_parallel=2, generation_parallel=1), 4)
+    assert len(plan.memory) == 2 and len({size for _, size in plan.memory}) == 1
+    assert [line for line in str(plan).splitlines() if "together" in line] == []

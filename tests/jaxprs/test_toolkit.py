@@ -249,3 +249,23 @@ def test_constants_stay():
     np.testing.assert_allclose(
         run(jaxprs.rewrite(closed, flatten)), (flattened(X) + table) * table, rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("bound", [0, 1, 7, 300])
+def test_a_while_loop_that_counts_up_to_a_number_has_so_many_trips_at_most(bound):
+    """And one whose counter begins elsewhere, goes by two, or is only one of two ways to continue, is unknown."""
+
+    def trips(begin, by, test):
+        def run(x):
+            step = lambda c: (c[0] + by, c[1] * 2)  # noqa: E731
+            return jax.lax.while_loop(test, step, (jnp.asarray(begin, jnp.int32), x))
+
+        (eqn,) = [
+            e for e in jaxprs.walk(jax.make_jaxpr(run)(jnp.ones(3)).eqns) if e.primitive.name == "while"
+        ]
+        return {body.trips for body in jaxprs.bodies(eqn)}
+
+    both = lambda c: (c[0] < bound) & ~jnp.all(c[1] > 9)  # noqa: E731
+    either = lambda c: (c[0] < bound) | jnp.any(c[1] < 9)  # noqa: E731
+    assert trips(0, 1, both) == {bound}
+    assert trips(1, 1, both) == trips(0, 2, both) == trips(0, 1, either) == {1}
