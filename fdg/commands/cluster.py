@@ -15,7 +15,7 @@ from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs.choosing import check_memory
 from fdg.costs.hardware import Cluster
 from fdg.errors import FdgError, PlanError
-from fdg.training.job import Job
+from fdg.training.job import Job, steps_of
 
 FLAGS = (
     Flag("cluster", str | None, None, "a TOML file: hosts, devices, links, prices (docs/scale.md)"),
@@ -84,7 +84,10 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         )
     graphs: dict[int | None, tuple[Any, fdg.FDG]] = {}
     points: list[Point] = []
-    said: list[str] = [f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices"]
+    said: list[str] = [
+        f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
+        f" steps are {steps_of(job.algorithm)}"
+    ]
     refused: list[str] = []
     for policy in wanted:
         for count in counts:

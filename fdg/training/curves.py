@@ -18,7 +18,7 @@ _POINTS = 200  # more than that is noise at the size of the picture
 # Okabe and Ito's colours, which the colour-blind can tell apart; then the same with other strokes.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _STROKES = ("-", "--", ":", "-.")
-_AXES = {"env_steps": "environment steps of each agent", "wall_s": "seconds of training"}
+_AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}
 _SIZE = (7.0, 4.4)
 _NAMES = ("algo", "env", "policy")
 _PARTS = 5  # of a label
@@ -46,11 +46,18 @@ class Curves:
 
 
 def draw_learning_curve(
-    run: RunDirectory, title: str, solved: float | None = None, points: Sequence[str] = ()
+    run: RunDirectory,
+    title: str,
+    solved: float | None = None,
+    points: Sequence[str] = (),
+    counted: str = "steps",
 ) -> None:
     """Draws `learning_curve.png` of a run from its `metrics.jsonl`; arguments as for `draw_run`."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture, points=points))
+    run.publish(
+        "learning_curve.png",
+        lambda picture: draw_run(rows, title, solved, picture, points=points, counted=counted),
+    )
 
 
 def draw_run(
@@ -60,8 +67,9 @@ def draw_run(
     picture: Any,
     dpi: int = 150,
     points: Sequence[str] = (),
+    counted: str = "steps",
 ) -> None:
-    """Draws a run's `shown_metric` over environment steps, as PNG: each agent faint, and means of them.
+    """Draws a run's `shown_metric` over its steps, as PNG: each agent faint, and means of them.
 
     Args:
       rows: of `metrics.jsonl`.
@@ -70,6 +78,7 @@ def draw_run(
       picture: a file, open for bytes.
       dpi: dots an inch of a picture 7 inches wide.
       points: names of the points of a sweep, of as many agents each; of a few, a mean is drawn of each.
+      counted: what the axis counts.
     """
     figure, axes = _figure()
     metric = shown_metric(rows) or RETURN
@@ -102,7 +111,7 @@ def draw_run(
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else _shortened(name)
-    axes.set(title=title, xlabel="environment steps", ylabel=label, xlim=(0, None))
+    axes.set(title=title, xlabel=counted, ylabel=label, xlim=(0, None))
     _finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 

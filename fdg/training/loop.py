@@ -25,7 +25,7 @@ from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
 from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
 from fdg.training.finite import Finite
-from fdg.training.job import Job
+from fdg.training.job import Job, steps_of
 from fdg.training.losses import LostEpisodes
 from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
@@ -242,7 +242,8 @@ class _Sitting:
         finally:
             loggers.close_all(trackers)
             during.close()
-        draw_learning_curve(run, title(job), SOLVED.get(job.described["env"]), point_names(job.algorithm))
+        solved, points = SOLVED.get(job.described["env"]), point_names(job.algorithm)
+        draw_learning_curve(run, title(job), solved, points, steps_of(job.algorithm))
         if caught is not None:
             self.checkpoints.close()
             say(

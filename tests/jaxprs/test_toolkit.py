@@ -253,7 +253,7 @@ def test_constants_stay():
 
 @pytest.mark.parametrize("bound", [0, 1, 7, 300])
 def test_a_while_loop_that_counts_up_to_a_number_has_so_many_trips_at_most(bound):
-    """And one whose counter begins elsewhere, goes by two, or is only one of two ways to continue, is unknown."""
+    """One is unknown whose counter begins elsewhere, goes by two, or is one of two ways to continue."""
 
     def trips(begin, by, test):
         def run(x):
