@@ -20,6 +20,7 @@ from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.lowering.tiles import on_one_device, tiles_of
+from fdg.rowwise import rowwise_p, trace_rows
 
 
 class Product(NamedTuple):
@@ -170,6 +171,8 @@ class _Walk:
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
+        if step is not None and eqn.primitive is rowwise_p:
+            return _walk(1).work(jaxprs.open_jaxpr(self._rows(eqn, step)), None)
         if not bodies or (step is not None and not step.bodies):
             return self.operation(eqn, step)
         tiles = None if step is None else tiles_of(eqn)
@@ -216,6 +219,19 @@ class _Walk:
             {} if product is None else {product: 1},
             operations={Operation(kind, reached): 1} if moved and product is None else {},
         )
+
+    def _rows(self, eqn: core.JaxprEqn, step: EquationFlow) -> Any:
+        """The jaxpr of a `rowwise` call for the rows of one device, which has at least one."""
+        if self.devices == 1 or all(axis is None for axis in step.operands):
+            return eqn.params["jaxpr"]
+        operands = []
+        for v, axis in zip(eqn.invars, step.operands, strict=True):
+            aval: Any = v.aval
+            if axis is not None:
+                rows = max(1, aval.shape[axis] // self.devices)
+                aval = aval.update(shape=(*aval.shape[:axis], rows, *aval.shape[axis + 1 :]))
+            operands.append(aval)
+        return trace_rows(eqn.params["function"], operands)
 
     def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
         """A value, and how many parts of it there are."""
