@@ -94,7 +94,11 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """
-    known = {"environments": _ALGORITHMS, "text": _OF_TEXT, None: {**_ALGORITHMS, **_OF_TEXT}}
+    known: dict[str | None, Any] = {
+        "environments": _ALGORITHMS,
+        "text": _OF_TEXT,
+        None: {**_ALGORITHMS, **_OF_TEXT},
+    }
     return tuple(known[of])
 
 

@@ -7,16 +7,19 @@ Letters in shapes: `T` steps of a rollout, `B` environments.
 """
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 import fdg
 from algos.actor_critic import ActorCritic, Trajectory
+from algos.agent import Rollouts
 from algos.hyperparameters import NETWORK, hyperparameter, require_within
+from algos.layers import PolicyLayers
 from algos.losses import weighted_sum
 from algos.networks import Network
+from algos.normalizing import Normalizers
+from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from envs import Environment
 
@@ -37,29 +40,14 @@ class A2C(ActorCritic):
     """
 
     env: Environment
-    num_envs: int = hyperparameter(16, "environments stepped together")
-    num_steps: int = hyperparameter(5, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run; annealing ends there")
-    learning_rate: float = hyperparameter(7e-4, "RMSProp's step size")
-    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    rollouts = Rollouts(num_envs=16, num_steps=5, total_steps=1_000_000)
+    optimizer_settings = ClippedOptimizer(learning_rate=7e-4, anneal_learning_rate=True, max_grad_norm=0.5)
     discount: float = hyperparameter(0.99, "gamma")
     gae_lambda: float = hyperparameter(1.0, "lambda of generalised advantage estimation; 1 as in the paper")
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
-    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
-        "tanh", "activation function of the layers"
-    )
-    initial_log_std: float = hyperparameter(
-        0.0, "initial log standard deviation of the policy (continuous actions)"
-    )
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    normalizers = Normalizers()
+    layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

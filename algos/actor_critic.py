@@ -57,10 +57,6 @@ class ActorCritic(NormalizedRewards):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     max_grad_norm: float  # global norm that gradients are clipped to
-    activation: str  # of the layers
-    initial_log_std: float  # of continuous actions
-    convolve: bool  # convolve images; else flatten them
-    layer_norm: bool  # normalise each layer before its activation
     network: Network | None  # any (init, apply) pair, in place of the default actor-critic
 
     def init(self, key: jax.Array) -> Any:
@@ -184,15 +180,7 @@ class ActorCritic(NormalizedRewards):
     def _network(self) -> Network:
         return self._computing(
             self._own("network")
-            or networks.actor_critic(
-                self.env.observation_space,
-                self.env.action_space,
-                self.hidden,
-                self.activation,
-                self.initial_log_std,
-                self.convolve,
-                self.layer_norm,
-            )
+            or networks.actor_critic(self.env.observation_space, self.env.action_space, **vars(self.layers))
         )
 
     @property

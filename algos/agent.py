@@ -9,7 +9,8 @@ import optax
 import fdg
 from algos import distributions, foreign, modules, optimizers
 from algos.acting import Actor, Policy, chosen
-from algos.hyperparameters import require, require_positive, require_types, require_within
+from algos.hyperparameters import hyperparameter, require, require_positive, require_types, require_within
+from algos.parts import Part
 from algos.precision import Precise
 from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
@@ -30,6 +31,15 @@ def able_in(env: Environment) -> list[str]:
         for name, kind in KNOWN.items()
         if kind.several_agents == several and isinstance(env.action_space, kind.action_spaces)
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts(Part):
+    """How much an algorithm acts in one iteration, and in all."""
+
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
 
 
 class Agent(HasPresets, Precise):
@@ -53,7 +63,6 @@ class Agent(HasPresets, Precise):
     learning_rate: float
     anneal_learning_rate: bool  # let it fall linearly to zero
     discount: float
-    hidden: tuple[int, ...] | None  # widths of the layers
 
     @property
     def steps_per_iteration(self) -> int:
@@ -147,10 +156,11 @@ class Agent(HasPresets, Precise):
         self._check_types()
         require_positive(self, "num_envs", "num_steps", "total_steps", "learning_rate")
         require_within(self, 0, 1, "discount")
+        hidden = getattr(self, "hidden", None)
         require(
             self,
-            all(width > 0 for width in self.hidden or ()),
-            f"hidden={self.hidden}: widths are above zero",
+            all(width > 0 for width in hidden or ()),
+            f"hidden={hidden}: widths are above zero",
         )
         agents = num_agents(self.env)
         require(

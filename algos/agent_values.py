@@ -15,8 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, layers
+from algos import distributions
 from algos.hyperparameters import number
+from algos.layers import Activation, Layers, checked_widths
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
@@ -36,7 +37,7 @@ def agent_q_network(
     action_space: Discrete | MultiDiscrete,
     num_agents: int,
     hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: Activation = "relu",
     dueling: bool = False,
     layer_norm: bool = False,
     convolve: bool = True,
@@ -67,10 +68,10 @@ def agent_q_network(
     """
     if memory is not None and hidden is None:
         hidden = (memory.size,)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
     module = AgentQNetwork(
         observation_space, distributions.sizes(action_space), num_agents,
-        layers.checked_widths(observation_space, hidden, activation, convolve),
-        memory, activation, dueling, layer_norm, convolve, identity,
+        Layers(widths, activation, convolve, layer_norm), memory, dueling, identity,
     )  # fmt: skip
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
@@ -112,12 +113,9 @@ class AgentQNetwork(nn.Module):
     observation_space: ObservationSpace
     choices: tuple[int, ...]
     num_agents: int
-    hidden: tuple[int, ...]
+    layers: Layers
     remembers: MemoryKind | None
-    activation: str
     dueling: bool
-    layer_norm: bool
-    convolve: bool
     identity: bool
 
     @nn.compact
@@ -132,14 +130,12 @@ class AgentQNetwork(nn.Module):
         else:
             steps, rows = start.shape[0], start.shape[1] * agents
         flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[3:]), observation)
-        seen = [actor_features(flat, self.observation_space, self.convolve)]
+        seen = [actor_features(flat, self.observation_space, self.layers.convolve)]
         if self.identity:
             seen.append(jnp.tile(jnp.eye(agents), (start.size, 1)))
         actions = sum(self.choices)
         outputs = actions + 1 if self.dueling else actions
-        trunk = MemoryTrunk(
-            self.hidden, self.remembers, self.activation, outputs, 1.0, self.layer_norm, name="q"
-        )
+        trunk = MemoryTrunk(self.layers, self.remembers, outputs, 1.0, name="q")
         values, memories = trunk(
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), memory),
             jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),

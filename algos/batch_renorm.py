@@ -9,14 +9,14 @@ Statistics are given and returned, never hidden: an array in the algorithm's sta
 Letters in shapes: `N` samples of a minibatch, `F` features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos.layers import checked_widths, features, head, hidden_layers
+from algos.layers import Layers, features, head, hidden_layers
 from algos.networks import Network, actor_features
 from envs.composite import ObservationSpace
 
@@ -38,21 +38,17 @@ class NormedNetwork(NamedTuple):
 
 
 def gaussian_actor(
-    space: ObservationSpace, size: int, hidden: Sequence[int] | None, activation: str, convolve: bool,
-    layer_norm: bool, decay: float | jax.Array,
-) -> NormedNetwork:  # fmt: skip
+    space: ObservationSpace, size: int, layers: Layers, decay: float | jax.Array
+) -> NormedNetwork:
     """`algos.networks.gaussian_actor` with each layer's inputs normalised: `[N, *obs]` to `[N, 2 * size]`."""
-    widths = checked_widths(space, hidden, activation, convolve)
-    return _network(_Actor(space, 2 * size, widths, activation, convolve, layer_norm), decay)
+    return _network(_Actor(space, 2 * size, layers.sized(space)), decay)
 
 
 def twin_critics(
-    space: ObservationSpace, hidden: Sequence[int] | None, activation: str, convolve: bool, layer_norm: bool,
-    decay: float | jax.Array, outputs: int = 1,
-) -> NormedNetwork:  # fmt: skip
+    space: ObservationSpace, layers: Layers, decay: float | jax.Array, outputs: int = 1
+) -> NormedNetwork:
     """`algos.networks.twin_critics` with each layer's inputs normalised: two values of each action, `[N]`."""
-    widths = checked_widths(space, hidden, activation, convolve)
-    return _network(_Critics(space, widths, activation, convolve, layer_norm, outputs), decay)
+    return _network(_Critics(space, layers.sized(space), outputs), decay)
 
 
 def without_statistics(network: Network) -> NormedNetwork:
@@ -103,53 +99,40 @@ class BatchRenorm(nn.Module):
 class _Trunk(nn.Module):
     """`algos.layers.Trunk` with its inputs, and what each dense layer gives, renormalised."""
 
-    hidden: tuple[int, ...]
+    layers: Layers
     outputs: int
     head_scale: float
-    activation: str
-    layer_norm: bool
 
     @nn.compact
     def __call__(self, how: "_How", inputs: Any, more: jax.Array | None = None) -> jax.Array:
-        x = BatchRenorm()(hidden_layers(inputs, (), self.activation, self.layer_norm, more), *how)
-        for width in self.hidden:
-            x = BatchRenorm()(hidden_layers(x, (width,), self.activation, self.layer_norm), *how)
+        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *how)
+        for width in self.layers.hidden or ():
+            x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *how)
         return head(x, self.outputs, self.head_scale)
 
 
 class _Actor(nn.Module):
     space: ObservationSpace
     outputs: int
-    hidden: tuple[int, ...]
-    activation: str
-    convolve: bool
-    layer_norm: bool
+    layers: Layers
 
     @nn.compact
     def __call__(self, how: "_How", observation: Any) -> jax.Array:
-        seen = actor_features(observation, self.space, self.convolve)
-        return _Trunk(self.hidden, self.outputs, 0.01, self.activation, self.layer_norm, name="actor")(
-            how, seen
-        )
+        seen = actor_features(observation, self.space, self.layers.convolve)
+        return _Trunk(self.layers, self.outputs, 0.01, name="actor")(how, seen)
 
 
 class _Critics(nn.Module):
     space: ObservationSpace
-    hidden: tuple[int, ...]
-    activation: str
-    convolve: bool
-    layer_norm: bool
+    layers: Layers
     outputs: int
 
     @nn.compact
     def __call__(self, how: "_How", observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inputs = features(observation, self.space, self.convolve)
+        inputs = features(observation, self.space, self.layers.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [
-            _Trunk(self.hidden, self.outputs, 1.0, self.activation, self.layer_norm, name=name)
-            for name in names
-        ]
+        critics = [_Trunk(self.layers, self.outputs, 1.0, name=name) for name in names]
         first, second = (critic(how, inputs, action) for critic in critics)
         return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
 

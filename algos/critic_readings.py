@@ -13,8 +13,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import require
+from algos.hyperparameters import hyperparameter, require
 from algos.losses import value_error
+from algos.parts import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnGrid(Part):
+    """The returns whose probabilities critics give, if they do."""
+
+    atoms: int | None = hyperparameter(
+        None, "returns of a grid, whose probabilities the critics give; None: they give values"
+    )
+    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
+    value_max: float = hyperparameter(250.0, "the largest")
 
 
 @dataclasses.dataclass(frozen=True)

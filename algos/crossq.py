@@ -209,16 +209,15 @@ class CrossQ(SoftActorCritic):
         own = self._own("actor_network", "actor")
         return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.gaussian_actor(
             self.env.observation_space, math.prod(self.env.action_space.shape),
-            self.hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
+            self.layers, self.norm_decay,
         ))  # fmt: skip
 
     @property
     def _normed_critics(self) -> NormedNetwork:
         own = self._own("critic_network", "critic")
         return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
-            self.env.observation_space,
-            self.critic_hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
-            self._reading.outputs,
+            self.env.observation_space, dataclasses.replace(self.layers, hidden=self.critic_hidden),
+            self.norm_decay, self._reading.outputs,
         ))  # fmt: skip
 
     @property

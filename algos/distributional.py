@@ -89,7 +89,7 @@ class DistributionalDQN(DQN):
     def _network(self) -> Network:
         return self._computing(self._own("network", "actor") or networks.q_network(
             self.env.observation_space, self._outputs,
-            self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
+            dueling=self.dueling, **vars(self.layers),
         ))  # fmt: skip
 
 

@@ -10,18 +10,23 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from algos.acting import Actor
+from algos.agent import Rollouts
+from algos.exploration import Exploration
 from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
+from algos.layers import Layers
 from algos.networks import Network, of_action
+from algos.normalizing import ObservationNormalizer
+from algos.optimizers import ClippedOptimizer
 from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.replayed_q import Learned, ReplayedQLearning
+from algos.replayed_q import Learned, Priorities, ReplayedQLearning, TargetUpdates
 from algos.rollout import episode_metrics, rollout
 from envs import Environment, Observation, features_and_mask
 
@@ -56,41 +61,28 @@ class DQN(ReplayedQLearning, QLearning):
     """
 
     env: Environment
-    num_envs: int = hyperparameter(8, "environments stepped together")
-    num_steps: int = hyperparameter(8, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(500_000, "environment steps of the whole run")
+    rollouts = Rollouts(num_envs=8, num_steps=8, total_steps=500_000)
     buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
     updates_per_step: float = hyperparameter(
         0.125, "gradient steps for each environment step", structural="how often a loop runs"
     )
-    learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
-    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
-    max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
+    optimizer_settings = ClippedOptimizer(
+        learning_rate=2.5e-4, anneal_learning_rate=False, max_grad_norm=10.0
+    )
     max_error: float | None = hyperparameter(
         None, "error beyond which the loss goes on as a line (Mnih et al.: 1); None: squared throughout"
     )
     discount: float = hyperparameter(0.99, "gamma")
-    target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
-    target_rate: float = hyperparameter(
-        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
-    )
-    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
-    epsilon_end: float = hyperparameter(0.05, "and in the end")
-    exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
+    targets = TargetUpdates(target_period=50)
+    exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.5)
     double: bool = hyperparameter(False, "double Q-learning: one network chooses, the other values")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
     n_step: int = hyperparameter(1, "rewards summed up before a value follows")
-    priority_exponent: float = hyperparameter(
-        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
-    )
-    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
+    priorities = Priorities()
+    normalizers = ObservationNormalizer()
+    layers = Layers(activation="relu")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

@@ -1,9 +1,27 @@
 """Acting on values: most often the best action, now and then any."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
+from algos.hyperparameters import hyperparameter
+from algos.parts import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration(Part):
+    """How often an action is drawn at random, in the course of a run."""
+
+    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
+    epsilon_end: float = hyperparameter(0.05, "and in the end")
+    exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
+
+    def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
+        """Probability of a random action in an iteration of so many: `[]` float32."""
+        duration = self.exploration_fraction * num_iterations
+        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
 
 
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:

@@ -9,16 +9,19 @@ Letters in shapes: `T` steps of a rollout, `B` environments.
 """
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 import fdg
 from algos.actor_critic import ActorCritic, Trajectory
+from algos.agent import Rollouts
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, value_error, weighted_sum
 from algos.networks import Network
+from algos.normalizing import Normalizers
+from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
 from envs import Environment
 
@@ -39,31 +42,16 @@ class IMPALA(ActorCritic):
     """
 
     env: Environment
-    num_envs: int = hyperparameter(16, "environments stepped together")
-    num_steps: int = hyperparameter(20, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run; annealing ends there")
-    learning_rate: float = hyperparameter(2e-3, "RMSProp's step size")
-    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    rollouts = Rollouts(num_envs=16, num_steps=20, total_steps=1_000_000)
+    optimizer_settings = ClippedOptimizer(learning_rate=2e-3, anneal_learning_rate=True, max_grad_norm=40.0)
     discount: float = hyperparameter(0.99, "gamma")
     trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")
     rho_clip: float = hyperparameter(1.0, "rho-bar of V-trace: bounds the weight of each step's error")
     c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds how far back errors are carried")
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
-    max_grad_norm: float = hyperparameter(40.0, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
-        "tanh", "activation function of the layers"
-    )
-    initial_log_std: float = hyperparameter(
-        0.0, "initial log standard deviation of the policy (continuous actions)"
-    )
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    normalizers = Normalizers()
+    layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

@@ -3,20 +3,24 @@
 Letters in shapes: `N` rows of any origin, `F` features.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos.hyperparameters import hyperparameter
+from algos.parts import Part
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
 
+Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
 _VECTOR_HIDDEN = (64, 64)
@@ -34,22 +38,48 @@ _LARGE_FROM = 36
 _LARGEST_SPAN = 2.0**16  # bounds of integers that are further apart say nothing of what they will be
 
 
+@dataclasses.dataclass(frozen=True)
+class Layers(Part):
+    """The layers of the networks that an algorithm makes where none is given.
+
+    Raises:
+      FdgError: (`sized`) no such activation.
+    """
+
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Activation = hyperparameter("tanh", "activation function of the layers")
+    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+
+    def sized(self, space: ObservationSpace) -> Self:
+        """The same with widths: where there are none, those that suit the observations."""
+        widths = checked_widths(space, self.hidden, self.activation, self.convolve)
+        return dataclasses.replace(self, hidden=widths)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLayers(Layers):
+    """Layers of an actor-critic, and the spread that a Gaussian policy starts with."""
+
+    initial_log_std: float = hyperparameter(
+        0.0, "initial log standard deviation of the policy (continuous actions)"
+    )
+
+
 class Trunk(nn.Module):
     """Dense layers and a head, of what `features` gives, to `[N, outputs]`; images are convolved first.
 
-    With `layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
-    1607.06450). `more [N, G]`, if given, joins the features that the dense layers see.
+    With `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016,
+    arXiv 1607.06450). `more [N, G]`, if given, joins the features that the dense layers see.
     """
 
-    hidden: tuple[int, ...]
+    layers: Layers
     outputs: int
     head_scale: float
-    activation: str
-    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, inputs: Any, more: jax.Array | None = None) -> jax.Array:  # noqa: D102
-        x = hidden_layers(inputs, self.hidden, self.activation, self.layer_norm, more)
+        x = hidden_layers(inputs, self.layers, self.layers.hidden or (), more)
         return head(x, self.outputs, self.head_scale)
 
 
@@ -88,13 +118,9 @@ class Convolution(nn.Module):
 
 # The two below are called inside a module's `__call__`; their layers belong to that module.
 def hidden_layers(
-    inputs: Any,
-    hidden: Sequence[int],
-    activation: str,
-    layer_norm: bool = False,
-    more: jax.Array | None = None,
+    inputs: Any, layers: Layers, hidden: Sequence[int], more: jax.Array | None = None
 ) -> jax.Array:
-    """All layers of a `Trunk` but the head, to `[N, hidden[-1]]`.
+    """All layers of a `Trunk` but the head, of these widths, to `[N, hidden[-1]]`.
 
     `inputs` is `[N, F]`, images `[N, H, W, C]`, or a tuple of several of either: each image has convolutions
     of its own, and what comes of them joins the rest before the dense layers.
@@ -102,7 +128,7 @@ def hidden_layers(
     kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
 
     def activate(x):
-        return _ACTIVATIONS[activation](nn.LayerNorm()(x) if layer_norm else x)
+        return _ACTIVATIONS[layers.activation](nn.LayerNorm()(x) if layers.layer_norm else x)
 
     columns = []
     for x in jax.tree.leaves(inputs):

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos import gru
+from algos.hyperparameters import hyperparameter
+from algos.parts import Part
 from fdg.errors import FdgError, unknown_name
 
 Kind = Literal["gru", "lstm", "mingru", "transformer"]
@@ -36,6 +38,20 @@ class Window(NamedTuple):
 
     inputs: jax.Array  # [N, L, M, H] float32, the newest last
     valid: jax.Array  # [N, M] bool, the step was one of this episode
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySizes(Part):
+    """The sizes of a memory, as an algorithm's fields."""
+
+    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
+    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
+    memory_layers: int = hyperparameter(1, "layers of a transformer")
+    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
+
+    def of(self, kind: Kind) -> "MemoryKind":
+        """A memory of these sizes."""
+        return MemoryKind(kind, self.memory_size, self.memory_window, self.memory_layers, self.memory_heads)
 
 
 @dataclasses.dataclass(frozen=True)

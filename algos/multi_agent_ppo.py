@@ -75,15 +75,11 @@ class MultiAgentPPO(RecurrentPPO):
             or recurrent_actor_critic(
                 self.env.observation_space,
                 self.env.action_space,
-                self.hidden,
-                self.memory_size if self._has_memory else None,
-                self.activation,
-                self.initial_log_std,
-                num_agents(self.env),
-                self.central_value,
-                self.convolve,
-                self.layer_norm,
-                self._remembers,
+                memory_size=self.memory_size if self._has_memory else None,
+                num_agents=num_agents(self.env),
+                central=self.central_value,
+                memory=self._remembers,
+                **vars(self.layers),
             )
         )
 

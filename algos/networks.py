@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from algos import distributions, outputs
 from algos.distributions import Distribution
 from algos.hyperparameters import number
-from algos.layers import Trunk, checked_widths, features
+from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
@@ -43,7 +43,7 @@ def actor_critic(
     observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
-    activation: str = "tanh",
+    activation: Activation = "tanh",
     initial_log_std: float | jax.Array = 0.0,
     convolve: bool = True,
     layer_norm: bool = False,
@@ -89,9 +89,8 @@ def actor_critic(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    module = ActorCritic(
-        observation_space, action_space, widths, activation, number(initial_log_std), convolve, layer_norm
-    )
+    layers = PolicyLayers(widths, activation, convolve, layer_norm, number(initial_log_std))
+    module = ActorCritic(observation_space, action_space, layers)
     return Network(_Init(module), _Apply(module))
 
 
@@ -99,7 +98,7 @@ def gaussian_actor(
     observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
 ) -> Network:
@@ -115,7 +114,7 @@ def gaussian_actor(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     outputs = 2 * math.prod(action_space.shape)
-    module = GaussianActor(observation_space, outputs, widths, activation, convolve, layer_norm)
+    module = GaussianActor(observation_space, outputs, Layers(widths, activation, convolve, layer_norm))
     return Network(_Init(module), _Apply(module))
 
 
@@ -123,7 +122,7 @@ def deterministic_actor(
     observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
 ) -> Network:
@@ -133,14 +132,14 @@ def deterministic_actor(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     outputs = math.prod(action_space.shape)
-    module = GaussianActor(observation_space, outputs, widths, activation, convolve, layer_norm)
+    module = GaussianActor(observation_space, outputs, Layers(widths, activation, convolve, layer_norm))
     return Network(_Init(module), _Apply(module))
 
 
 def twin_critics(
     observation_space: ObservationSpace,
     hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
     outputs: int = 1,
@@ -158,7 +157,7 @@ def twin_critics(
     ((8,), False)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = TwinCritics(observation_space, widths, activation, convolve, layer_norm, outputs)
+    module = TwinCritics(observation_space, Layers(widths, activation, convolve, layer_norm), outputs)
     return Network(_Init(module), _Apply(module))
 
 
@@ -166,7 +165,7 @@ def q_network(
     observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: Activation = "relu",
     dueling: bool = False,
     layer_norm: bool = False,
     convolve: bool = True,
@@ -201,7 +200,8 @@ def q_network(
             f" {action_space}"
         )
     choices = distributions.sizes(action_space)
-    module = QNetwork(observation_space, choices, widths, activation, dueling, layer_norm, convolve)
+    layers = Layers(widths, activation, convolve, layer_norm)
+    module = QNetwork(observation_space, choices, layers, dueling)
     return Network(_Init(module), _Apply(module))
 
 
@@ -250,22 +250,18 @@ class ActorCritic(nn.Module):
 
     observation_space: ObservationSpace
     action_space: Space
-    hidden: tuple[int, ...]
-    activation: str
-    initial_log_std: float
-    convolve: bool
-    layer_norm: bool = False
+    layers: PolicyLayers
 
     @nn.compact
     def __call__(self, observation: Any) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.convolve)
+        seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.layers.convolve)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
-        actor = Trunk(self.hidden, outputs, 0.01, self.activation, self.layer_norm, name="actor")(seen)
-        critic = Trunk(self.hidden, 1, 1.0, self.activation, self.layer_norm, name="critic")(all_of_it)
+        actor = Trunk(self.layers, outputs, 0.01, name="actor")(seen)
+        critic = Trunk(self.layers, 1, 1.0, name="critic")(all_of_it)
         if isinstance(self.action_space, Box):
-            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
+            log_std = self.param("log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,))
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         return actor, critic[:, 0]
 
@@ -275,36 +271,27 @@ class GaussianActor(nn.Module):
 
     observation_space: ObservationSpace
     outputs: int
-    hidden: tuple[int, ...]
-    activation: str
-    convolve: bool
-    layer_norm: bool = False
+    layers: Layers
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
-        seen = actor_features(observation, self.observation_space, self.convolve)
-        return Trunk(self.hidden, self.outputs, 0.01, self.activation, self.layer_norm, name="actor")(seen)
+        seen = actor_features(observation, self.observation_space, self.layers.convolve)
+        return Trunk(self.layers, self.outputs, 0.01, name="actor")(seen)
 
 
 class TwinCritics(nn.Module):
     """Two trunks on the same inputs: `[N, *obs]`, `[N, *action]` to `[N]`, `[N]` (see `twin_critics`)."""
 
     observation_space: ObservationSpace
-    hidden: tuple[int, ...]
-    activation: str
-    convolve: bool
-    layer_norm: bool = False
+    layers: Layers
     outputs: int = 1
 
     @nn.compact
     def __call__(self, observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = features(observation, self.observation_space, self.convolve)
+        inputs = features(observation, self.observation_space, self.layers.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [
-            Trunk(self.hidden, self.outputs, 1.0, self.activation, self.layer_norm, name=name)
-            for name in names
-        ]
+        critics = [Trunk(self.layers, self.outputs, 1.0, name=name) for name in names]
         first, second = (critic(inputs, action) for critic in critics)
         return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
 
@@ -314,17 +301,14 @@ class QNetwork(nn.Module):
 
     observation_space: ObservationSpace
     choices: tuple[int, ...]
-    hidden: tuple[int, ...]
-    activation: str
+    layers: Layers
     dueling: bool
-    layer_norm: bool
-    convolve: bool
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
-        seen = actor_features(observation, self.observation_space, self.convolve)
+        seen = actor_features(observation, self.observation_space, self.layers.convolve)
         outputs = sum(self.choices) + self.dueling
-        head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(seen)
+        head = Trunk(self.layers, outputs, 1.0, name="q")(seen)
         return distributions.dueling(head, self.choices) if self.dueling else head
 
 

@@ -4,6 +4,7 @@ The statistics themselves are `algos/normalize.py`. They are part of what is lea
 it reads parameters, so under a distribution policy with staleness they are as old as these.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,15 +13,30 @@ import jax.numpy as jnp
 import fdg
 from algos import normalize
 from algos.agent import Agent
-from algos.hyperparameters import require
+from algos.hyperparameters import hyperparameter, require
 from algos.normalize import RunningStatistics
+from algos.parts import Part
 from envs import TimeStep, features_and_mask, map_features
 
 
-class NormalizedObservations(Agent):
-    """Base of agents with a field `normalize_observation`."""
+@dataclasses.dataclass(frozen=True)
+class ObservationNormalizer(Part):
+    """Whether observations are normalised."""
 
-    normalize_observation: bool  # by running mean and variance
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizers(ObservationNormalizer):
+    """Whether observations and rewards are normalised."""
+
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
+
+
+class NormalizedObservations(Agent):
+    """Base of agents whose `normalizers` are an `ObservationNormalizer`."""
 
     # --- a fragment, of those that learn from replay; others observe where they learn ---
 
@@ -58,9 +74,7 @@ class NormalizedObservations(Agent):
 
 
 class NormalizedRewards(NormalizedObservations):
-    """Base of agents that also have a field `normalize_reward`."""
-
-    normalize_reward: bool  # by the running deviation of the discounted return
+    """Base of agents whose `normalizers` are `Normalizers`."""
 
     def _first_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
         """Statistics of no returns, and the returns so far, of environments `shape`; None if not needed."""

@@ -54,9 +54,6 @@ class OffPolicy(NormalizedObservations):
     learning_starts: int  # first steps, of random actions, that nothing is learned in
     batch_size: int  # samples of one gradient step
     updates_per_step: float  # gradient steps for each environment step
-    activation: str  # of the layers
-    convolve: bool  # convolve images; else flatten them
-    layer_norm: bool  # normalise each layer before its activation
     critic_network: Network | None  # of observations and actions, two values, each [N]
 
     @property
@@ -235,6 +232,5 @@ class OffPolicy(NormalizedObservations):
     @property
     def _critics(self) -> Network:
         return self._computing(self._own("critic_network", "critic") or networks.twin_critics(
-            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm,
-            self._reading.outputs,
+            self.env.observation_space, outputs=self._reading.outputs, **vars(self.layers),
         ))  # fmt: skip

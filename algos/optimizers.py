@@ -1,13 +1,32 @@
 """Optimisers that several algorithms share: gradients clipped by global norm, step sizes that may fall."""
 
+import dataclasses
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from algos.hyperparameters import hyperparameter
+from algos.parts import Part
+
 # A step size is a number, a traced one too, or a schedule of the number of steps so far.
 StepSize: TypeAlias = float | jax.Array | optax.Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings(Part):
+    """The step size of an optimiser."""
+
+    learning_rate: float = hyperparameter(2.5e-4, "step size of the optimiser")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedOptimizer(OptimizerSettings):
+    """The step size of an optimiser of clipped gradients, and what they are clipped to."""
+
+    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
 
 
 def annealed(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import layers, networks, normalize, outputs
+from algos import networks, normalize, outputs
 from algos.acting import Actor, without_memory
 from algos.hyperparameters import NETWORK, hyperparameter, require_positive, require_within
 from algos.losses import explained_variance
@@ -256,10 +256,8 @@ class PPO(ProximalAgent):
         space = self.env.observation_space
         return Distillation(
             space,
-            layers.checked_widths(space, self.hidden, self.activation, self.convolve),
+            dataclasses.replace(self.layers.sized(space), layer_norm=False),
             self.rnd_features,
-            self.activation,
-            self.convolve,
             self.intrinsic_discount,
             self.gae_lambda,
             self.rnd_share,
@@ -269,13 +267,5 @@ class PPO(ProximalAgent):
     def _network(self) -> Network:
         return self._computing(
             self._own("network")
-            or networks.actor_critic(
-                self.env.observation_space,
-                self.env.action_space,
-                self.hidden,
-                self.activation,
-                self.initial_log_std,
-                self.convolve,
-                self.layer_norm,
-            )
+            or networks.actor_critic(self.env.observation_space, self.env.action_space, **vars(self.layers))
         )

@@ -20,11 +20,14 @@ import optax
 import fdg
 from algos import optimizers
 from algos.acting import Actor
-from algos.exploration import epsilon_greedy
+from algos.agent import Rollouts
+from algos.exploration import Exploration, epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.layers import Layers
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
-from algos.normalizing import NormalizedRewards
+from algos.normalizing import NormalizedRewards, Normalizers
+from algos.optimizers import ClippedOptimizer
 from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.returns import lambda_returns
 from algos.rollout import environment_major, episode_metrics, rollout, values_after
@@ -78,33 +81,21 @@ class PQN(QLearning, NormalizedRewards):
     """
 
     env: Environment
-    num_envs: int = hyperparameter(32, "environments stepped together")
-    num_steps: int = hyperparameter(64, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    rollouts = Rollouts(num_envs=32, num_steps=64, total_steps=500_000)
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(16, "gradient steps in one pass")
     shuffle: Literal["each", "all"] = hyperparameter(
         "each",
         "what a pass shuffles: each environment's samples, or all samples together (devices exchange them)",
     )
-    learning_rate: float = hyperparameter(1e-4, "RAdam's step size")
-    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
-    max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
+    optimizer_settings = ClippedOptimizer(learning_rate=1e-4, anneal_learning_rate=True, max_grad_norm=10.0)
     discount: float = hyperparameter(0.99, "gamma")
     q_lambda: float = hyperparameter(0.95, "lambda of the returns; 0: one step, 1: whole rollouts")
     reward_scale: float = hyperparameter(0.1, "what rewards are multiplied by, for values of moderate size")
-    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
-    epsilon_end: float = hyperparameter(0.2, "and in the end")
-    exploration_fraction: float = hyperparameter(0.2, "part of the run in which it falls, linearly")
+    exploration = Exploration(epsilon_end=0.2, exploration_fraction=0.2)
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
-    layer_norm: bool = hyperparameter(True, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
+    normalizers = Normalizers()
+    layers = Layers(activation="relu", layer_norm=True)
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):

@@ -15,11 +15,14 @@ import optax
 
 import fdg
 from algos import optimizers
+from algos.agent import Rollouts
 from algos.distributions import Distribution
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.layers import PolicyLayers
 from algos.losses import proximal_loss
 from algos.minibatches import own_blocks, shuffled_rows, take, take_of_every_env, updated
-from algos.normalizing import NormalizedRewards
+from algos.normalizing import NormalizedRewards, Normalizers
+from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
 
@@ -43,9 +46,7 @@ class ProximalAgent(NormalizedRewards):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
-    num_envs: int = hyperparameter(4, "environments stepped together")
-    num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    rollouts = Rollouts(num_envs=4, num_steps=128, total_steps=500_000)
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
     shuffle: Literal["each", "all", "time"] = hyperparameter(
@@ -53,8 +54,7 @@ class ProximalAgent(NormalizedRewards):
         "how an epoch shuffles; each: within each environment; all: all samples together (devices exchange"
         " them); time: time steps, in the same order for every environment",
     )
-    learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
-    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    optimizer_settings = ClippedOptimizer(learning_rate=2.5e-4, anneal_learning_rate=True, max_grad_norm=0.5)
     discount: float = hyperparameter(0.99, "gamma")
     gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
     clip_ratio: float = hyperparameter(
@@ -66,20 +66,8 @@ class ProximalAgent(NormalizedRewards):
     )
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
-    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter(
-        "tanh", "activation function of the layers"
-    )
-    initial_log_std: float = hyperparameter(
-        0.0, "initial log standard deviation of the policy (continuous actions)"
-    )
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    normalizers = Normalizers()
+    layers = PolicyLayers()
 
     def __post_init__(self):
         self._check_common()

@@ -17,7 +17,7 @@ import fdg
 from algos import networks, outputs
 from algos.acting import Actor, empty_memory
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.exploration import epsilon_greedy, linear
+from algos.exploration import epsilon_greedy
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
 from algos.normalizing import NormalizedObservations
@@ -30,14 +30,10 @@ class EpsilonGreedy(NormalizedObservations):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     max_grad_norm: float  # global norm that gradients are clipped to
-    epsilon_start: float  # probability of a random action, at first
-    epsilon_end: float  # and in the end
-    exploration_fraction: float  # part of the run in which it falls, linearly
 
     def _epsilon(self, iteration: jax.Array) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
-        duration = self.exploration_fraction * self.num_iterations
-        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+        return self.exploration.epsilon(iteration, self.num_iterations)
 
     def _check_common(self) -> None:
         super()._check_common()
@@ -54,9 +50,6 @@ class QLearning(EpsilonGreedy):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     dueling: bool  # a value, and advantages of actions
-    layer_norm: bool  # normalise each layer before its activation
-    activation: str  # of the layers
-    convolve: bool  # convolve images; else flatten them
     network: Network | None  # any (init, apply) pair that values every action, in place of the default
 
     # --- fragments; `step` is that of every agent ---
@@ -104,7 +97,7 @@ class QLearning(EpsilonGreedy):
     def _network(self) -> Network:
         return self._computing(self._own("network", "actor") or networks.q_network(
             self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
+            dueling=self.dueling, **vars(self.layers),
         ))  # fmt: skip
 
 

@@ -17,8 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, layers, outputs
+from algos import distributions, outputs
 from algos.hyperparameters import number
+from algos.layers import Activation, Layers, PolicyLayers, checked_widths, head, hidden_layers
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_and_critic_features
 from envs.composite import ObservationSpace
@@ -54,7 +55,7 @@ def recurrent_actor_critic(
     action_space: Space,
     hidden: Sequence[int] | None = None,
     memory_size: int | None = 128,
-    activation: str = "tanh",
+    activation: Activation = "tanh",
     initial_log_std: float | jax.Array = 0.0,
     num_agents: int | None = None,
     central: bool = False,
@@ -95,17 +96,14 @@ def recurrent_actor_critic(
     else:
         memory = dataclasses.replace(memory or MemoryKind(), size=memory_size)
         hidden = (memory_size,) if hidden is None else hidden
+    widths = checked_widths(observation_space, hidden, activation, convolve)
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        layers.checked_widths(observation_space, hidden, activation, convolve),
+        PolicyLayers(widths, activation, convolve, layer_norm, number(initial_log_std)),
         memory,
-        activation,
-        number(initial_log_std),
         num_agents,
         central,
-        convolve,
-        layer_norm,
     )
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
@@ -151,14 +149,10 @@ class RecurrentActorCritic(nn.Module):
 
     observation_space: ObservationSpace
     action_space: Space
-    hidden: tuple[int, ...]
+    layers: PolicyLayers
     remembers: MemoryKind | None
-    activation: str
-    initial_log_std: float
     num_agents: int | None
     central: bool
-    convolve: bool
-    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, memory: Memory, observation: Any, start: jax.Array) -> Output:  # noqa: D102
@@ -167,7 +161,7 @@ class RecurrentActorCritic(nn.Module):
         each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
         # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
         flat = jax.tree.map(lambda x: x.reshape(math.prod(each), *x.shape[len(each) :]), observation)
-        seen, all_of_it = actor_and_critic_features(flat, self.observation_space, self.convolve)
+        seen, all_of_it = actor_and_critic_features(flat, self.observation_space, self.layers.convolve)
 
         def by_agent(inputs: Any) -> Any:
             return jax.tree.map(lambda x: x.reshape(steps, num_envs * agents, *x.shape[1:]), inputs)
@@ -177,14 +171,12 @@ class RecurrentActorCritic(nn.Module):
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
-        trunk = functools.partial(
-            MemoryTrunk, self.hidden, self.remembers, self.activation, layer_norm=self.layer_norm
-        )
+        trunk = functools.partial(MemoryTrunk, self.layers, self.remembers)
         actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
             _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
         )
         if isinstance(self.action_space, Box):
-            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
+            log_std = self.param("log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,))
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         if self.central:
             team = jax.tree.map(
@@ -222,24 +214,22 @@ class MemoryTrunk(nn.Module):
     results `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
     """
 
-    hidden: tuple[int, ...]
+    layers: Layers
     remembers: MemoryKind | None
-    activation: str
     outputs: int
     head_scale: float
-    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
         sequence = start.shape
         # Only the memory may go step by step; all layers before and after it take the whole sequence at once.
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-        x = layers.hidden_layers(rows, self.hidden, self.activation, self.layer_norm)
+        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
         if self.remembers is not None:
             size = self.remembers.size
             out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
-            x = layers.hidden_layers(out.reshape(-1, size), (size,), self.activation, self.layer_norm)
-        x = layers.head(x, self.outputs, self.head_scale)
+            x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
+        x = head(x, self.outputs, self.head_scale)
         return x.reshape(*sequence, self.outputs), memory
 
 

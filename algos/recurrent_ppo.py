@@ -23,7 +23,7 @@ from algos import distributions, normalize, outputs
 from algos.acting import Actor
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive
 from algos.losses import explained_variance
-from algos.memories import MemoryKind
+from algos.memories import MemoryKind, MemorySizes
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.proximal import Decision, ProximalAgent
@@ -95,10 +95,7 @@ class RecurrentPPO(ProximalAgent):
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
     )
-    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
-    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
-    memory_layers: int = hyperparameter(1, "layers of a transformer")
-    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
+    remembering = MemorySizes(memory_size=128)
     sequence_length: int | None = hyperparameter(
         None, "steps that a gradient flows back through; None: the whole rollout"
     )
@@ -363,25 +360,15 @@ class RecurrentPPO(ProximalAgent):
             or recurrent_actor_critic(
                 self.env.observation_space,
                 self.env.action_space,
-                self.hidden,
-                self.memory_size,
-                self.activation,
-                self.initial_log_std,
-                convolve=self.convolve,
-                layer_norm=self.layer_norm,
+                memory_size=self.memory_size,
                 memory=self._remembers,
+                **vars(self.layers),
             )
         )
 
     @property
     def _remembers(self) -> MemoryKind:
-        return MemoryKind(
-            self.memory or "gru",
-            self.memory_size,
-            self.memory_window,
-            self.memory_layers,
-            self.memory_heads,
-        )
+        return self.remembering.of(self.memory or "gru")
 
 
 def _time_first(x: jax.Array) -> jax.Array:

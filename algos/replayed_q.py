@@ -7,6 +7,7 @@ statistics of the moment.
 Letters in shapes: `N` samples of a minibatch, whatever a sample is.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,8 @@ import optax
 import fdg
 from algos import optimizers
 from algos.exploration import linear
-from algos.hyperparameters import require_positive, require_within
+from algos.hyperparameters import hyperparameter, require_positive, require_within
+from algos.parts import Part
 from algos.q_learning import EpsilonGreedy
 from algos.replay import Replay, ReplayState
 
@@ -30,6 +32,26 @@ class Learned(NamedTuple):
     updates: jax.Array  # int32, gradient steps so far
 
 
+@dataclasses.dataclass(frozen=True)
+class TargetUpdates(Part):
+    """How a target network follows the one that is trained."""
+
+    target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
+    target_rate: float = hyperparameter(
+        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Priorities(Part):
+    """Prioritised replay (Schaul et al. 2016, arXiv 1511.05952)."""
+
+    priority_exponent: float = hyperparameter(
+        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
+    )
+    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+
+
 class ReplayedQLearning(EpsilonGreedy):
     """Base of algorithms that fit values of actions to targets, on minibatches out of a replay buffer.
 
@@ -39,10 +61,6 @@ class ReplayedQLearning(EpsilonGreedy):
     buffer_size: int  # steps that are kept for replay, of all environments together
     batch_size: int  # samples of a gradient step
     learning_starts: int  # environment steps before the first gradient step
-    target_period: int  # gradient steps between updates of the target network
-    target_rate: float  # how far each update takes it
-    priority_exponent: float  # alpha of prioritised replay; 0: uniform
-    importance_exponent: float  # beta of prioritised replay at first; 1 in the end
 
     # --- fragments; `step` is that of every agent ---
 

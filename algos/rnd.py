@@ -16,7 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import layers, normalize
+from algos import normalize
+from algos.layers import Layers, Trunk, features
 from algos.losses import value_error
 from algos.networks import Network, of_module
 from algos.normalize import RunningStatistics
@@ -65,19 +66,16 @@ class Distillation:
 
     Attributes:
       observation_space: what is new is one of its observations; parts that are `privileged` count too.
-      hidden: widths of the dense layers of target and value; the predictor has two layers more.
+      layers: of target and value, with widths; the predictor has two dense layers more.
       features: K.
-      activation, convolve: as for `networks.actor_critic`.
       discount: gamma of novelty.
       lambda_: of generalised advantage estimation.
       share: part of the samples that the predictor learns from.
     """
 
     observation_space: ObservationSpace
-    hidden: tuple[int, ...]
+    layers: Layers
     features: int
-    activation: str
-    convolve: bool
     discount: float
     lambda_: float
     share: float
@@ -161,38 +159,36 @@ class Distillation:
         parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
         return predictor_loss + value_coefficient * value_loss, parts
 
-    def _network(self, hidden: tuple[int, ...], outputs: int, scale: float) -> Network:
-        return of_module(
-            _Embedding(self.observation_space, hidden, outputs, scale, self.activation, self.convolve)
-        )
+    def _network(self, outputs: int, scale: float, deeper: int = 0) -> Network:
+        hidden = self.layers.hidden or ()
+        more = dataclasses.replace(self.layers, hidden=(*hidden, *hidden[-1:] * deeper))
+        return of_module(_Embedding(self.observation_space, more, outputs, scale))
 
     @property
     def _target(self) -> Network:
-        return self._network(self.hidden, self.features, 2.0**0.5)
+        return self._network(self.features, 2.0**0.5)
 
     @property
     def _predictor(self) -> Network:
-        return self._network((*self.hidden, *self.hidden[-1:] * _DEEPER), self.features, 2.0**0.5)
+        return self._network(self.features, 2.0**0.5, _DEEPER)
 
     @property
     def _value(self) -> Network:
-        return self._network(self.hidden, 1, 1.0)
+        return self._network(1, 1.0)
 
 
 class _Embedding(nn.Module):
     """Observations, all parts of them, to `[N, outputs]`."""
 
     observation_space: ObservationSpace
-    hidden: tuple[int, ...]
+    layers: Layers
     outputs: int
     scale: float
-    activation: str
-    convolve: bool
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:
-        inputs = layers.features(observation, self.observation_space, self.convolve)
-        return layers.Trunk(self.hidden, self.outputs, self.scale, self.activation)(inputs)
+        inputs = features(observation, self.observation_space, self.layers.convolve)
+        return Trunk(self.layers, self.outputs, self.scale)(inputs)
 
 
 def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:

@@ -8,16 +8,21 @@ Letters in shapes: `N` samples of a minibatch.
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from algos import networks, outputs
+from algos.agent import Rollouts
+from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal
 from algos.hyperparameters import NETWORK, hyperparameter, require_positive
+from algos.layers import Layers
 from algos.networks import Network
+from algos.normalizing import ObservationNormalizer
 from algos.off_policy import OffPolicy, State
+from algos.optimizers import OptimizerSettings
 from envs import Environment
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
@@ -43,32 +48,22 @@ class SoftActorCritic(OffPolicy):
     keys_a_sample: ClassVar[int] = 2
 
     env: Environment
-    num_envs: int = hyperparameter(4, "environments stepped together")
-    num_steps: int = hyperparameter(1, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run")
+    rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
     buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
     learning_starts: int = hyperparameter(5_000, "first steps, of random actions, that nothing is learned in")
     batch_size: int = hyperparameter(256, "samples of one gradient step")
     updates_per_step: float = hyperparameter(
         1.0, "gradient steps for each environment step", structural="how often a loop runs"
     )
-    learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor, critics and temperature")
-    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")
     initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
     target_entropy: float | None = hyperparameter(
         None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
     )
-    atoms: int | None = hyperparameter(
-        None, "returns of a grid, whose probabilities the critics give; None: they give values"
-    )
-    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
-    value_max: float = hyperparameter(250.0, "the largest")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
     # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
     # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -138,5 +133,5 @@ class SoftActorCritic(OffPolicy):
     def _actor(self) -> Network:
         return self._computing(self._own("actor_network", "actor") or networks.gaussian_actor(
             self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.convolve, self.layer_norm,
+            **vars(self.layers),
         ))  # fmt: skip

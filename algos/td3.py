@@ -8,7 +8,7 @@ Letters in shapes: `D` components of an action, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,15 @@ import optax
 
 import fdg
 from algos import networks, outputs
+from algos.agent import Rollouts
+from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.layers import Layers
 from algos.networks import Network
+from algos.normalizing import ObservationNormalizer
 from algos.off_policy import OffPolicy, State
+from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from envs import Environment
 
@@ -75,9 +80,7 @@ class TD3(OffPolicy):
     keys_a_sample: ClassVar[int] = 1
 
     env: Environment
-    num_envs: int = hyperparameter(4, "environments stepped together")
-    num_steps: int = hyperparameter(1, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run")
+    rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
     buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
     learning_starts: int = hyperparameter(
         25_000, "first steps, of random actions, that nothing is learned in"
@@ -86,24 +89,16 @@ class TD3(OffPolicy):
     updates_per_step: float = hyperparameter(
         1.0, "gradient steps for each environment step", structural="how often a loop runs"
     )
-    learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor and critics")
-    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
     target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
     target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
     policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
-    atoms: int | None = hyperparameter(
-        None, "returns of a grid, whose probabilities the critics give; None: they give values"
-    )
-    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
-    value_max: float = hyperparameter(250.0, "the largest")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
     # Any (init, apply) pairs in place of the defaults. The actor's results are actions before their tanh,
     # [N, D]; the critics take observations and actions, and give two values, each [N].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -201,7 +196,7 @@ class TD3(OffPolicy):
     def _actor(self) -> Network:
         return self._computing(self._own("actor_network", "actor") or networks.deterministic_actor(
             self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.convolve, self.layer_norm,
+            **vars(self.layers),
         ))  # fmt: skip
 
     @property

@@ -26,14 +26,18 @@ import jax.numpy as jnp
 import fdg
 from algos import agent_values, layers, outputs
 from algos.acting import Actor
+from algos.agent import Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.exploration import epsilon_greedy
+from algos.exploration import Exploration, epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
-from algos.memories import MemoryKind
+from algos.layers import Layers
+from algos.memories import MemoryKind, MemorySizes
 from algos.networks import Network, of_action
+from algos.normalizing import ObservationNormalizer
+from algos.optimizers import ClippedOptimizer
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayState, Step
-from algos.replayed_q import Learned, ReplayedQLearning
+from algos.replayed_q import Learned, Priorities, ReplayedQLearning, TargetUpdates
 from algos.returns import lambda_returns
 from algos.rollout import Recollection, episode_metrics, rollout_with_memory
 from algos.sequences import SequenceReplay, Sequences
@@ -76,9 +80,7 @@ class ValueDecomposition(ReplayedQLearning):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
-    num_envs: int = hyperparameter(8, "environments stepped together, all their agents at once")
-    num_steps: int = hyperparameter(32, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(500_000, "environment steps of the whole run")
+    rollouts = Rollouts(num_envs=8, num_steps=32, total_steps=500_000)
     buffer_size: int = hyperparameter(130_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(32, "sequences of a gradient step, as many of each environment")
     sequence_length: int | None = hyperparameter(
@@ -86,38 +88,22 @@ class ValueDecomposition(ReplayedQLearning):
     )
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
     num_updates: int = hyperparameter(4, "gradient steps in one iteration")
-    learning_rate: float = hyperparameter(5e-3, "Adam's step size")
-    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
-    max_grad_norm: float = hyperparameter(25.0, "global norm that gradients are clipped to")
+    optimizer_settings = ClippedOptimizer(learning_rate=5e-3, anneal_learning_rate=True, max_grad_norm=25.0)
     discount: float = hyperparameter(0.99, "gamma")
     q_lambda: float = hyperparameter(0.0, "lambda of the targets; 0: one step, 1: whole sequences")
     reward_scale: float = hyperparameter(1.0, "what rewards are multiplied by, for values of moderate size")
-    target_period: int = hyperparameter(200, "gradient steps between updates of the target network")
-    target_rate: float = hyperparameter(
-        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
-    )
-    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
-    epsilon_end: float = hyperparameter(0.05, "and in the end")
-    exploration_fraction: float = hyperparameter(0.1, "part of the run in which it falls, linearly")
+    targets = TargetUpdates(target_period=200)
+    exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.1)
     double: bool = hyperparameter(True, "double Q-learning: one network chooses, the other values")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
-    priority_exponent: float = hyperparameter(
-        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
-    )
-    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+    priorities = Priorities()
     agent_identity: bool = hyperparameter(True, "agents see their number, one-hot, beside the observation")
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "what agents remember by: a GRU, an LSTM, ... (None: nothing)"
     )
-    memory_size: int = hyperparameter(64, "width of the memory, and of the layer after it")
-    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
-    memory_layers: int = hyperparameter(1, "layers of a transformer")
-    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
+    remembering = MemorySizes(memory_size=64)
+    normalizers = ObservationNormalizer()
+    layers = Layers(activation="relu")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
@@ -387,23 +373,16 @@ class ValueDecomposition(ReplayedQLearning):
             self.env.observation_space,
             self._actions,
             self._agents,
-            self.hidden,
-            self.activation,
-            self.dueling,
-            self.layer_norm,
-            self.convolve,
-            self._remembers,
-            self.agent_identity,
+            dueling=self.dueling,
+            memory=self._remembers,
+            identity=self.agent_identity,
+            **vars(self.layers),
         )
         return self._computing(default)
 
     @property
     def _remembers(self) -> MemoryKind | None:
-        if self.memory is None:
-            return None
-        return MemoryKind(
-            self.memory, self.memory_size, self.memory_window, self.memory_layers, self.memory_heads
-        )
+        return None if self.memory is None else self.remembering.of(self.memory)
 
 
 def _time_first(x: jax.Array) -> jax.Array:

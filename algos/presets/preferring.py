@@ -5,12 +5,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from algos import presets
+from algos.parts import HasParts
 from algos.presets import sizes
 from fdg.arguments import check_call, explain_frozen
 from fdg.errors import Elsewhere, FdgError
 
 
-class HasPresets:
+class HasPresets(HasParts):
     """Base of the algorithms of this package, as far as settings go.
 
     Attributes:

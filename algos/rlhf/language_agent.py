@@ -142,7 +142,7 @@ class LanguageAgent(HasPresets):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
-        named = vars(self).pop("_named", ())
+        named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
         self._check_network()
