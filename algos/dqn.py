@@ -25,7 +25,7 @@ from algos.networks import Network, of_action
 from algos.normalizing import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import QLearning, for_each_choice, over_choices
-from algos.replay import Replay, ReplayState, Step, Transition
+from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition
 from algos.replayed_q import Learned, Priorities, ReplayedQLearning, TargetUpdates
 from algos.rollout import episode_metrics, rollout
 from envs import Environment, Observation, features_and_mask
@@ -62,11 +62,8 @@ class DQN(ReplayedQLearning, QLearning):
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=8, total_steps=500_000)
-    buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
-    batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
-    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
-    updates_per_step: float = hyperparameter(
-        0.125, "gradient steps for each environment step", structural="how often a loop runs"
+    replaying = ReplayUpdates(
+        buffer_size=10_000, batch_size=128, learning_starts=10_000, updates_per_step=0.125
     )
     optimizer_settings = ClippedOptimizer(
         learning_rate=2.5e-4, anneal_learning_rate=False, max_grad_norm=10.0

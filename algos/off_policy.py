@@ -50,10 +50,6 @@ class OffPolicy(NormalizedObservations):
     default_env: ClassVar[str] = "Pendulum-v1"
     keys_a_sample: ClassVar[int]
 
-    buffer_size: int  # steps that are kept for replay
-    learning_starts: int  # first steps, of random actions, that nothing is learned in
-    batch_size: int  # samples of one gradient step
-    updates_per_step: float  # gradient steps for each environment step
     critic_network: Network | None  # of observations and actions, two values, each [N]
 
     @property

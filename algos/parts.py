@@ -3,7 +3,9 @@
 import dataclasses
 import inspect
 import typing
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class Part:
@@ -17,7 +19,8 @@ class Part:
     ... class Momentum(Part):
     ...     decay: float = 0.9
     >>> @dataclasses.dataclass(frozen=True)
-    ... class Heavy(HasParts):
+    ... @flattened
+    ... class Heavy:
     ...     rate: float = 0.1
     ...     momentum = Momentum(decay=0.99)
     >>> Heavy(decay=0.5), Heavy(decay=0.5).momentum, Heavy.momentum
@@ -32,31 +35,24 @@ class Part:
         return type(self)(**{field.name: getattr(instance, field.name) for field in dataclasses.fields(own)})
 
 
-# A type checker cannot see the fields that parts add; it takes any.
-if TYPE_CHECKING:
-    _AnyFields: Any
-else:
-    _AnyFields = object
+def flattened(cls: _Class) -> _Class:
+    """The class with the fields of each part in its place; for `dataclasses.dataclass` to read.
 
-
-class HasParts(_AnyFields):
-    """Base of dataclasses that have parts."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Replaces each part by its fields, before `dataclasses.dataclass` reads them."""
-        super().__init_subclass__(**options)
-        own = inspect.get_annotations(cls)
-        parts: dict[str, Any] = {name: value for name, value in vars(cls).items() if isinstance(value, Part)}
-        annotations: dict[str, Any] = {}
-        without_default = dict.fromkeys(name for name in own if name not in vars(cls))
-        for name in {**without_default, **vars(cls)}:
-            if name not in parts:
-                annotations.update({name: own[name]} if name in own else {})
-                continue
-            part, kinds = parts[name], typing.get_type_hints(type(parts[name]))
-            for field in dataclasses.fields(part):
-                if field.name not in own:  # a class may say more of one of them
-                    annotations[field.name] = kinds[field.name]
-                    default = dataclasses.field(default=getattr(part, field.name), metadata=field.metadata)
-                    setattr(cls, field.name, default)
-        cls.__annotations__ = annotations
+    The algorithms of this package are flattened where they are defined; another class says so itself.
+    """
+    own = inspect.get_annotations(cls)
+    annotations: dict[str, Any] = {}
+    for name in [*(name for name in own if name not in vars(cls)), *vars(cls)]:
+        part: Any = vars(cls).get(name)
+        if not isinstance(part, Part):
+            annotations.update({name: own[name]} if name in own else {})
+            continue
+        values: Any = part
+        kinds = typing.get_type_hints(type(part))
+        for field in dataclasses.fields(values):
+            if field.name not in own:  # a class may say more of one of them
+                annotations[field.name] = kinds[field.name]
+                default = dataclasses.field(default=getattr(part, field.name), metadata=field.metadata)
+                setattr(cls, field.name, default)
+    cls.__annotations__ = annotations
+    return cls

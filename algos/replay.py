@@ -24,9 +24,22 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.hyperparameters import require, require_positive, require_within
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.parts import Part
 from algos.returns import n_step_sums
 from envs import Observation, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayUpdates(Part):
+    """What is kept for replay, and how often what is drawn from it is learned from."""
+
+    buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
+    batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
+    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
+    updates_per_step: float = hyperparameter(
+        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+    )
 
 
 class Step(NamedTuple):

@@ -55,12 +55,8 @@ class Priorities(Part):
 class ReplayedQLearning(EpsilonGreedy):
     """Base of algorithms that fit values of actions to targets, on minibatches out of a replay buffer.
 
-    A subclass has also the fields annotated here, a `_replay` and a `_loss`.
+    A subclass has also `targets`, `priorities`, a `_replay` and a `_loss`.
     """
-
-    buffer_size: int  # steps that are kept for replay, of all environments together
-    batch_size: int  # samples of a gradient step
-    learning_starts: int  # environment steps before the first gradient step
 
     # --- fragments; `step` is that of every agent ---
 

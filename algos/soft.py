@@ -23,6 +23,7 @@ from algos.networks import Network
 from algos.normalizing import ObservationNormalizer
 from algos.off_policy import OffPolicy, State
 from algos.optimizers import OptimizerSettings
+from algos.replay import ReplayUpdates
 from envs import Environment
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
@@ -49,11 +50,8 @@ class SoftActorCritic(OffPolicy):
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
-    buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
-    learning_starts: int = hyperparameter(5_000, "first steps, of random actions, that nothing is learned in")
-    batch_size: int = hyperparameter(256, "samples of one gradient step")
-    updates_per_step: float = hyperparameter(
-        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+    replaying = ReplayUpdates(
+        buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
     )
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")

@@ -2,16 +2,22 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from algos import presets
-from algos.parts import HasParts
+from algos.parts import flattened
 from algos.presets import sizes
 from fdg.arguments import check_call, explain_frozen
 from fdg.errors import Elsewhere, FdgError
 
+# A type checker cannot see the fields that parts add.
+if TYPE_CHECKING:
+    _AnyFields: Any
+else:
+    _AnyFields = object
 
-class HasPresets(HasParts):
+
+class HasPresets(_AnyFields):
     """Base of the algorithms of this package, as far as settings go.
 
     Attributes:
@@ -27,6 +33,11 @@ class HasPresets(HasParts):
     export: ClassVar[Any] = Elsewhere(
         "run.export(path), of the run that fdg.fit(algorithm, total_steps=N) returns"
     )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Puts the fields of each part in its place."""
+        super().__init_subclass__(**options)
+        flattened(cls)
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is, and fields that are missing."""

@@ -14,6 +14,7 @@ import pytest
 import algos
 import envs
 from algos import normalize
+from algos.layers import Layers
 from algos.rnd import Distillation
 from envs import TimeStep
 from fdg.errors import FdgError
@@ -50,7 +51,7 @@ def judged(distillation, step, running):
 
 @pytest.fixture(scope="module")
 def distillation():
-    return Distillation(SPACE, (4,), 3, "tanh", True, discount=0.5, lambda_=0.5, share=1.0)
+    return Distillation(SPACE, Layers((4,)), 3, discount=0.5, lambda_=0.5, share=1.0)
 
 
 def test_weights_begin_as_the_authors_have_them(distillation):
@@ -102,7 +103,7 @@ def test_what_is_new_by_hand(distillation):
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 4)])
 def test_the_predictor_learns_from_a_share(share, count):
     """Its loss is the mean over that share alone; of no samples it is zero, and so is its gradient."""
-    distillation = Distillation(SPACE, (4,), 3, "tanh", True, 0.5, 0.5, share)
+    distillation = Distillation(SPACE, Layers((4,)), 3, 0.5, 0.5, share)
     (_, samples, *_), _, ((_, parts), slope), (predicted, target) = judged(
         distillation, rollout(0), jnp.zeros(B)
     )
