@@ -4,7 +4,9 @@ Examples (`>>>`) that stand in the text become blocks of code, arguments that sh
 each, and an algorithm's hyperparameters, inherited ones too, a list with their defaults and what they are.
 """
 
-import ast
+import dataclasses
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -42,20 +44,13 @@ def _one_by_one(several: re.Match[str]) -> str:
 def _list_hyperparameters(found: Any) -> None:
     if found.is_alias or found.docstring is None:
         return
+    cls = getattr(importlib.import_module(found.module.path), found.name, None)
+    if not dataclasses.is_dataclass(cls):
+        return
     lines = []
-    for name, attribute in found.all_members.items():
-        value = str(getattr(attribute, "value", None) or "")
-        if not value.startswith("hyperparameter("):
-            continue
-        default, text = _arguments(value)
-        lines.append(f"- **`{name}`** (`{attribute.annotation}`, default `{default}`): {text}")
+    for field in dataclasses.fields(cls):  # the fields of parts among them, which the source does not show
+        if text := field.metadata.get("help"):
+            kind = inspect.formatannotation(field.type).replace("typing.", "")
+            lines.append(f"- **`{field.name}`** (`{kind}`, default `{field.default!r}`): {text}")
     if lines:
         found.docstring.value += "\n\n**Hyperparameters**\n\n" + "\n".join(lines) + "\n"
-
-
-def _arguments(call: str) -> tuple[str, str]:
-    """Default and description of `hyperparameter(default, description)`, as text."""
-    parsed = ast.parse(call, mode="eval").body
-    assert isinstance(parsed, ast.Call)
-    given = [*parsed.args, *(keyword.value for keyword in parsed.keywords)]
-    return ast.unparse(given[0]), ast.literal_eval(given[1])

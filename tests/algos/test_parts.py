@@ -1,0 +1,83 @@
+"""Settings that are shared: fields of parts as an algorithm's own."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+from algos import presets
+from algos.hyperparameters import hyperparameter, structural
+from algos.layers import Layers
+from algos.parts import Part, flattened
+from fdg.commands.flags import fields_of
+from fdg.errors import FdgError
+
+ENV = envs.make("CartPole-v1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise(Part):
+    """Two settings."""
+
+    scale: float = hyperparameter(0.1, "how much")
+    steps: int = hyperparameter(3, "how long", structural="how often a loop runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy(algos.PPO):
+    """A user's own, with one part more and another default in one that PPO has."""
+
+    layers = Layers(hidden=(8,), activation="relu")
+    noise = Noise(scale=0.5)
+    last: int = hyperparameter(7, "what comes after it")
+
+
+def test_fields_of_a_part_are_fields_flags_and_defaults():
+    names = [field.name for field in dataclasses.fields(Noisy)]
+    assert names[-3:] == ["scale", "steps", "last"]
+    flags = {flag.name: flag for flag in fields_of(Noisy)}
+    assert (flags["scale"].default, flags["scale"].help, flags["steps"].default) == (0.5, "how much", 3)
+    assert flags["hidden"].default == (8,)
+    assert "noise" not in flags
+    assert "steps" in structural(Noisy)
+
+
+def test_a_part_is_read_from_the_fields():
+    noisy = Noisy(env=ENV, scale=0.25, convolve=False)
+    assert noisy.noise == Noise(0.25)
+    assert dataclasses.replace(noisy, steps=9).noise == Noise(0.25, 9)
+    assert noisy.layers == Layers((8,), "relu", convolve=False)
+    assert Noisy.noise == Noise(0.5)
+    traced = dataclasses.replace(noisy, scale=jnp.float32(0.75))
+    assert traced.noise.scale == 0.75
+
+
+def test_a_class_may_say_more_of_one_field_of_a_part():
+    @dataclasses.dataclass(frozen=True)
+    @flattened
+    class Plain:
+        rate: float
+        noise = Noise()
+        scale: float = hyperparameter(2.0, "another text")
+
+    assert [field.name for field in dataclasses.fields(Plain)] == ["rate", "steps", "scale"]
+    assert Plain(1.0).noise == Noise(scale=2.0)
+
+
+def test_a_subclass_that_changes_a_field_changes_the_part():
+    @dataclasses.dataclass(frozen=True)
+    class Narrow(algos.DQN):
+        hidden: tuple[int, ...] | None = hyperparameter((4,), "widths")
+
+    assert Narrow(env=ENV).layers.hidden == (4,)
+    assert algos.DQN(env=ENV).layers.hidden is None
+
+
+def test_mistakes_in_fields_of_parts_are_answered():
+    with pytest.raises(FdgError, match=r"hidden=\[8\]: .* write hidden=\(8,\)"):
+        Noisy(env=ENV, hidden=[8])
+    with pytest.raises(FdgError, match="scale"):
+        Noisy(env=ENV, scales=1.0)
+    assert set(presets.of("PPO", "Pendulum-v1")) <= {field.name for field in dataclasses.fields(Noisy)}
