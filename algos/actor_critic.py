@@ -20,7 +20,7 @@ from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
 from algos.normalize import RunningStatistics
-from algos.normalizing import NormalizedRewards
+from algos.normalizing import NormalizedAgent
 from algos.rollout import environment_major, episode_metrics, rollout, time_major, values_after
 from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, composite, features_and_mask
 
@@ -48,7 +48,7 @@ class Trajectory(NamedTuple):
     time_step: TimeStep  # [T, B], what came of the action
 
 
-class ActorCritic(NormalizedRewards):
+class ActorCritic(NormalizedAgent):
     """Base of actor-critics on one feed-forward network, with RMSProp.
 
     A subclass has also the fields annotated here, the actor `act`, and `_loss`.

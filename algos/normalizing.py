@@ -35,8 +35,8 @@ class Normalizers(ObservationNormalizer):
     )
 
 
-class NormalizedObservations(Agent):
-    """Base of agents whose `normalizers` are an `ObservationNormalizer`."""
+class NormalizedAgent(Agent):
+    """Base of agents with `normalizers`: an `ObservationNormalizer`, or on policy `Normalizers`."""
 
     # --- a fragment, of those that learn from replay; others observe where they learn ---
 
@@ -62,19 +62,6 @@ class NormalizedObservations(Agent):
         if not self.normalize_observation:
             return statistics
         return normalize.update_observations(statistics, features_and_mask(observation)[0])
-
-    def _check_common(self) -> None:
-        super()._check_common()
-        seen = self.env.observation_space
-        require(
-            self,
-            normalize.has_statistics(seen) or not self.normalize_observation,
-            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
-        )
-
-
-class NormalizedRewards(NormalizedObservations):
-    """Base of agents whose `normalizers` are `Normalizers`."""
 
     def _first_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
         """Statistics of no returns, and the returns so far, of environments `shape`; None if not needed."""
@@ -105,3 +92,12 @@ class NormalizedRewards(NormalizedObservations):
         )
         observation_statistics = self._with_observed(observation_statistics, trajectory.observation)
         return seen, running_return, (observation_statistics, return_statistics)
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        seen = self.env.observation_space
+        require(
+            self,
+            normalize.has_statistics(seen) or not self.normalize_observation,
+            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
+        )

@@ -21,7 +21,7 @@ from algos.acting import Actor, Policy, without_memory
 from algos.critic_readings import Distributions, Values, reading
 from algos.hyperparameters import require, require_positive, whole_updates
 from algos.networks import Network
-from algos.normalizing import NormalizedObservations
+from algos.normalizing import NormalizedAgent
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
 from envs import Box, Observation
@@ -39,7 +39,7 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class OffPolicy(NormalizedObservations):
+class OffPolicy(NormalizedAgent):
     """Base of algorithms with an actor and two critics that learn from replay, for bounded actions.
 
     A subclass has also the fields annotated here, a `_begin`, a `_policy`, an `_actor`, a `_learn_from`, and

@@ -26,7 +26,7 @@ from algos.hyperparameters import NETWORK, hyperparameter, require, require_posi
 from algos.layers import Layers
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
-from algos.normalizing import NormalizedRewards, Normalizers
+from algos.normalizing import Normalizers
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.returns import lambda_returns
@@ -66,7 +66,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(QLearning, NormalizedRewards):
+class PQN(QLearning):
     """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/q_learning.py`).
 
     Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers. Frozen and hashable;

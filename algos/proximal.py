@@ -21,7 +21,7 @@ from algos.hyperparameters import hyperparameter, require, require_positive, req
 from algos.layers import PolicyLayers
 from algos.losses import proximal_loss
 from algos.minibatches import own_blocks, shuffled_rows, take, take_of_every_env, updated
-from algos.normalizing import NormalizedRewards, Normalizers
+from algos.normalizing import NormalizedAgent, Normalizers
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
@@ -35,7 +35,7 @@ class Decision(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProximalAgent(NormalizedRewards):
+class ProximalAgent(NormalizedAgent):
     """Base of `PPO` and `RecurrentPPO`: all but the network and what it remembers.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)). A subclass adds the field

@@ -20,11 +20,11 @@ from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import epsilon_greedy
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
-from algos.normalizing import NormalizedObservations
+from algos.normalizing import NormalizedAgent
 from envs import Discrete, MultiDiscrete, Observation, features_and_mask
 
 
-class EpsilonGreedy(NormalizedObservations):
+class EpsilonGreedy(NormalizedAgent):
     """Base of agents that value discrete actions, and mostly take the best: the fields that they share."""
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
