@@ -109,7 +109,7 @@ def test_folders_that_are_broken(adapted, folder, tmp_path):
 
     without = {name: x for name, x in whole.items() if name != key}
     for held, said in (
-        (without, "layers.0.mlp.up has one of lora_A and lora_B"),
+        (without, "layers.0.mlp.up has only one of lora_A and lora_B"),
         ({**whole, key: whole[key].T.copy()}, "would be [3, 16]"),
         (
             {**whole, "base_model.model.lm_head.lora_A.weight": whole[key]},
