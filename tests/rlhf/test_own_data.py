@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import random
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -363,11 +364,18 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     run.close()
 
 
+# Which response a comprehension looked at is gone as it raises from Python 3.12 on.
+ROW = "" if sys.version_info < (3, 12) else ".*"
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
         (lambda p, r, a: 1 / 0, r"raised ZeroDivisionError: .*\(test_own_data.py, line \d+\) for '"),
-        (lambda responses: [1 / len(one) for one in responses], "division by zero .* for '', asked '"),
+        (
+            lambda responses: [1 / len(one) for one in responses],
+            f"division by zero .* for '{ROW}', asked '",
+        ),
         (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
         (lambda responses: 1.0, "gave 1.0: return a list of 3 numbers"),
         (lambda responses: ["good" for _ in responses], "could not convert string to float: 'good'"),
