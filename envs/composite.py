@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.arguments import explain_frozen
 from fdg.errors import FdgError, kind_of, listed
 
 
@@ -95,6 +96,8 @@ class Tuple:
 ObservationSpace: TypeAlias = Space | Dict | Tuple
 
 KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)
+for _kind in KINDS:
+    explain_frozen(_kind, "space")
 
 
 def _check_part(where: str, part: Any) -> None:

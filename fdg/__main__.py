@@ -16,7 +16,7 @@ from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
 # Those that are here; each is also `python -m fdg.NAME`.
-_COMMANDS = ("train", "plan", "launch", "evaluate", "play", "export", "plot", "calibrate")
+_COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
 # What those who come from elsewhere look for.
 _ELSEWHERE = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
@@ -27,6 +27,8 @@ _ELSEWHERE = {
     "record": "fdg play RUN",
     "render": "fdg play RUN",
     "test": "fdg evaluate RUN",
+    "generate": 'fdg answer RUN "PROMPT"',
+    "chat": 'fdg answer RUN "PROMPT"',
     "compare": "fdg plot RUN RUN",
     "profile": "fdg train --profile",
 }

@@ -258,14 +258,32 @@ class LanguageAgent(HasPresets):
         """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
         return self._speaker.rows(examples)
 
-    def answer(self, state: Any, prompts: Sequence[Any], seed: int = 0, greedy: bool = True) -> list[str]:
+    def answer(
+        self,
+        state: Any,
+        prompts: Sequence[Any],
+        seed: int = 0,
+        greedy: bool = True,
+        *,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+        system: str | None = None,
+    ) -> list[str]:
         """What the network says to prompts of one's own, texts or lists of messages
-        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn if not greedy.
+        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn as in training if not
+        greedy.
+
+        Args:
+          temperature: in place of `greedy`: logits are divided by it; 0 takes the most likely tokens.
+          max_new_tokens: of an answer; None for as many as in training.
+          system: the system message; None for the task's.
 
         Raises:
-          FdgError: `prompts` is no list; one is too long, or has a character that the vocabulary lacks.
+          FdgError: `prompts` is no list; one is too long, or has a character that the vocabulary lacks; a
+            number out of range, or a system message that the tokenizer has no place for.
         """
-        return self._speaker.answer(self._speaking(state), prompts, seed, greedy)
+        speaker = self._speaker.asked(greedy, temperature, max_new_tokens, system)
+        return speaker.answer(self._speaking(state), prompts, seed)
 
     def export(self, state: Any, path: Path) -> None:
         """Writes the network as Hugging Face's library does, adapters added: a folder for `--model`.

@@ -4,6 +4,7 @@ Letters in shapes: `N` problems, `P` tokens of a prompt, `R` of a response.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, of_transcript
-from envs.text import Problem, Prompts, Reward, Said, is_game, play
+from envs.text import CharacterTokenizer, Problem, Prompts, Reward, Said, is_game, play
+from fdg.arguments import quoted
+from fdg.errors import FdgError
 
 _AT_ONCE = 256  # responses of an evaluation
 Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
@@ -131,15 +134,42 @@ class Speaker:
             for i in range(len(prompts))
         ]
 
-    def answer(self, parameters: Any, prompts: Sequence[Any], seed: int, greedy: bool) -> list[str]:
+    def asked(
+        self, greedy: bool, temperature: float | None, max_new_tokens: int | None, system: str | None
+    ) -> "Speaker":
+        """The same that answers in another way; see `LanguageAgent.answer`."""
+        how, env, context = self.sampling, self.env, self.network.config.max_positions
+        temperature = 0.0 if temperature is None and greedy else temperature
+        if temperature is not None:
+            if not 0 <= temperature < math.inf:
+                raise FdgError(f"temperature={temperature}: it must be zero or above, and finite")
+            how = dataclasses.replace(how, temperature=float(temperature))
+        if temperature == 0:
+            how = dataclasses.replace(how, top_k=0, top_p=1.0)
+        if max_new_tokens is not None:
+            if not 0 < max_new_tokens < context:
+                raise FdgError(
+                    f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}, for the network"
+                    f" has a context of {context} tokens, and the prompt is in it"
+                )
+            how = dataclasses.replace(how, max_new_tokens=max_new_tokens)
+        if system is not None:
+            if isinstance(env.tokenizer, CharacterTokenizer) or not hasattr(env, "system"):
+                raise FdgError(
+                    f"system={quoted(system)}: a tokenizer of characters has no system messages: leave it out"
+                )
+            env = dataclasses.replace(env, system=system)
+        return dataclasses.replace(self, sampling=how, env=env)
+
+    def answer(self, parameters: Any, prompts: Sequence[Any], seed: int) -> list[str]:
         """What the network says to prompts of one's own.
 
         Raises:
           FdgError: a prompt is too long, or has a character that the vocabulary lacks.
         """
-        room = self.network.config.max_positions - self.env.response_length
+        room = self.network.config.max_positions - self.sampling.max_new_tokens
         asked = self.env.prompts_of(list(prompts), longest=room)
-        said = self.say(parameters, asked, jax.random.split(jax.random.key(seed), len(prompts)), greedy)
+        said = self.say(parameters, asked, jax.random.split(jax.random.key(seed), len(prompts)))
         return self.env.texts(said.tokens, said.mask)
 
     def _texts(self, tokens: Any, mask: Any) -> list[str]:

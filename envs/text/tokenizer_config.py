@@ -1,6 +1,8 @@
 """What the folder of a checkpoint says of its tokenizer: its file, its configuration, chat templates."""
 
 import functools
+import hashlib
+import json
 import os
 import pathlib
 from typing import Any
@@ -47,6 +49,15 @@ def loaded(path: str) -> Any:
 def size(path: str) -> int:
     """One more than the largest number of a token: numbers may leave gaps."""
     return tokenizer_files.size_of(loaded(path))
+
+
+@functools.cache
+def digest(path: str) -> str:
+    """A hash of all that the folder says of its tokenizer."""
+    ends = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    said = json.dumps([special_tokens(path), templates(path), ends], sort_keys=True)
+    content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # of a size that `loaded` has checked
+    return hashlib.sha256(content + said.encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache

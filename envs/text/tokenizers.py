@@ -161,14 +161,17 @@ class HuggingFaceTokenizer:
     tokens.
 
     Attributes:
-      path: the checkpoint's directory; nothing is downloaded.
+      path: the checkpoint's directory; nothing is downloaded. Tokenizers are equal if their files say the
+        same, wherever they are.
     """
 
-    path: str
+    path: str = dataclasses.field(compare=False)
+    digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(pathlib.Path(self.path).absolute()))
         tokenizer_config.loaded(self.path)
+        object.__setattr__(self, "digest", tokenizer_config.digest(self.path))
 
     @property
     def vocab_size(self) -> int:

@@ -1,6 +1,7 @@
-"""The commands that use what was trained: `python -m fdg.evaluate`, `play`, `export` and `plot`."""
+"""The commands that use what was trained: `python -m fdg.evaluate`, `answer`, `play`, `export` and `plot`."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
         _MEMBER,
         _CHECKPOINT,
         Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
+        _TRUST,
+    ),
+    "answer": (
+        Flag("temperature", float, 0.0, "logits are divided by it; 0: the most likely tokens"),
+        Flag("max_new_tokens", int | None, None, "of an answer (None: as many as in training)"),
+        Flag("system", str | None, None, "the system message (None: that of training)"),
+        Flag("seed", int, 0, "of what is drawn"),
+        _AGENT,
+        _MEMBER,
+        _CHECKPOINT,
         _TRUST,
     ),
     "play": (
@@ -85,6 +96,7 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
 ABOUT: Mapping[str, str] = {
     "evaluate": "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
     " training ended with, and give the eval_return of summary.json to the last digit.",
+    "answer": "Says what a trained language model answers: to the prompt, or to each line of standard input.",
     "play": "Plays episodes with a trained agent, and writes them side by side as a video.",
     "export": "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
     " to a folder, in Hugging Face's format.",
@@ -100,6 +112,11 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
       argv: the flags; those of the process if None.
     """
     return _command("evaluate", _evaluate, argv)
+
+
+def answer_main(argv: Sequence[str] | None = None) -> int:
+    """`python -m fdg.answer RUN_DIR "1+1="`: says what a language model answers."""
+    return _command("answer", _answer, argv)
 
 
 def play_main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +142,8 @@ def _command(name: str, act: Callable[[dict[str, Any]], None], argv: Sequence[st
         parser = Parser(prog=f"python -m fdg.{name}", description=ABOUT[name], allow_abbrev=False)
         positional, count = ("runs", "+") if name == "plot" else ("run", None)
         parser.add_argument(positional, nargs=count, metavar="RUN_DIR", help="run directories")
+        if name == "answer":
+            parser.add_argument("prompt", nargs="?", help="a text (none: each line of standard input)")
         add_flags(parser, flags)
         given = parser.parse_strictly(normalise(argv))
         try:
@@ -162,6 +181,15 @@ def _evaluate(given: dict[str, Any]) -> None:
     if rows:
         _write_rows(out, [{"iteration": loaded.iteration, **row} for row in rows])
         print(f"each episode: {out}")
+
+
+def _answer(given: dict[str, Any]) -> None:
+    prompts = [given["prompt"]] if given.get("prompt") else sys.stdin.read().splitlines()
+    if not prompts:
+        raise FdgError('no prompt: write fdg answer RUN "1+1=", or one a line to standard input')
+    how = {name: given[name] for name in ("temperature", "max_new_tokens", "system", "seed", "agent")}
+    for answer in _load(given).answer(prompts, **how):
+        print(answer, flush=True)
 
 
 def _play(given: dict[str, Any]) -> None:

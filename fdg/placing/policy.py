@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fdg import aliases
-from fdg.arguments import check_fields, check_takes, quoted
+from fdg.arguments import check_fields, check_takes, explain_frozen, quoted
 from fdg.errors import FdgError, PlanError
 from fdg.placing.layout import BATCH, MODEL
 
@@ -85,6 +85,9 @@ class Group:
     def shards(self) -> bool:
         """Whether values may be sharded over its devices in other ways than along their batch."""
         return len(self.devices) > 1 and bool(self.parameters)
+
+
+explain_frozen(Group, "group")
 
 
 def parameter_rules(given: Any) -> Rules | str:

@@ -135,6 +135,46 @@ class Run:
         with host_errors():
             return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
 
+    @checked
+    def answer(
+        self,
+        prompts: Sequence[Any],
+        *,
+        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        system: str | None = None,
+        seed: int = 0,
+        agent: int = 0,
+    ) -> list[str]:
+        """What a language model says to prompts of one's own.
+
+        Args:
+          prompts: a list of texts, or of lists of messages (`[{"role": "user", "content": "1+1="}]`).
+          temperature: logits are divided by it; 0 takes the most likely tokens.
+          max_new_tokens: of an answer; None for as many as in training.
+          system: the system message; None for that of training.
+          seed: of what is drawn.
+          agent: which, of several.
+
+        Raises:
+          FdgError: the algorithm trains no language model that answers; a prompt that does not fit.
+        """
+        if isinstance(self.algorithm, Sweep):
+            how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
+            return self.member(agent).answer(prompts, seed=seed, **how)
+        if not callable(getattr(self.algorithm, "answer", None)):
+            raise FdgError(f"{type(self.algorithm).__name__} answers no prompts: use run.policy(observation)")
+        return list(
+            self.algorithm.answer(
+                self._state_of(agent),
+                prompts,
+                seed,
+                temperature=temperature,
+                max_new_tokens=max_new_tokens,
+                system=system,
+            )
+        )
+
     @property
     def eval_episodes(self) -> int:
         """How many episodes the evaluation after training had, or would have had."""
@@ -313,11 +353,15 @@ def _in_another(algorithm: Any, env: Any) -> Any:
     """The algorithm in another environment with the same spaces, or on a task with the same tokenizer."""
     if not (hasattr(env, "observation_space") or hasattr(env, "tokenizer")):
         raise FdgError(f"env={quoted(env)}: give an environment, such as envs.make('CartPole-v1')")
-    here, there = (getattr(task, "tokenizer", None) for task in (algorithm.env, env))
-    if here is not None or there is not None:
-        if here != there:
-            raise FdgError(f"env {env.name}: it has not the tokenizer of {algorithm.env.name}, learned with")
-        return dataclasses.replace(algorithm, env=env)
+    learned = getattr(algorithm.env, "tokenizer", None)
+    if learned is not None or hasattr(env, "tokenizer"):
+        there = algorithm if learned is None else dataclasses.replace(algorithm, env=env)
+        if learned != there.env.tokenizer:  # which a checkpoint gives to a task that has none of its own
+            raise FdgError(
+                f"env {env.name}: it has not the tokenizer of {algorithm.env.name}, learned with: write"
+                " env.with_tokenizer(run.algorithm.env.tokenizer)"
+            )
+        return there
     for what in ("observation_space", "action_space"):
         here, there = getattr(algorithm.env, what), getattr(env, what)
         boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape

@@ -34,6 +34,7 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "calibrate": calibrate.calibrate_main,
     "evaluate": using.evaluate_main,
     "play": using.play_main,
+    "answer": using.answer_main,
     "export": using.export_main,
     "plot": using.plot_main,
 }

@@ -1,0 +1,7 @@
+"""`python -m fdg.answer`: says what a trained language model answers to prompts."""
+
+from fdg.commands.using import answer_main as main
+from fdg.ending import ends_with
+
+if __name__ == "__main__":
+    raise SystemExit(ends_with(main()))
