@@ -76,6 +76,12 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     )
 
 
+def base_name(directory: str | os.PathLike[str]) -> str:
+    """The name of the base that a folder's adapters say they were trained on; empty where they do not."""
+    found = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
+    return found if isinstance(found, str) else ""
+
+
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
     """The adapters of a folder (float32, on the host), and the shape of their base with them.
 
@@ -131,7 +137,8 @@ def _matched(
         if tensor.shape != wanted:
             raise FdgError(
                 f"{folder / TENSORS}: '{key:.120}' is {list(tensor.shape)}, and on this base with r={rank} it"
-                f" would be {list(wanted)}"
+                f" would be {list(wanted)}: give the base that it was trained on, or write its rank as r in"
+                f" {CONFIG}"
             )
         found.add((path, letter))
         yield path[:4], letter, key, tensor

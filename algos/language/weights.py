@@ -225,6 +225,11 @@ def _matched(
         if key not in expected:
             if _IGNORED.search(plain):
                 continue
+            if plain == "score.weight":
+                raise FdgError(
+                    f"{where}: is a reward model, which says nothing: give it as reward_model= of GRPO, PPORLHF"
+                    " or DPO, and a language model here"
+                )
             raise FdgError(
                 f"{where}: holds '{given:.120}', which a {config.family} of its config.json"
                 f" has not: is the checkpoint of another architecture?"
@@ -243,7 +248,7 @@ def _matched(
             f"{where}: '{missing[0]}' is missing"
             + (f", and {len(missing) - 1} more" if missing[1:] else "")
             + f", which a {config.family} of its config.json has"
-            + (": is it no reward model?" if missing == ["score.weight"] else "")
+            + (": give one that RewardModel has trained and exported" if missing == ["score.weight"] else "")
         )
     return found
 

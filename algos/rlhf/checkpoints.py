@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from algos.language.decoder import Decoder
 from algos.rlhf import rewards
 from envs.text import CharacterTokenizer, TextTask
 from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, FdgWarning, HostError
+from fdg.reading import read_json
 
 CHARACTERS = "characters"  # in place of a folder with a tokenizer: the task's own
 _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
@@ -32,8 +34,23 @@ def config_of(path: str) -> DecoderConfig:
 
 @functools.lru_cache(maxsize=16)
 def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
-    """Of the checkpoint in a folder with the adapters in another: see `config_of`."""
-    return peft.read_config(adapters, config_of(path))
+    """Of the checkpoint in a folder with the adapters in another: see `config_of`.
+
+    Warns if the adapters name another base.
+    """
+    found = peft.read_config(adapters, config_of(path))
+    named = peft.base_name(adapters)
+    own = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
+    known = f"{Path(path).resolve()} {own}".lower()
+    if Path(named).name.lower() not in known:  # as in `models--Qwen--Qwen3-0.6B/snapshots/...`
+        warnings.warn(
+            f"adapters={adapters}: they were trained on '{named}' (base_model_name_or_path of {peft.CONFIG}),"
+            f" and the shapes of model={path} fit, but its name is another: on another base they say nothing"
+            " of use; if it is the same one, write its name there",
+            FdgWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
@@ -127,7 +144,8 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
     """
     if model is None or "base" not in parameters:
         raise FdgError(
-            f"{path}: this run has no LoRA adapters (model=, lora_rank=): export the whole network"
+            f"{path}: this run has no LoRA adapters of a checkpoint: leave format= out, which exports the whole"
+            " network, or train with model= and lora_rank="
         )
     base = weights.load(model)[1]
     if not jax.tree.all(jax.tree.map(np.array_equal, base, parameters["base"])):

@@ -24,8 +24,7 @@ from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
 from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
-from algos.rlhf.losses import masked_mean
-from algos.rlhf.responses import Responses, finished, rewarded
+from algos.rlhf.responses import Responses, lengths
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, is_game, is_text
@@ -270,8 +269,7 @@ class LanguageAgent(HasPresets):
         system: str | None = None,
     ) -> list[str]:
         """What the network says to prompts of one's own, texts or lists of messages
-        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn as in training if not
-        greedy.
+        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn if not greedy.
 
         Args:
           temperature: in place of `greedy`: logits are divided by it; 0 takes the most likely tokens.
@@ -488,28 +486,14 @@ class LanguageAgent(HasPresets):
         return self.env.prompt_length + turns * (self.env.response_length + reply)
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
-        """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
-        own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
-        counted = rewarded(responses)
-        there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
-        ended = finished(responses, self._stops)
-        return {
-            "tokens": there,
-            "response_length": masked_mean(own.astype(jnp.float32), counted),
-            "response_length_max": jnp.max(own).astype(jnp.float32),
-            "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
-        }
+        """Metrics of responses as such."""
+        return lengths(responses, self._stops)
 
     def _check_network(self) -> None:
+        requirements.check_beginning(self)
         env = self.env
         if self.model is not None:
-            require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
             checkpoints.config_of(self.model)  # can be read
-        require(
-            self,
-            self.adapters is None or (self.model is not None and not self.lora_rank),
-            "adapters= are those of a checkpoint, with a rank of their own: give model=, and no lora_rank=",
-        )
         if self.model is not None or self.tokenizer is not None:
             env = checkpoints.in_its_words(env, self.model, self.tokenizer, self.max_response)
         if not is_game(env) and self.max_response not in (None, env.max_response):

@@ -36,6 +36,21 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
     )
 
 
+def check_beginning(algorithm: Any) -> None:
+    """Requires one source of the network, and of its adapters.
+
+    Raises:
+      FdgError: names the two fields that contradict each other, or the one that is missing.
+    """
+    model, adapters, rank = algorithm.model, algorithm.adapters, algorithm.lora_rank
+    both = "model= and decoder= both say what the network is: give one"
+    require(algorithm, model is None or algorithm.decoder is None, both)
+    alone = f"adapters={adapters}: they are those of a checkpoint: give its folder too (model=)"
+    require(algorithm, adapters is None or model is not None, alone)
+    ranked = f"adapters={adapters}: they have a rank of their own: leave lora_rank={rank} out"
+    require(algorithm, adapters is None or not rank, ranked)
+
+
 def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
     """Requires answers in the rows of a file.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from algos.language.decoder import Decoder
+from algos.rlhf.losses import masked_mean
 from envs.text import Prompts, Transcript
 
 
@@ -68,3 +69,17 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     """Whether each response ends with a stop token, rather than because it is too long: `[N]` bool."""
     stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False
     return jnp.any(responses.own & stops, axis=1)
+
+
+def lengths(responses: Responses, stop_tokens: tuple[int, ...]) -> dict[str, jax.Array]:
+    """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
+    own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+    counted = rewarded(responses)
+    there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
+    ended = finished(responses, stop_tokens)
+    return {
+        "tokens": there,
+        "response_length": masked_mean(own.astype(jnp.float32), counted),
+        "response_length_max": jnp.max(own).astype(jnp.float32),
+        "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
+    }

@@ -18,6 +18,7 @@ from algos.rlhf.checkpoints import save
 from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
 from algos.rlhf.responses import Responses
 from envs.text import Prompts
+from fdg.errors import Elsewhere
 
 
 class State(NamedTuple):
@@ -46,6 +47,8 @@ class RewardModel(PreferenceAgent):
     >>> RewardModel(env=envs.make("text:addition"), num_prompts=8).steps_per_iteration
     32
     """
+
+    answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
     # Who responds is the policy that the run begins with; what learns begins as it, without a head.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -75,9 +75,11 @@ def pair(record: Record) -> tuple[Row, Row]:
     for name in ("chosen", "rejected"):
         if name not in columns:
             others = listed([repr(one) for one in columns], "and") or "nothing"
-            raise FdgError(
-                f"{where}: has no column '{name}', only {others}: rename one, or write text:file?path=..."
-            )
+            left = [one for one in columns if one not in (*PROMPTS, "chosen", "rejected")]
+            fix = "rename one, or write text:file?path=..."
+            if len(left) == 1 and columns.keys() & {"chosen", "rejected"}:
+                fix = f"rename '{left[0]}' to '{name}'"
+            raise FdgError(f"{where}: has no column '{name}', only {others}: {fix}")
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise FdgError(

@@ -20,8 +20,12 @@ class Record(NamedTuple):
     columns: dict[str, Any]
 
 
-def read(path: str) -> list[Record]:
+def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[Record]:
     """The rows of a file in UTF-8: an object a line, a list of objects, or CSV by its ending; no empty lines.
+
+    Args:
+      path: of the file.
+      example: of an object, in messages.
 
     Raises:
       FdgError: it cannot be read; names the line and the fix.
@@ -43,17 +47,19 @@ def read(path: str) -> list[Record]:
     # Not `splitlines`, which also splits where texts of other languages have separators of their own.
     lines = enumerate(content.split(b"\n"), 1)
     return [
-        Record(f"{path}, line {i}", _object(f"{path}, line {i}", line)) for i, line in lines if line.strip()
+        Record(f"{path}, line {i}", _object(f"{path}, line {i}", line, example))
+        for i, line in lines
+        if line.strip()
     ]
 
 
-def _object(where: str, line: bytes) -> dict[str, Any]:
+def _object(where: str, line: bytes, example: str) -> dict[str, Any]:
     try:
         return json_object(line, where)
     except EncodingError:
         raise
     except FdgError as error:
-        raise FdgError(f'{error}: write one object a line, {{"prompt": "1+1=", "answer": "2"}}') from None
+        raise FdgError(f"{error}: write one object a line, in double quotes: {example}") from None
 
 
 def _of_list(path: str, content: bytes) -> list[Record]:

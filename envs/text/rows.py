@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from fdg.errors import FdgError
+
 Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what else it has
 
 
@@ -54,6 +56,18 @@ def content_of(message: Message) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def refuse_calls(rows: Sequence[Row]) -> None:
+    """Refuses rows whose messages call tools, for a tokenizer without a template, which would drop them."""
+    for row in rows:
+        for i, one in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
+            if one.get("tool_calls"):
+                raise FdgError(
+                    f"message {i} of '{row.text:.60}' calls tools (tool_calls), and its tokenizer has no chat"
+                    " template to write them by: write the call as its content, leave the row out, or begin with a"
+                    " checkpoint that has a template (model=)"
+                )
 
 
 def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:

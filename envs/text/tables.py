@@ -247,7 +247,9 @@ def _stamp(path: str) -> tuple[int, int]:
 @functools.lru_cache(maxsize=16)
 def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
     """The rows of files, which are read again once they have changed."""
-    records = [files.read(path), files.read(test_path) if test_path else []]
+    asked = '"prompt": "1+1=", '
+    example = f'{{{asked}"answer": "2"}}' if kind == "row" else f'{{{asked}"chosen": "2", "rejected": "3"}}'
+    records = [files.read(one, example) if one else [] for one in (path, test_path)]
     for place, some in zip((path, test_path), records, strict=True):
         if place and not some:
             raise FdgError(f"{place}: has no rows: write one object a line")
@@ -265,9 +267,17 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             stacklevel=2,
         )
     places = [one.where for some in records for one in some]
-    unanswered = next((p for p, row in zip(places, rows, strict=True) if row.answer is None), None)
+    unanswered = next(
+        (_place(p, row) for p, row in zip(places, rows, strict=True) if row.answer is None), None
+    )
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
     return _Data(tuple(rows), len(found[0]), unanswered, content.hexdigest())
+
+
+def _place(where: str, row: Row) -> str:
+    """The place of a row without an answer, and why a conversation has none."""
+    last = row.prompt[-1] if isinstance(row.prompt, tuple) else None
+    return where if last is None else f"{where}: 'messages' ends with role '{last['role']}', not 'assistant'"
 
 
 @dataclasses.dataclass(frozen=True)

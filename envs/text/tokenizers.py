@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from envs.text import token_bytes, tokenizer_config, tokenizer_files
-from envs.text.rows import Message, Row, content_of, messages_of
+from envs.text.rows import Message, Row, content_of, messages_of, refuse_calls
 from fdg.arguments import quoted
 from fdg.errors import FdgError, listed, one_line
 
@@ -136,6 +136,7 @@ class CharacterTokenizer:
         """See `Tokenizer.encode_rows`: a beginning and the problem; a model that starts from nothing is not
         told what to do.
         """
+        refuse_calls(rows)
         return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
 
     def token_of_code(self) -> np.ndarray:
@@ -251,6 +252,7 @@ class HuggingFaceTokenizer:
                 for messages, row in zip(conversations, rows, strict=True)
             ]
         else:
+            refuse_calls(rows)
             prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
         front = [] if templated else self._front
         asked = self._encoded(prompts)

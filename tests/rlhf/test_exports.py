@@ -192,9 +192,9 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
         algos.make("grpo", envs.make(TASK), model=str(folder), adapters=str(tmp_path / "adapters")).lora_rank
         == 0
     )
-    with pytest.raises(FdgError, match="adapters= are those of a checkpoint"):
+    with pytest.raises(FdgError, match=r"adapters=\S+: they are those of a checkpoint: give its folder too"):
         made("sft", adapters=str(tmp_path / "adapters"))
-    with pytest.raises(FdgError, match="adapters= are those of a checkpoint, with a rank of their own"):
+    with pytest.raises(FdgError, match=r"they have a rank of their own: leave lora_rank=4 out"):
         made("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)
     with pytest.raises(FdgError, match="format='onnx': SFT is exported in its own, so give none, or 'peft'"):
         run.export(tmp_path / "x", format="onnx")
