@@ -227,8 +227,8 @@ def _matched(
                 continue
             if plain == "score.weight":
                 raise FdgError(
-                    f"{where}: is a reward model, which says nothing: give it as reward_model= of GRPO, PPORLHF"
-                    " or DPO, and a language model here"
+                    f"{where}: is a reward model, which says nothing: give it as reward_model= of GRPO,"
+                    " PPORLHF or DPO, and a language model here"
                 )
             raise FdgError(
                 f"{where}: holds '{given:.120}', which a {config.family} of its config.json"

@@ -144,8 +144,8 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
     """
     if model is None or "base" not in parameters:
         raise FdgError(
-            f"{path}: this run has no LoRA adapters of a checkpoint: leave format= out, which exports the whole"
-            " network, or train with model= and lora_rank="
+            f"{path}: this run has no LoRA adapters of a checkpoint: leave format= out, which exports the"
+            " whole network, or train with model= and lora_rank="
         )
     base = weights.load(model)[1]
     if not jax.tree.all(jax.tree.map(np.array_equal, base, parameters["base"])):

@@ -247,8 +247,8 @@ def _stamp(path: str) -> tuple[int, int]:
 @functools.lru_cache(maxsize=16)
 def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
     """The rows of files, which are read again once they have changed."""
-    asked = '"prompt": "1+1=", '
-    example = f'{{{asked}"answer": "2"}}' if kind == "row" else f'{{{asked}"chosen": "2", "rejected": "3"}}'
+    rest = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
+    example = f'{{"prompt": "1+1=", {rest}}}'
     records = [files.read(one, example) if one else [] for one in (path, test_path)]
     for place, some in zip((path, test_path), records, strict=True):
         if place and not some:

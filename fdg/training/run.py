@@ -160,7 +160,7 @@ class Run:
           FdgError: the algorithm trains no language model that answers; a prompt that does not fit.
         """
         if isinstance(self.algorithm, Sweep):
-            how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
+            how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
             return self.member(agent).answer(prompts, seed=seed, **how)
         if not callable(getattr(self.algorithm, "answer", None)):
             raise FdgError(f"{type(self.algorithm).__name__} answers no prompts: use run.policy(observation)")
