@@ -173,8 +173,11 @@ def _turned(array: np.ndarray) -> np.ndarray:
 
 
 def has_tensors(directory: str | os.PathLike[str]) -> bool:
-    """Whether any weights are in a directory."""
-    return any(pathlib.Path(directory).glob("*.safetensors"))
+    """Whether any weights are in a directory; also true of a name that no directory can have."""
+    try:
+        return any(pathlib.Path(directory).glob("*.safetensors"))
+    except OSError:  # which reading it says better
+        return True
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:

@@ -199,11 +199,7 @@ class LanguageAgent(HasPresets):
         return 1
 
     def check_files(self) -> None:
-        """Requires the weights that a run begins with; a plan needs none.
-
-        Raises:
-          FdgError: they are not there.
-        """
+        """Raises an `FdgError` if the weights that a run begins with are missing; a plan needs none."""
         checkpoints.check_there(self.model)
 
     @property
