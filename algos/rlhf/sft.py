@@ -7,7 +7,7 @@ micro-batch, or rows of `L` tokens that they are packed into.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
 from algos.rlhf.responses import Responses, scores, sequences
+from envs.text import Prompts
 
 
 class State(NamedTuple):
@@ -51,7 +52,8 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SFT(LanguageAgent):
-    """Cross-entropy of the tokens of right answers, given their prompts, whose own tokens do not count.
+    """Cross-entropy of the tokens of right answers, given their prompts, whose own tokens do not count; with
+    `loss_on="assistant"` the assistant's earlier turns in them do (TRL's `assistant_only_loss`).
 
     Frozen and hashable.
 
@@ -69,6 +71,9 @@ class SFT(LanguageAgent):
     total_steps: int = hyperparameter(32_000, "demonstrations of the whole run")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling; learning has none")
     aggregation: Aggregation = hyperparameter("token_mean", "how tokens make a loss")
+    loss_on: Literal["answer", "assistant"] = hyperparameter(
+        "answer", "learn the last answer of a conversation, or all that the assistant says in it"
+    )
     packing: int | None = hyperparameter(
         None,
         "rows that the demonstrations of an iteration are packed into; micro_batch counts them, and what no"
@@ -118,8 +123,15 @@ class SFT(LanguageAgent):
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
         """`keys [B]`, and numbers of rows if given, -> `Responses [B]`: answers to imitate."""
-        prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
-        return Responses(prompts, tokens, mask, mask)
+        if self.loss_on == "answer":
+            prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
+            return Responses(prompts, tokens, mask, mask)
+        content = self.env.draw(keys, "train", *numbers)
+        prompts, (tokens, mask) = self.env.prompts(content), self.env.solutions(content)
+        own = jnp.concatenate([self.env.said_before(content), mask], axis=1)
+        tokens, there = (jnp.concatenate(x, axis=1) for x in ((prompts.tokens, tokens), (prompts.mask, mask)))
+        # A response to the first token, as that of a game is.
+        return Responses(Prompts(tokens[:, :1], there[:, :1]), tokens[:, 1:], there[:, 1:], own[:, 1:])
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):

@@ -103,6 +103,13 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     )
 
 
+@functools.lru_cache(maxsize=16)
+def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
+    """Which tokens of the prompts of a problem's rows the assistant said, 1 or 0: as long as `prompts`."""
+    given = problem.instruction, system, json.loads(arguments or "{}")
+    return Ragged.of(tokenizer.said_before(problem.rows, *given), np.uint8)
+
+
 def _strings(texts: Text) -> list[str]:
     codes = texts.codes.astype(np.uint8)
     return [bytes(row[:length]).decode() for row, length in zip(codes, texts.length, strict=True)]

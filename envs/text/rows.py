@@ -65,8 +65,8 @@ def refuse_calls(rows: Sequence[Row]) -> None:
             if one.get("tool_calls"):
                 raise FdgError(
                     f"message {i} of '{row.text:.60}' calls tools (tool_calls), and its tokenizer has no chat"
-                    " template to write them by: write the call as its content, leave the row out, or begin"
-                    " with a checkpoint that has a template (model=)"
+                    " template to write them by: write the call as its content, leave the row out, or"
+                    " begin with a checkpoint that has a template (model=)"
                 )
 
 

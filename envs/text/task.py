@@ -9,6 +9,7 @@ Letters in shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a respons
 
 import ast
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -21,7 +22,7 @@ from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, stripped, when
 from envs.text.drawing import is_held_out, uniform, whole_number
-from envs.text.encoding import Encoded, encoded
+from envs.text.encoding import Encoded, encoded, said_before
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
@@ -288,6 +289,14 @@ class TextTask:
     def prompts(self, content: Any) -> Prompts:
         """The problems of `draw` in words."""
         return Prompts(*jax.vmap(self._prompt)(content))
+
+    def said_before(self, content: Any) -> jax.Array:
+        """Which tokens of the prompts of `draw` the assistant said, in earlier turns: `[N, P] bool`."""
+        if not hasattr(self.problem, "rows"):
+            return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
+        said = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
+        row = functools.partial(said.row, width=self.prompt_length, filler=0, left_padded=True)
+        return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
     def solutions(self, content: Any) -> tuple[jax.Array, jax.Array]:
         """A right answer to each problem of `draw`: tokens `[N, R] int32`, right-padded, and their mask."""

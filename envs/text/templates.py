@@ -57,11 +57,9 @@ _METHODS: list[tuple[Any, list[str]]] = [
 ]
 _SPECIFICATION = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")  # of a field in `"{}".format`
 _LARGE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # of `"%5d" % 7`
-_MADE, _STEPS, _JOINED = (
-    "value made",
-    "steps made",
-    "texts joined",
-)  # our filters, by names no template can say
+# Our filters, by names no template can say.
+_MADE, _STEPS, _JOINED = "value made", "steps made", "texts joined"
+_BEGINS, _ENDS = "generation begins", "generation ends"
 
 
 class Template:
@@ -81,15 +79,15 @@ class Template:
         self._template = self._environment.from_string(source)
         self._lock = threading.Lock()
 
-    def render(self, **values: Any) -> str:
-        """The text.
+    def render(self, generation_marks: str = "", /, **values: Any) -> str:
+        """The text, with two marks, if given, around what is within `{% generation %}`.
 
         Raises:
           jinja2.TemplateError: the template refuses the values, or takes more than its budget.
           Exception: whatever else the code in it raises.
         """
         with self._lock:
-            self._environment.left = _BUDGET
+            self._environment.left, self._environment.marks = _BUDGET, generation_marks
             return self._template.render(**values)
 
 
@@ -107,9 +105,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=self._finalizer(),
             extensions=[LoopControlExtension, _Generation],
         )
-        self.left, self._step = _BUDGET, step
+        self.left, self._step, self.marks = _BUDGET, step, ""
         known = {**self.filters, "tojson": _to_json}
         self.filters = {name: self._metered(name, known[name], name in _FREE) for name in _FILTERS}
+        self.filters |= {_BEGINS: lambda _: self.marks[:1], _ENDS: lambda _: self.marks[1:]}
         self.filters |= {_MADE: self._made, _STEPS: self._steps, _JOINED: self._joined}
         self.tests = {
             name: self._metered(name, test, name not in _COMPARE) for name, test in self.tests.items()
@@ -326,10 +325,15 @@ def strftime_now(format: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what is within is written as it is, in a scope of its own."""
+    """`{% generation %}`: what is within is written as it is, between marks if given."""
 
     tags = {"generation"}  # noqa: RUF012 -- Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begins, ends = (
+            nodes.Output([nodes.Filter(nodes.Const(""), name, [], [], None, None, lineno=line)], lineno=line)
+            for name in (_BEGINS, _ENDS)
+        )
+        return nodes.Scope([begins, *body, ends], lineno=line)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from envs.text import token_bytes, tokenizer_config, tokenizer_files
+from envs.text import token_bytes, tokenizer_config, tokenizer_files, turns
 from envs.text.rows import Message, Row, content_of, messages_of, refuse_calls
 from fdg.arguments import quoted
 from fdg.errors import FdgError, listed, one_line
@@ -62,6 +62,11 @@ class Tokenizer(Protocol):
           system: the system message.
           arguments: of the chat template.
         """
+
+    def said_before(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+    ) -> list[list[bool]]:
+        """Which tokens of each row's prompt, as in `encode_rows`, the assistant said in earlier turns."""
 
     def token_of_code(self) -> np.ndarray:
         """`[128] int32`: the token that this ASCII character is encoded as; -1 where there is none."""
@@ -138,6 +143,12 @@ class CharacterTokenizer:
         """
         refuse_calls(rows)
         return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
+
+    def said_before(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+    ) -> list[list[bool]]:
+        """See `Tokenizer.said_before`."""
+        return [turns.of_characters(row) for row in rows]
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
@@ -265,6 +276,22 @@ class HuggingFaceTokenizer:
             found.append(([*front, *before], answer))
         return found
 
+    def said_before(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+    ) -> list[list[bool]]:
+        """See `Tokenizer.said_before`, and `envs/text/turns.py`."""
+        if self.chat_template is not None or "chat_template" in arguments:
+            return [turns.of_template(self, row, instruction, system, arguments) for row in rows]
+        front = [False] * len(self._front)
+        messages = [messages_of(row.prompt, instruction, system) for row in rows]
+        return [[*front, *turns.of_lines(self, one)] for one in messages]
+
+    def places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text, as `encode`, and where in it the characters of each begin and end."""
+        with self._library():
+            found = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
     def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
         """An answer behind tokens that its encoding together with them does not begin with."""
         text = self.decode(both)
@@ -289,22 +316,33 @@ class HuggingFaceTokenizer:
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
         return found.ids[: own[0]] if own else []
 
-    def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **arguments: Any) -> str:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        generation_marks: str = "",
+        **arguments: Any,
+    ) -> str:
         """Messages as the checkpoint's chat template writes them, given what Transformers gives it.
 
         Args:
           messages: `role` and `content` each, and what else the template reads; what is None is left out.
           add_generation_prompt: whether the beginning of an answer follows.
+          generation_marks: two characters, written where `{% generation %}` begins and where it ends.
           arguments: further ones of the template, JSON's kinds of values: `tools`, `documents`,
             `enable_thinking`, ...; `chat_template`, the name of another one of the checkpoint's, or its text.
 
         Raises:
           FdgError: it has no template, or the template refuses the messages.
         """
-        return self._rendered(messages, add_generation_prompt, arguments)
+        return self._rendered(messages, add_generation_prompt, arguments, generation_marks)
 
     def _rendered(
-        self, messages: Sequence[Message], add_generation_prompt: bool, arguments: Arguments
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        arguments: Arguments,
+        generation_marks: str = "",
     ) -> str:
         template = self._template(arguments.get("chat_template"), arguments.get("tools"))
         for i, one in enumerate(messages):
@@ -322,7 +360,7 @@ class HuggingFaceTokenizer:
         except (TypeError, ValueError) as error:
             raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
         try:
-            return _compiled(template).render(**values)
+            return _compiled(template).render(generation_marks, **values)
         except FdgError:
             raise
         except Exception as error:

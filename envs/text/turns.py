@@ -1,0 +1,98 @@
+"""Which tokens of a conversation the assistant said before its answer, for losses on every turn."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.text.rows import Message, Row, content_of, messages_of
+from fdg.errors import FdgError
+
+_PRIVATE = range(0xE000, 0xF8FF)  # characters without a meaning
+
+
+def of_characters(row: Row) -> list[bool]:
+    """Of a prompt as characters behind a beginning, a line each message: see `Tokenizer.said_before`."""
+    if isinstance(row.prompt, str):
+        return [False] * (1 + len(row.prompt))
+    lines = [[one["role"] == "assistant"] * len(content_of(one)) for one in row.prompt]
+    return [False, *itertools.chain(*(([False] * (i > 0)) + line for i, line in enumerate(lines)))]
+
+
+def of_template(
+    tokenizer: Any, row: Row, instruction: str, system: str, arguments: Mapping[str, Any]
+) -> list[bool]:
+    """Of a prompt that a chat template writes: what it marks by `{% generation %}`; without marks, what it
+    writes behind each beginning of an answer, up to the token that ends it.
+
+    Raises:
+      FdgError: it has no marks, and writes an answer otherwise once more messages follow.
+    """
+    messages = messages_of(row.prompt, instruction, system)
+    given = {**arguments, **row.template_arguments}
+    text = tokenizer.chat(messages, True, **given)
+    marks = "".join(itertools.islice((c for c in map(chr, _PRIVATE) if c not in text), 2))
+    marked = tokenizer.chat(messages, True, marks, **given)
+    if marked != text:
+        spans = _unmarked(marked, marks, text)
+        return _within(*tokenizer.places(text), spans, ())
+    spans = []
+    for i, one in enumerate(messages):
+        if one["role"] == "assistant":
+            before, behind = (
+                tokenizer.chat(messages[:i], True, **given),
+                tokenizer.chat(messages[: i + 1], False, **given),
+            )
+            if not (text.startswith(before) and text.startswith(behind) and len(before) <= len(behind)):
+                raise FdgError(
+                    f"message {i + 1} of '{row.text:.60}': the chat template writes it otherwise in a"
+                    " conversation that continues, so what the assistant said is not known: put"
+                    " {% generation %} and {% endgeneration %} around it in the template, or leave"
+                    " loss_on='assistant' out"
+                )
+            spans.append((len(before), len(before) + len(text[len(before) : len(behind)].rstrip())))
+    return _within(*tokenizer.places(text), spans, tokenizer.stops)
+
+
+def of_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
+    """Of a prompt without a template, a line each message."""
+    lines = [f"{content_of(one)}\n" for one in messages]
+    ends = list(itertools.accumulate(map(len, lines)))
+    spans = [
+        (end - len(line), end - 1)
+        for one, line, end in zip(messages, lines, ends, strict=True)
+        if one["role"] == "assistant"
+    ]
+    return _within(*tokenizer.places("".join(lines)), spans, ())
+
+
+def _unmarked(marked: str, marks: str, text: str) -> list[tuple[int, int]]:
+    """The spans of a text that are within marks."""
+    spans, start, place = [], 0, 0
+    for c in marked:
+        if c == marks[0]:
+            start = place
+        elif c == marks[1]:
+            spans.append((start, place))
+        else:
+            place += 1
+    if marked.replace(marks[0], "").replace(marks[1], "") != text:
+        raise FdgError(
+            "the chat template changes what is within {% generation %} afterwards: write it there as it is"
+        )
+    return spans
+
+
+def _within(
+    ids: Sequence[int],
+    places: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    stops: Sequence[int],
+) -> list[bool]:
+    """Which tokens, at places of a text, are within spans; none of a span behind the last of `stops` in it."""
+    found = [False] * len(ids)
+    for start, end in spans:
+        touched = [i for i, (a, b) in enumerate(places) if a < end and b > start and b > a]
+        last = max((i for i in touched if ids[i] in stops), default=max(touched, default=-1))
+        for i in range(min(touched, default=0), last + 1):
+            found[i] = True
+    return found
