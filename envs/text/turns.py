@@ -88,7 +88,7 @@ def _within(
     spans: Sequence[tuple[int, int]],
     stops: Sequence[int],
 ) -> list[bool]:
-    """Which tokens, at places of a text, are within spans; none of a span behind the last of `stops` in it."""
+    """Which tokens, at places of a text, are within spans; none behind the last of `stops` in one."""
     found = [False] * len(ids)
     for start, end in spans:
         touched = [i for i, (a, b) in enumerate(places) if a < end and b > start and b > a]
