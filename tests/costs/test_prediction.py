@@ -176,3 +176,9 @@ def test_groups_on_the_same_devices_have_one_figure_of_memory(language):
     plan = fdg.place(language, policies.Colocated(model_parallel=2, generation_parallel=1), 4)
     assert len(plan.memory) == 2 and len({size for _, size in plan.memory}) == 1
     assert [line for line in str(plan).splitlines() if "together" in line] == []
+
+
+def test_generation_that_is_split_is_work_of_a_device_for_its_own_rows(language):
+    one, four = (loads(fdg.place(language, policies.GPUOnly(), n), cluster(n).target)[0] for n in (1, 4))
+    assert four.work.trips == one.work.trips > 1
+    assert four.work.total_flops == pytest.approx(one.work.total_flops / 4, rel=0.02)
