@@ -65,7 +65,7 @@ class SFT(LanguageAgent):
     20
     """
 
-    steps_are: ClassVar[str] = "rows"
+    steps_are: ClassVar[str] = "demonstrations"
     _imitates: ClassVar[bool] = True
 
     total_steps: int = hyperparameter(32_000, "demonstrations of the whole run")

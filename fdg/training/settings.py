@@ -76,7 +76,10 @@ class Settings:
     """How a run is carried out, and how long it is."""
 
     total_steps: int | None = setting(
-        500_000, "environment steps of each agent; of language models, responses or rows", flag=int, free=True
+        500_000,
+        "environment steps of each agent; of language models, responses or demonstrations",
+        flag=int,
+        free=True,
     )
     devices: int | None = setting(
         None,

@@ -251,7 +251,7 @@ def draw_schedules(
         axes.set_ylabel(name.replace("_", " "))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    axes.set_xlabel("environment steps of each agent")
+    axes.set_xlabel("steps of each agent")
     figure.suptitle(title, fontsize="medium")
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize="small"

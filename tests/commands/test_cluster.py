@@ -173,4 +173,4 @@ def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, 
     assert "places SFT on 1 device" in capsys.readouterr().out
     assert "has neither model.safetensors" in fails(capsys, train_main, words)
     assert "less than one iteration of" in (said := fails(capsys, train_main, "--algo sft --total-steps 1"))
-    assert "rows: give at least" in said
+    assert "demonstrations: give at least" in said
