@@ -34,7 +34,7 @@ def of_template(
     marked = tokenizer.chat(messages, True, marks, **given)
     if marked != text:
         spans = _unmarked(marked, marks, text)
-        return _within(*tokenizer.places(text), spans, ())
+        return _within(tokenizer.places(text), spans, ())
     spans = []
     for i, one in enumerate(messages):
         if one["role"] == "assistant":
@@ -50,7 +50,7 @@ def of_template(
                     " loss_on='assistant' out"
                 )
             spans.append((len(before), len(before) + len(text[len(before) : len(behind)].rstrip())))
-    return _within(*tokenizer.places(text), spans, tokenizer.stops)
+    return _within(tokenizer.places(text), spans, tokenizer.stops)
 
 
 def of_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
@@ -62,7 +62,7 @@ def of_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
         for one, line, end in zip(messages, lines, ends, strict=True)
         if one["role"] == "assistant"
     ]
-    return _within(*tokenizer.places("".join(lines)), spans, ())
+    return _within(tokenizer.places("".join(lines)), spans, ())
 
 
 def _unmarked(marked: str, marks: str, text: str) -> list[tuple[int, int]]:
@@ -83,12 +83,12 @@ def _unmarked(marked: str, marks: str, text: str) -> list[tuple[int, int]]:
 
 
 def _within(
-    ids: Sequence[int],
-    places: Sequence[tuple[int, int]],
+    read: tuple[Sequence[int], Sequence[tuple[int, int]]],
     spans: Sequence[tuple[int, int]],
     stops: Sequence[int],
 ) -> list[bool]:
-    """Which tokens, at places of a text, are within spans; none behind the last of `stops` in one."""
+    """Which tokens (their ids, and places in a text) are within spans; none behind the last of `stops` in one."""
+    ids, places = read
     found = [False] * len(ids)
     for start, end in spans:
         touched = [i for i, (a, b) in enumerate(places) if a < end and b > start and b > a]
