@@ -1,4 +1,4 @@
-"""Arguments of public functions against their annotations: which one is of a wrong type, and what to give."""
+"""Checks arguments of public functions against their type annotations, with one-line errors."""
 
 import contextlib
 import dataclasses
@@ -18,15 +18,15 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _PLAIN = {bool, int, float, str, types.NoneType}
-_LONGEST = 60  # characters of a value that is quoted
+_LONGEST = 60  # most characters of a value in an error message
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorates a public function, or a dataclass: wrong arguments are an `FdgError` of one line.
 
     Raises:
-      FdgError: an argument that there is not, with the nearest that there is; one that is missing; or as
-        `check_arguments`.
+      FdgError: an unknown argument (the message names the closest known one), a missing argument, or a wrong
+        type as in `check_arguments`.
 
     >>> @checked
     ... def play(path: str, total_steps: int = 1) -> None: ...
@@ -51,7 +51,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
 
 def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As `checked` without a look at types, for what is called often: a call that binds costs nothing."""
+    """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -66,11 +66,11 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
 
 
 def explain_frozen(cls: type, word: str) -> None:
-    """Makes an assignment to a frozen dataclass an `FdgError` that says what to write; all else as it is.
+    """Makes assignment to a field of a frozen dataclass raise an `FdgError` that says what to write instead.
 
     Args:
-      cls: the dataclass; its own assignments are refused by the same rules.
-      word: for a value of it, in the message.
+      cls: the frozen dataclass, changed in place; what can be assigned stays the same.
+      word: what messages call an instance, such as "algorithm".
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -108,13 +108,13 @@ def explain_frozen(cls: type, word: str) -> None:
 
 
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
-    """Refuses a call of a class with arguments that its `__init__` does not have, or without those it needs.
+    """Checks that a class's `__init__` accepts these arguments: none unknown, no required one missing.
 
     Args:
       cls: the class.
-      args: by position, without `self`.
-      kwargs: by name.
-      what: an argument is called in messages.
+      args: positional arguments, without `self`.
+      kwargs: keyword arguments.
+      what: what messages call an argument.
 
     Raises:
       FdgError: names the class and the argument.
@@ -123,15 +123,15 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
 
 
 def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
-    """Refuses a function of a user's own that cannot be called with these arguments by position.
+    """Checks that a user-defined function can be called with these positional arguments.
 
     Args:
-      function: is going to be called.
-      names: of the arguments, for the message.
-      what: it is, such as `Mine.step`.
+      function: the user's function.
+      names: the names of the arguments.
+      what: what messages call the function, such as `Mine.step`.
 
     Raises:
-      FdgError: names what it takes, and how to write it.
+      FdgError: it cannot; names its parameters and the required ones.
 
     >>> check_takes(lambda action: None, ("key", "state", "action"), "Maze.step")
     Traceback (most recent call last):
@@ -149,15 +149,15 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
 
 
 def check_order(function: Callable, names: Sequence[str], what: str) -> None:
-    """Refuses a function of a user's own whose parameters say that it takes these arguments in another order.
+    """Checks that a user-defined function's parameter names are in the order in which they will be passed.
 
     Args:
-      function: is going to be called with them by position, perhaps with more behind.
-      names: of the arguments.
-      what: it is, such as `Mine.step`.
+      function: the user's function; it is called with these as its first positional arguments.
+      names: the names of the arguments, in order.
+      what: what messages call the function, such as `Mine.step`.
 
     Raises:
-      FdgError: names both orders.
+      FdgError: the order differs; names both orders.
 
     >>> check_order(lambda obs, key: None, ("key", "obs"), "it")
     Traceback (most recent call last):
@@ -182,7 +182,7 @@ def _takes(signature: inspect.Signature, names: Sequence[str], what: str, how: s
 
 
 def _plain(name: str) -> str:
-    """A parameter's name in our own words, so that its place can be compared.
+    """Normalises a parameter's name (synonyms, plural, underscores), so that positions can be compared.
 
     >>> _plain("keys"), _plain("_rng"), _plain("env_state"), _plain("params")
     ('key', 'key', 'state', 'parameter')
@@ -240,13 +240,13 @@ def _name(function: Callable) -> str:
 
 
 def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that are not what a function's annotations say.
+    """Checks arguments against a function's type annotations.
 
-    Numbers may be of NumPy or JAX; `True` is no number, not-a-number is none either. What is annotated with
-    protocols, type variables or `Any` is not looked at.
+    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Annotations that are
+    protocols, type variables or `Any` are not checked.
 
     Args:
-      function: whose annotations count.
+      function: the function that has the annotations.
       given: its arguments by name, or some of them.
 
     Raises:
@@ -269,17 +269,19 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
 
 
 def check_fields(instance: Any, *names: str) -> None:
-    """The same for fields of a dataclass: in its `__post_init__`."""
+    """`check_arguments` for fields of a dataclass; call it in `__post_init__`."""
     check_arguments(type(instance), {name: getattr(instance, name) for name in names})
 
 
 def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
-    """Refuses plain values of another type than whatever takes them says: by annotations, else by defaults.
+    """Checks the types of options against the annotations of what takes them, else against its defaults.
+
+    Only options of type bool, int, float or str are checked.
 
     Args:
-      where: how a message begins, such as `environment 'maze'`.
-      takes: a function or class, also of a library or a user's own; or defaults by name. Only truth values,
-        numbers and strings are looked at, and of a function's defaults truth values.
+      where: the start of error messages, such as `environment 'maze'`.
+      takes: a function or class, possibly a library's or a user's; or a mapping from names to defaults. A
+        function's defaults are used only where they are bool.
       given: options by name, or some of them.
 
     Raises:
@@ -325,7 +327,7 @@ def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
 
 
 def quoted(value: Any) -> str:
-    """A value in a few words of one line.
+    """The `repr` of a value on one line, with its middle elided if it is long.
 
     >>> quoted("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
@@ -336,7 +338,7 @@ def quoted(value: Any) -> str:
 
 
 def as_arguments(message: str) -> str:
-    """What is said of flags of the command line, as it is said of arguments.
+    """Rewrites a message about command-line flags as one about Python arguments.
 
     >>> as_arguments("--num-seeds 0: it must be at least 1")
     'num_seeds=0: it must be at least 1'
@@ -350,7 +352,7 @@ def as_arguments(message: str) -> str:
 
 
 def as_flags(message: str, names: Iterable[str]) -> str:
-    """What begins with an argument, as it is said of a flag of the command line, where it is one.
+    """Rewrites a message that begins with an argument as one about its command-line flag, if it has one.
 
     >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
     ('--max-steps 0: give an integer', 'rows=0: too few')
@@ -363,7 +365,7 @@ def as_flags(message: str, names: Iterable[str]) -> str:
 
 @functools.cache
 def _annotated(function: Callable) -> list[tuple[str, Any]]:
-    """Each argument's name (`**name` for all that are left) with its annotation."""
+    """Each parameter's name (`**name` for variadic keywords) with its annotation."""
     hints = typing.get_type_hints(function)  # of a dataclass, its fields'
     parameters = inspect.signature(function).parameters.values()
     stars = {parameter.name: "**" for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD}

@@ -1,9 +1,9 @@
-"""`in_bfloat16`: a function whose products of matrices take bfloat16, and everything else float32.
+"""`in_bfloat16`: runs a function's matrix products with bfloat16 operands, and everything else in float32.
 
-The function is traced, and each product of float32 arrays in it becomes one whose operands are rounded to
-bfloat16 (8 bits of significand) and whose sums are float32: what tensor cores and matrix units do quickest.
-So are the two products of its gradient. All that stands between products, and all arrays that go in and come
-out, stay as they were; so the function knows nothing of it, and neither does what calls it.
+The function is traced. Each product of float32 arrays (`dot_general`, convolution) is replaced by one whose
+operands are rounded to bfloat16 (8 bits of significand) and which accumulates in float32; tensor cores and
+TPU matrix units are fastest at this. The two products of its gradient are replaced too. Other operations, and
+the function's inputs and outputs, keep their types, so neither the function nor its callers change.
 """
 
 import functools
@@ -25,16 +25,16 @@ _OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL)
 
 @checked
 def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with its products of float32 arrays in bfloat16, summed in float32.
+    """Makes a function's float32 matrix products take bfloat16 operands and accumulate in float32.
 
-    Products of other types stay as they are, and those that ask for a precision of their own
+    Products of other types are unchanged, and so are products with an explicit precision
     (`precision=jax.lax.Precision.HIGHEST`).
 
     Args:
-      function: pure, of arrays (pytrees) to arrays; keyword arguments are not arrays.
+      function: a pure function from pytrees of arrays to pytrees of arrays; keyword arguments are static.
 
     Returns:
-      The function, of the same shapes and dtypes. It composes with `jit`, `vmap` and `grad`, and not with
+      The function, with the same shapes and dtypes. It composes with `jit`, `vmap` and `grad`, but not with
       `jax.jvp`.
 
     >>> third = jax.numpy.full((1, 1), 1 / 3)
@@ -59,7 +59,7 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rounded(eqn: Any, inside: jaxprs.Inside) -> Any:
-    """An equation with its products in bfloat16."""
+    """Rewrites an equation so that its products take bfloat16 operands."""
     if eqn.primitive.name in _PRODUCTS:
         return jaxprs.as_one(_product(eqn), eqn.invars, eqn.outvars) if _is_to_be_rounded(eqn) else eqn
     now = inside(eqn)
@@ -69,13 +69,13 @@ def _rounded(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def _is_to_be_rounded(eqn: Any) -> bool:
-    config: Any = jax.config  # whose default stands in every product, as if that had asked for it
+    config: Any = jax.config  # if set, its default appears as every product's precision
     asked = eqn.params["precision"] is not None and config.jax_default_matmul_precision is None
     return not asked and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:
-    """A product of float32 arrays that are rounded first, and whose gradients are such products too."""
+    """A product that rounds its float32 operands to bfloat16, and whose gradients are such products too."""
     params = {**eqn.params, "preferred_element_type": jnp.dtype(jnp.float32)}
     bind = functools.partial(eqn.primitive.bind, **params)
     of_left, of_right = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
@@ -85,7 +85,7 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
         return bind(_half(left), _half(right))
 
     def forward(left: Any, right: Any) -> tuple[jax.Array, Any]:
-        # Each operand is kept for the other's gradient, where anyone asks for that one.
+        # An operand is a residual only if the other operand is differentiated.
         first, second = _half(left.value), _half(right.value)
         return bind(first, second), (
             first if right.perturbed else None,
@@ -95,7 +95,7 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
     def backward(kept: Sequence[jax.Array | None], slope: Any) -> tuple[jax.Array | None, jax.Array | None]:
         if isinstance(slope, SymbolicZero):
             return None, None
-        # To float32 exactly, so that rounding them again changes nothing.
+        # The conversion to float32 is exact, so rounding again changes nothing.
         left, right = (None if x is None else x.astype(jnp.float32) for x in kept)
         return (
             None if right is None else _transposed(lambda x: bind(x, right), of_left, slope),
@@ -107,8 +107,8 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
 
 
 def _half(x: jax.Array) -> jax.Array:
-    # XLA may leave out a pair of conversions, and does so in one program and not in another: with the
-    # rounding apart the numbers are those of bfloat16 in every one, and so under every policy.
+    # XLA may cancel a pair of conversions in one program and not in another. An explicit `reduce_precision`
+    # rounds in every program, so the numbers are the same under every distribution policy.
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
 
 
@@ -118,7 +118,7 @@ def _transposed(linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, s
 
 
 def _call(eqn: Any) -> Callable[..., list[jax.Array]]:
-    """What calls a function with a gradient of its own, with the products of both in bfloat16."""
+    """Rewrites a call with a custom gradient: products of the function and of the gradient use bfloat16."""
     inputs = [core.Var(v.aval) for v in eqn.invars]
     itself = core.jaxpr_as_fun(jaxprs.build(inputs, eqn.outvars, [eqn.replace(invars=inputs)]))
     (body,) = map(core.jaxpr_as_fun, jaxprs.closed_bodies(eqn))

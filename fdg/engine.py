@@ -1,4 +1,4 @@
-"""`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
+"""`compile` turns an algorithm and a distribution policy into an `Engine`, which runs it on devices."""
 
 import dataclasses
 import warnings
@@ -38,11 +38,11 @@ class Engine:
     """A compiled algorithm. `state = init(seed)`, then `state, metrics = run(state, iterations)`.
 
     Attributes:
-      plan: which fragment runs where, and what moves; `print` it. Where parameters are sharded, `compile`
-        (and the first `run`) enters the collectives.
+      plan: which fragment runs where, and what moves between devices; `print` it. With sharded parameters,
+        its collectives are filled in by `compile` (or the first `run`).
       programs: the XLA programs.
       devices: the devices given, idle ones included.
-      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: what to restore to.
+      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: the target for restoring.
     """
 
     step = Elsewhere("state, metrics = engine.run(state, iterations=1)")
@@ -74,18 +74,18 @@ class Engine:
             compiler_options=xla_options(devices[0].platform if whole else jax.default_backend()),
         )
         self._returned = Remembered()
-        self._iterations = 0  # that led to what was returned, as far as they were done here
+        self._iterations = 0  # of the returned state, counting those of this engine
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     @checked_names
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
 
-        With `num_seeds`, every leaf has a leading axis of that length; agent i starts from `seed + i`, or, of
-        an algorithm with `starts(seed, num_seeds)`, from row i of what that returns, in place of a key.
+        With `num_seeds`, every leaf has a leading axis of that length, and agent i starts from seed
+        `seed + i`. If the algorithm has `starts(seed, num_seeds)`, row i of its result replaces the key.
 
         Raises:
-          FdgError: a seed that is no integer, such as a key.
+          FdgError: `seed` is not an integer (but a key, say).
         """
         whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         if not whole or abs(seed) >= 2**63:
@@ -100,12 +100,12 @@ class Engine:
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
         """Trains for a number of iterations, and waits for their metrics.
 
-        The first call compiles; no later one does, whatever its number of iterations. Who has something to do
-        meanwhile, such as writing down the last metrics, calls `start`.
+        Only the first call compiles, for any number of iterations. To do other work meanwhile, such as
+        logging the last metrics, call `start` instead.
 
         Args:
-          state: from `init` or an earlier `run`, or any of the same structure: what lies elsewhere is laid
-            out, and an array that is there twice is copied. Donated: its arrays cannot be used afterwards.
+          state: from `init` or an earlier `run`, or any of the same structure: arrays with another sharding
+            are resharded, and aliased arrays are copied. Donated: its arrays cannot be used afterwards.
           iterations: at least 1.
 
         Returns:
@@ -125,11 +125,11 @@ class Engine:
                 raise
 
     def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
-        """`run` without waiting: the devices go on while the caller does something else.
+        """`run` without waiting for results: dispatches asynchronously and returns.
 
-        Where all fragments share their devices the host only hands over one program. Otherwise it starts the
-        plan's programs in turn, and is done with that a few iterations before the devices are. The new state
-        can be handed to the next `start` at once; whoever looks at its numbers waits for them.
+        If all fragments share their devices, the host dispatches a single program. Otherwise it dispatches
+        the plan's programs one by one, and returns a few iterations before the devices are done. The new
+        state can be passed to the next `start` at once; reading its values blocks.
 
         Args:
           state: as for `run`.
@@ -146,7 +146,7 @@ class Engine:
         self._count(iterations)
         result: tuple[Any, PendingMetrics] | None = None
         try:
-            # Between the donation and the return there is no state that the caller could still have.
+            # Hold Ctrl-C: between donation and return, the caller has no usable state.
             with Held() as held:
                 leaves, metrics = self._execution.start(placed, iterations, held.caught)
                 leaves = typed_like(self._shapes, leaves)
@@ -159,16 +159,16 @@ class Engine:
         return result
 
     def interrupted(self) -> tuple[Any, dict[str, jax.Array]]:
-        """What the last `run` or `start` had computed when Ctrl-C kept it from returning.
+        """The results of the last `run` or `start` if Ctrl-C interrupted it.
 
-        One program does all of its iterations first; programs that the host steps end with the iteration
-        that they were at, so there may be fewer rows of metrics than were asked for.
+        A single program finishes all of its iterations. Programs that the host steps stop after the current
+        iteration, so there may be fewer rows of metrics than requested.
 
         Returns:
-          The state to go on from, and metrics, as `run` returns them. Waits for them.
+          The state to continue from, and metrics, as `run` returns them. Waits for them.
 
         Raises:
-          FdgError: the last call was not interrupted, or before it gave up its state.
+          FdgError: the last call was not interrupted, or was interrupted before it donated its state.
         """
         if self._interrupted is None:
             raise FdgError(
@@ -179,10 +179,10 @@ class Engine:
             return state, pending.result()
 
     def compile(self, iterations: int | None = None) -> None:
-        """Compiles all that `run` needs ahead of its first call.
+        """Compiles all programs of `run` ahead of time.
 
         Args:
-          iterations: makes no difference, since all numbers are one executable; checked if given.
+          iterations: only validated: one executable serves any number.
 
         Raises:
           FdgError: `iterations` is no integer of at least 1.
@@ -204,9 +204,9 @@ class Engine:
             traced.lower().compile()
 
     def _read_collectives(self) -> None:
-        """Enters into the plan what could not be predicted: the collectives of groups that shard parameters.
+        """Adds collectives that cannot be predicted to the plan: those of groups with sharded parameters.
 
-        From the programs of this process; what others alone compile stays unknown here.
+        Reads them from the programs that this process compiled; those of other processes stay unknown.
         """
         if not self.plan.unpredicted:
             return
@@ -245,17 +245,17 @@ class Engine:
         )
 
     def is_in_order(self) -> bool:
-        """Whether each device waits for others in one place at a time; compiles.
+        """Whether each device waits in at most one collective at a time. Compiles.
 
-        Of several programs, each with its devices, nothing is said: False.
+        False for several programs, whose collectives are not compared.
         """
         self.compile()
         return len(self.programs) == 1 and has_ordered_collectives(self.programs[0].hlo())
 
     def memory(self) -> dict[str, int]:
-        """Bytes that XLA sets aside on a device of each group, for the program that needs most; compiles.
+        """XLA's peak bytes on a device of each group, over the group's programs. Compiles.
 
-        Of groups with devices of this process. `Plan.memory` is an estimate of it, without compiling.
+        Covers groups with devices of this process. `Plan.memory` estimates it without compiling.
         """
         self.compile()
         groups = {planned.name: planned.group for planned in self.plan.programs}
@@ -273,10 +273,10 @@ class Engine:
     def busy_seconds(self, waits: bool = True) -> dict[str, float]:
         """How long each group's devices have run programs. Empty for one group.
 
-        Of many short iterations only some are timed, and stand for the others (`running.timeline`).
+        Many short iterations are sampled, and the total is extrapolated (`running.timeline`).
 
         Args:
-          waits: for the programs that run; else those count that have ended.
+          waits: whether to wait for running programs; otherwise only finished ones count.
         """
         timeline = self._execution.timeline
         if timeline is None:
@@ -327,7 +327,7 @@ class Engine:
         groups = [call.group for call, _ in calls if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
             return init(key)
-        # An environment lives where it is stepped: no other process has a use for instances of its own.
+        # Host environments are created only in the process that steps them.
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
         return made_by(device.process_index, lambda: init(key), self._shapes)
@@ -365,7 +365,7 @@ class Engine:
                 raise self._refusal(state)
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
-        # Leaves that came from here are apart, and need not be waited for to see that.
+        # Leaves that this engine returned have no aliases: no need to wait for them to check.
         if self._returned.are(placed):
             return placed
         self._iterations = 0
@@ -381,7 +381,7 @@ class Engine:
         )
 
     def _count(self, iterations: int) -> None:
-        """Warns, once, of iterations in which the algorithm says that nothing is learned any more."""
+        """Warns once when training passes `algorithm.learns_until`, after which the step size is zero."""
         last = getattr(self.algorithm, "learns_until", None)
         before, self._iterations = self._iterations, self._iterations + iterations
         if last is not None and before <= last < self._iterations:
@@ -397,7 +397,7 @@ class Engine:
 
 
 def _last_words(line: str, status: int) -> None:
-    """Of a function on the host that ends its process: the other processes end with it."""
+    """When a host function ends this process: ends the other processes of the run too."""
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 

@@ -21,7 +21,7 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def shortened(message: str) -> str:
-    """A message without the middle of what is very long: whatever was given in full; the fix comes last.
+    """Elides the middle of long values and of a long message; keeps the end, where the fix is.
 
     >>> len(shortened("x" * 5000))
     1005
@@ -53,7 +53,7 @@ def _values(message: str) -> list[tuple[int, int]]:
 
 
 def printable(message: str) -> str:
-    """A message with escapes for what does not print: a word of a file may break lines, or move the cursor.
+    """Escapes unprintable characters: text from a file may contain newlines or terminal control sequences.
 
     >>> print(printable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
     algo = \\n:main\\x1b[2J
@@ -77,7 +77,7 @@ class NoAttributeError(FdgError, AttributeError):
 
 
 class NotIterableError(FdgError, TypeError):
-    """A value that is taken apart, and is one."""
+    """A value that is iterated or unpacked, but is a single value."""
 
 
 class FrozenError(FdgError, dataclasses.FrozenInstanceError):
@@ -141,7 +141,7 @@ def host_error(error: BaseException) -> HostError | None:
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Within, what JAX says of a function on the host that failed is raised as its own one line.
+    """Context manager: raises a failed host callback's `HostError` in place of JAX's long error.
 
     >>> with host_errors():
     ...     raise RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: the judge is asleep")
@@ -254,7 +254,7 @@ def unknown_name(
 
 
 def module_of_file(name: str) -> str | None:
-    """The module of a file that was named in its place; None of a name that is none.
+    """The module name for a Python file's path; None if the name is not a `.py` file.
 
     >>> module_of_file("./mine/mazes.py"), module_of_file("mazes")
     ('mine.mazes', None)

@@ -1,4 +1,4 @@
-"""Annotations: whether a value is of one, what it is called, and its values from words, from and to JSON."""
+"""Type annotations: checks values against them, describes them, and converts to and from text and JSON."""
 
 import dataclasses
 import math
@@ -21,15 +21,15 @@ Leaf = Callable[[Any, Any], bool | None]  # of a value and an annotation; None w
 
 
 def fits(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
-    """Whether a value is what an annotation says.
+    """Whether a value matches a type annotation.
 
-    Numbers may be of NumPy or JAX; `True` is no number, not-a-number is none either. Of protocols, type
-    variables and `Any`, everything is.
+    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
+    protocol, a type variable or `Any`.
 
     Args:
-      value: any.
+      value: any value.
       kind: the annotation.
-      leaf: asked first, of the annotation and of those in it.
+      leaf: called first, for the annotation and those nested in it; None means undecided.
 
     >>> fits(3, int | None), fits((3, 4.5), tuple[int, ...]), fits("stop", Literal["stop", "warn"])
     (True, False, True)
@@ -112,7 +112,7 @@ def reader(kind: Any) -> Callable[[str], Any]:
 
 
 def meant(word: str) -> float | None:
-    """The number that a word has, with thousands apart, a suffix or a unit; None if it has none.
+    """Parses a number with thousands separators, a suffix or a unit; None if it is not one.
 
     >>> meant("500k"), meant("1,000,000"), meant("64 GB"), meant("10%"), meant("30s"), meant("400 Gbit/s")
     (500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0)
@@ -266,7 +266,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """What `to_json` made one of.
+    """The inverse of `to_json`, for a value of an annotation.
 
     Raises:
       ValueError: a value that is not of the annotation; says what was expected.
@@ -309,7 +309,7 @@ def mentions(kind: Any, plain: type) -> bool:
 
 
 def is_writable(kind: Any) -> bool:
-    """Whether a word can say a value of an annotation."""
+    """Whether values of an annotation can be written as one word on a command line."""
     try:
         reader(kind)
     except TypeError:

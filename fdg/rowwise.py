@@ -1,9 +1,8 @@
-"""`rowwise`: a function whose rows do not depend on each other, which a device may call for its own alone.
+"""`rowwise`: declares that a function's rows are independent, so that each device calls it on its own rows.
 
-What an operation does with a batch is known by rules (`fdg.batch`), which guess nothing. A loop that ends
-when its last row has, or a queue of rows, mixes them in ways that no rule can see through, though each row's
-numbers are its own. A function that says so is traced again for the rows of one device, and runs there to its
-own end.
+Batch propagation (`fdg.batch`) has a rule for each operation. No rule can prove rows independent through a
+while loop that runs until the last row is done, or a queue of rows. A function declared `rowwise` is traced
+again for the rows of one device; its loops then end independently on each device.
 """
 
 import functools
@@ -21,7 +20,7 @@ from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
 Splits = tuple[tuple[Axes, Axes], ...]
-"""Ways to split: the axis of each operand (None: whole) and of each result. `vmap` adds one."""
+"""Alternative splits: the axis of each operand (None: replicated) and of each result. `vmap` adds one."""
 
 rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True
@@ -71,22 +70,22 @@ mlir.register_lowering(rowwise_p, mlir.lower_fun(_run, multiple_results=True))
 
 @checked
 def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """A function whose rows are independent, so that each device may call it for its own.
+    """Declares that a function's rows are independent, so that each device may call it on its own rows.
 
-    Its result for a row must depend on that row of its arguments only, whatever other rows there are and how
-    many; nothing checks it but the guarantee's own tests. It is called with whole arrays, and on several
-    devices also with each one's part of them. It may use nothing that is traced but its arguments.
+    The result for a row must depend only on that row of the arguments, not on the other rows or their number.
+    This is not checked at run time. The function is traced for whole arrays and, on several devices, also for
+    each device's part of them. It must not close over traced values.
 
     Args:
-      function: of arrays (pytrees); takes any number of rows.
-      in_axes, out_axes: which axis of each argument and result the rows are, as in `jax.vmap`: pytree
-        prefixes, None for what all rows share; a result has rows.
+      function: takes pytrees of arrays, with any number of rows.
+      in_axes, out_axes: the row axis of each argument and result, as in `jax.vmap`: pytree prefixes; None for
+        arguments that all rows share. Each result has a row axis.
 
     Returns:
       The same function. It composes with `jit` and `vmap`.
 
     Raises:
-      GraphError: (a call) axes that do not fit, or an effect inside.
+      GraphError: (on a call) the axes do not match, or the function has a side effect.
 
     >>> def halve(x):  # until all are below 1
     ...     smaller = lambda x: jax.numpy.where(x < 1, x, x / 2)

@@ -87,7 +87,7 @@ def _within(
     spans: Sequence[tuple[int, int]],
     stops: Sequence[int],
 ) -> list[bool]:
-    """Which tokens (their ids, and places in a text) are within spans; none behind the last of `stops` in one."""
+    """Which tokens (ids, and places in a text) are within spans; none behind the last of `stops` in one."""
     ids, places = read
     found = [False] * len(ids)
     for start, end in spans:

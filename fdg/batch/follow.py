@@ -1,4 +1,4 @@
-"""Following the batch axis through a jaxpr: where it goes, and where devices have to talk.
+"""Propagates the batch axis through a jaxpr, and infers where devices need collectives.
 
 `jnp.tanh(x[:4] @ w), x.T @ y` with x [8, 4] and y [8, 2] split along axis 0, and w [4, 2] shared:
 
@@ -17,10 +17,10 @@ one of three things with an axis that is split over devices (its rule, in `rules
 - it depends on positions along the axis (a slice, a flip, a sort), or no rule is known for it: the
   operand is made whole on every device first, an *all-gather* of the operand.
 
-So what is exchanged, and how many bytes, is known without compiling (`exchanges`). The same flow is what
-`lowering.constraints` writes into the jaxpr, so that the partitioner finds nothing left to choose.
+So the collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` writes
+the same flow into the jaxpr as sharding constraints, so that XLA's partitioner has no choice left.
 
-Values that the batch shares (axis None) are the same on every device, so taking a part of one is free.
+Values without a batch axis (axis None) are replicated on every device, so slicing one needs no communication.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ _MOST_KNOWN = 10_000  # flows for one number of devices
 
 @functools.lru_cache(maxsize=32)
 def _follower(unit: int) -> "_Follower":
-    """The one of all numbers of devices that are alike: plans with many sizes of groups share it."""
+    """A cached follower, shared by all numbers of devices that divide the batches in the same way."""
     return _Follower(unit)
 
 
@@ -147,7 +147,7 @@ class _Follower:
         output_axes: tuple[Any, ...],
         split: Mapping[Any, int],
     ) -> tuple[Flow, dict[Any, AxisAndLevel]]:
-        """One pass over the equations; variables in `split` are shared, and made split all the same."""
+        """One forward pass over the equations; variables in `split` are replicated, but computed as split."""
         values: dict[Any, AxisAndLevel] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def value_of(atom: Any) -> AxisAndLevel:  # a literal, or a constant of the jaxpr, has no axis
@@ -243,7 +243,7 @@ class _Follower:
         return _with_bodies(eqn, operands, current, results, gathered, flows, trips)
 
     def _grow(self, bodies: tuple[jaxprs.Body, ...], current: list[AxisAndLevel], depth: int) -> None:
-        """Lets axes reach carried values, one more a round at least, until nothing changes."""
+        """Propagates axes to loop-carried values until a fixed point; each round adds at least one axis."""
         changed = True
         while changed:
             changed = False
@@ -269,7 +269,7 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """A loop over the batch itself has a row a trip: what it goes over is gathered first."""
+    """A scan over the batch axis takes one row in each trip, so its scanned operands are gathered first."""
     gathered = {
         operand
         for body in bodies
@@ -290,7 +290,7 @@ def _with_bodies(
     flows: Sequence[Flow],
     trips: int | None,
 ) -> EquationFlow:
-    """A carried value that a trip makes split is split from the start."""
+    """The flow of an equation with bodies; a carried value that a trip makes split is sliced at the start."""
     pairs = enumerate(zip(current, operands, strict=True))
     sliced = tuple((i, now[0]) for i, (now, before) in pairs if before[0] is None and now[0] is not None)
     return EquationFlow(

@@ -1,7 +1,7 @@
-"""What failures cost: how often to save, and which part of the time is work that is kept.
+"""The cost of failures: the best checkpoint interval, and goodput (the fraction of time that is useful work).
 
-A job on N devices fails at N times the rate of one. After a failure it loads the last checkpoint, and does
-again what it had done since. The best interval is known to first order (Young 1974, "A First Order
+A job on N devices fails at N times the rate of one. After a failure it loads the last checkpoint, and repeats
+the work since then. The best interval is known to first order (Young 1974, "A First Order
 Approximation to the Optimum Checkpoint Interval") and to higher order (Daly 2006, "A Higher Order Estimate
 of the Optimum Checkpoint Interval for Restart Dumps", equation 37); `simulate` draws failures, and needs
 neither.
@@ -70,7 +70,7 @@ def daly(job: Failing) -> float:
 
 
 def expected_goodput(job: Failing, interval: float) -> float:
-    """The part of the time that is work which is kept, where failures come at random (Daly, equation 13)."""
+    """Expected goodput if failures are a Poisson process (Daly, equation 13)."""
     if math.isinf(job.between):
         return interval / (interval + job.save) if not math.isinf(interval) else 1.0
     try:
@@ -85,10 +85,10 @@ def expected_goodput(job: Failing, interval: float) -> float:
 
 
 def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float:
-    """The part of the time that is kept, from failures that are drawn one by one.
+    """Goodput in a simulation with randomly drawn failures.
 
     Args:
-      job: that fails.
+      job: the job, with its rates.
       interval: seconds of work between checkpoints.
       work: seconds of work to be done in all.
       seed: of the failures.
@@ -122,7 +122,7 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
 def best_interval(
     job: Failing, intervals: Sequence[float], work: float, repeats: int = 8
 ) -> tuple[float, float]:
-    """The interval of some that simulations favour, and its goodput, the mean of some of them."""
+    """The interval with the highest mean simulated goodput, and that goodput."""
     found = {
         interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(repeats)]))
         for interval in intervals

@@ -10,16 +10,16 @@ from fdg.commands.cli import guarded
 from fdg.errors import FdgError, listed, one_line
 
 GROUP = "fdg.commands"
-_WIDTH = 60  # of what a package says of itself
+_WIDTH = 60  # most characters of a package's summary in the help
 
-Commands = Mapping[str, Sequence[EntryPoint]]  # by name; more than one where packages disagree
+Commands = Mapping[str, Sequence[EntryPoint]]  # by name; several where packages register the same name
 
 
 _OURS = {"codesign": "searches networks and an accelerator that meet specs."}
 
 
 def commands() -> Commands:
-    """Every command that installed packages register, from their metadata: nothing is imported."""
+    """The commands that installed packages register, read from metadata without importing the packages."""
     found: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         found.setdefault(point.name, []).append(point)
@@ -27,7 +27,7 @@ def commands() -> Commands:
 
 
 def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
-    """A line for each: its package and what that says of itself, or why it cannot be used."""
+    """One help line for each command: its package and the package's summary, or why it cannot be used."""
     lines = []
     for name, points in found.items():
         owners = listed(map(_package, points), "and")
@@ -47,10 +47,10 @@ def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
 
 
 def run(name: str, points: Sequence[EntryPoint], words: Sequence[str]) -> int:
-    """Imports the command of one package and calls it with the words after its name; gives its exit status.
+    """Imports a package's command, calls it with the words after its name, and returns its exit status.
 
-    What it cannot do is one line on standard error, as for every command: a command that cannot be imported
-    or called, an `FdgError` that it raises. None as its result is exit status 0.
+    Errors are printed as one line on standard error, as for every command: failure to import or call it, and
+    any `FdgError` that it raises. A result of None means exit status 0.
     """
 
     def call(words: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def run(name: str, points: Sequence[EntryPoint], words: Sequence[str]) -> int:
             function = point.load()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # also a module that ends the program when it is imported
+        except BaseException as error:  # includes SystemExit, from a module that exits on import
             fix = "install what it needs, or uninstall the package"
             raise FdgError(f"{what}: importing {point.value} fails ({one_line(error)}): {fix}") from error
         if not callable(function):

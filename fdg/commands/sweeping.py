@@ -1,4 +1,4 @@
-"""`--sweep`, `--search` and `--member`: from their words to values."""
+"""Parses the values of `--sweep`, `--search` and `--member`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from fdg.kinds import is_tuple, reader
 
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
-    """What was given to `--sweep`, as `config.json` has it: full names, ranges as their values.
+    """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values.
 
     Args:
-      text: its words, a space between them.
-      given: all flags that were given.
+      text: the words of the flag, separated by spaces.
+      given: all flags on the command line.
 
     Raises:
-      FdgError: it is no sweep, or one of its hyperparameters has a flag too.
+      FdgError: it does not parse, or one of its hyperparameters is also set by its own flag.
     """
     from fdg.training.grid import grid_text, parse_grid
 
@@ -31,10 +31,10 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
 
 
 def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
-    """What was given to `--search`, as `config.json` has it.
+    """Normalises the value of `--search` as `config.json` stores it.
 
     Raises:
-      FdgError: it is no space of these hyperparameters, or one has a flag too.
+      FdgError: it is not a valid search space, or one of its hyperparameters is also set by its own flag.
     """
     from fdg.training.space import space_text
 
@@ -46,10 +46,10 @@ def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -
 
 
 def space_of(text: str, flags: Sequence[Flag]) -> Any:
-    """The space that `--search` names, its values read as the flags of an algorithm read theirs.
+    """Parses the value of `--search` to a search space; values are parsed as those of hyperparameter flags.
 
     Raises:
-      FdgError: it is none.
+      FdgError: it is not a valid search space.
     """
     from fdg.training.space import parse_space
 
@@ -66,17 +66,17 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
 
 
 def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], said: Any) -> None:
-    """Refuses a search that cannot be.
+    """Checks a hyperparameter search before it starts.
 
     Args:
-      algorithm: whose hyperparameters are searched.
-      run: `optuna`, the number of trials, and `search`, the space.
-      flags: of its hyperparameters.
-      said: who says so, a `Said`.
+      algorithm: the algorithm whose hyperparameters are searched.
+      run: has `optuna`, the number of trials, and `search`, the space as text.
+      flags: the flags of its hyperparameters.
+      said: the source of the settings (command line or file), a `Said`.
 
     Raises:
-      FdgError: trials without values to choose from, or the other way round; of what cannot be searched; of
-        networks that only a file names.
+      FdgError: only one of `--optuna` and `--search` is given; a hyperparameter cannot be searched; or a
+        network is named only by a file.
     """
     trials, text = run["optuna"], run["search"]
     if (trials is None) != (text is None):
@@ -96,10 +96,10 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
 
 
 def search_of(job: Any) -> Any:
-    """The space of a job that is a search.
+    """The search space of a job that is a hyperparameter search.
 
     Raises:
-      FdgError: its configuration is damaged.
+      FdgError: its stored configuration does not parse.
     """
     from fdg.commands.flags import fields_of
     from fdg.training.sweep import Sweep
@@ -109,10 +109,10 @@ def search_of(job: Any) -> Any:
 
 
 def member_of(run: Any, text: str) -> Any:
-    """The agents of a sweep that `--member` names: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`.
+    """Selects agents of a sweep by the value of `--member`: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`.
 
     Raises:
-      FdgError: there are none, or the run is no sweep.
+      FdgError: no agent matches, or the run is not a sweep.
     """
     if text == "best":
         return run.best

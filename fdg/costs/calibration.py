@@ -1,10 +1,12 @@
-"""Measuring this machine, in three minutes: microbenchmarks, one for each figure of `hardware.RATES`; then
-jobs, to which what is no rate is fitted (`fdg/training/reference_jobs.py`, `fitting`).
+"""Calibrates the cost model on this machine, in three minutes.
 
-Every operation runs many times in one program (`profiling.repeating`), and what the cost model would count
-of it (`profiling.work`) is divided by what it took: so a rate means the same where it is measured and where
-it is used. On a CPU all cores work at once, each on a copy of its own, for that is what host devices do;
-how much quicker one device is that has all cores is measured beside it.
+One microbenchmark measures each figure of `hardware.RATES`. Then jobs are timed, to which the parameters that
+are not rates are fitted (`fdg/training/reference_jobs.py`, `fitting`).
+
+Every operation runs many times in one program (`profiling.repeating`). A rate is the work that the cost model
+counts for it (`profiling.work`) divided by its time, so measurement and prediction use the same definition.
+On a CPU all cores run at once, each on its own copy, as host devices do; the speedup of a single device that
+has all cores is measured too.
 """
 
 import dataclasses
@@ -37,13 +39,13 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """What some function took.
+    """Timings of a function.
 
     Attributes:
-      work: that the model counts of it.
-      alone: seconds of a call with the machine to itself.
-      crowded: seconds of a call while all cores have one of their own.
-      spread: of the rounds: how far the median lies above the best.
+      work: the work that the cost model counts for it.
+      alone: seconds of a call while nothing else runs.
+      crowded: seconds of a call while each core runs one.
+      spread: relative distance of the rounds' median from their minimum.
     """
 
     work: Work
@@ -60,8 +62,8 @@ def calibrate(
     """Measures devices of one kind, of this process.
 
     Args:
-      devices: at least one; with two or more, what they exchange is measured too.
-      say: told what is being done.
+      devices: at least one; with two or more, links between them are measured too.
+      say: called with a line of progress.
       time_jobs: times some jobs, as `Calibration.jobs` has them; rates are measured before and after it.
 
     Raises:
@@ -89,7 +91,7 @@ def calibrate(
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "what the allocator says")
     jobs = time_jobs()
-    with jax.default_device(first):  # once more, for what was the rate of a cache that others used meanwhile
+    with jax.default_device(first):  # again: other processes may have used the cache the first time
         figures = better(figures, _device_figures(lanes, say))
     return Calibration(
         fingerprint(first.device_kind),
@@ -104,7 +106,7 @@ def calibrate(
 
 
 def better(first: Mapping[str, Figure], second: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Of two measurements of everything the better one, with the larger spread; what only one has, too."""
+    """Merges two sets of measurements: the better value of each figure, with the larger spread."""
     found = {**second, **first}
     for name in first.keys() & second.keys():
         one, other = first[name].value, second[name].value
@@ -158,7 +160,7 @@ def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
 
 
 def _operations() -> dict[str, tuple[Callable, list[Any]]]:
-    """Functions by the rate that they show, each with its arguments."""
+    """The benchmarked functions and their arguments, by the rate that they measure."""
     small, large = _SMALL // 4, _LARGE // 8
     x, big = jnp.ones((small,), jnp.float32), jnp.ones((large,), jnp.float32)
     rows = jnp.ones((4096, 16), jnp.float32)
@@ -192,12 +194,12 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
 
 
 def _sized(size: int) -> str:
-    """What the addition is called that reads and writes so many bytes."""
+    """The name of the benchmark of an addition that reads and writes `size` bytes."""
     return f"{size} bytes"
 
 
 def _link_of_chain(x: jax.Array) -> jax.Array:
-    """Two operations that are not joined with the next link's: a sum, and one that needs all of it."""
+    """Two operations that XLA cannot fuse with the next link's: a sum, and an operation on its result."""
     return x * 0.5 + x.sum()
 
 
@@ -206,7 +208,7 @@ def _on_host(x: jax.Array) -> list[jax.Array]:
 
 
 def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> dict[str, Timed]:
-    """Each function, many times in one program; rounds of all of them in turns."""
+    """Times each function, repeated within one program; each round runs all functions."""
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
     alone = _rounds(programs, 1)
@@ -222,7 +224,7 @@ def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> d
 
 
 def _rounds(programs: Mapping[str, Repeated], lanes: int) -> dict[str, list[float]]:
-    """Seconds of a call in each round, with so many copies at once."""
+    """Seconds of a call in each round, with `lanes` concurrent copies."""
     found: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(ROUNDS):
         for name, one in programs.items():
@@ -252,7 +254,7 @@ _SHAPES = [
 
 
 def _product_figures(lanes: int) -> dict[str, Figure]:
-    """The start, the rate and the bytes of products, fitted to some shapes with equal relative errors."""
+    """Start-up time, FLOP rate and byte rate of matrix products: a fit of relative errors over shapes."""
     functions = {str(shape): _product(shape) for shape in _SHAPES}
     timed = _timed(functions, lanes)
     rows, taken = [], []
@@ -288,7 +290,7 @@ def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
 
 
 def _host_figures() -> dict[str, Figure]:
-    """Seconds to start a program, and more for each array that it takes or gives."""
+    """Seconds to dispatch a program, and additional seconds for each argument and result."""
     few, many = _starting(2), _starting(64)
     an_array = max(0.0, (min(many) - min(few)) / (2 * 62))
     start = max(1e-7, min(few) - 4 * an_array)
@@ -313,7 +315,7 @@ def _starting(arrays: int) -> list[float]:
 
 
 def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
-    """Seconds of the host to start a transfer, but for its arrays (`overheads.OVERHEADS` has those)."""
+    """Host seconds to start a transfer, without its cost per array (see `overheads.OVERHEADS`)."""
     if len(devices) < 2:
         return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "taken: there is one device only")}
     one, many = _moving(devices, 1), _moving(devices, 16)

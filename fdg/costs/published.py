@@ -1,9 +1,9 @@
-"""Published figures of devices and links, for what is not here to be measured. Each says its source.
+"""Published figures of devices and links, for hardware that cannot be measured here. Each has its source.
 
-What a data sheet says is a peak that no program reaches. `REACHED` of it is taken for products, and for
-memory: the fractions that large products and copies are usually seen to reach; the spread of every figure
-here says so. Sheets are quoted by name: the TPUs' pages and the H100's NVLink were looked up in 2026,
-the others were not checked again. A calibration (`fdg.costs.calibration`) replaces all.
+Data sheets give peaks, which no program reaches. The figures here are the peak times `REACHED`: the fraction
+that large matrix products and copies usually reach. Their spread is accordingly large. Sources are named: the
+TPUs' pages and the H100's NVLink were looked up in 2026, the others were not checked again. A calibration
+(`fdg.costs.calibration`) replaces these figures.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _SPREAD = 0.3
 def _kind(
     name: str, platform: str, source: str, memory: float, memory_bytes: float, **products: float
 ) -> DeviceKind:
-    """Of TFLOP/s of products by type, and TB/s and GB of memory, as published."""
+    """A device kind, from published peaks: TFLOP/s by dtype (`products`), TB/s and GB of memory."""
     figures = {
         f"product/{dtype}": Figure(REACHED["product"] * tera * 1e12, _SPREAD, source)
         for dtype, tera in products.items()
@@ -85,7 +85,7 @@ def _link(
     call: float = 0.0,
     reached: float = REACHED["bandwidth"],
 ) -> Link:
-    """Of GB/s one way, and microseconds."""
+    """A link, from its published bandwidth (GB/s one way), and latency and call overhead (us)."""
     return Link(
         name,
         Figure(latency * 1e-6, 0.5, source),

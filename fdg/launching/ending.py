@@ -1,4 +1,4 @@
-"""How the processes of a run ended, and what can be said of it; for every engine that starts them."""
+"""Exit statuses of a run's processes, and which process caused a failure; used by every launcher."""
 
 import dataclasses
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 STOP_SECONDS = 20.0  # within which the others end by themselves after the message that one has failed
 LOST_SECONDS = 5.0  # the same, when one was killed or stopped: they can only notice
 
-REFUSED = 2  # exit status of a request that cannot be met, however often it is made
+REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
 
 
@@ -27,7 +27,7 @@ class Process:
     how: str = ""
 
     def reason(self) -> str:
-        """What became of it, in words; empty where it spoke for itself."""
+        """Why it ended, in words; empty if the process printed its own error."""
         if self.status is None:
             return f"{self.who} is gone: {self.how}"
         if self.status < 0:
@@ -56,10 +56,10 @@ class Ending:
 
 
 def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
-    """The end of all, from that of each, in the order in which they ended.
+    """Combines the endings of all processes, given in the order in which they ended.
 
-    One that is gone or was killed is the cause, whichever was noticed first: the others end because of it.
-    They may abort (SIGABRT), when what they wait for does not come.
+    A process that was killed or has vanished is the cause, even if another end was noticed first: the others
+    end because of it. They may abort (SIGABRT) when a collective times out.
 
     >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
     Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)

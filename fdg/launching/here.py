@@ -1,4 +1,4 @@
-"""The processes of a run on this machine."""
+"""Starts the processes of a run on this machine, and waits for them."""
 
 import contextlib
 import os
@@ -19,22 +19,23 @@ from fdg.processes import lines, ports
 
 
 class Here:
-    """An engine that starts processes on this machine.
+    """A launcher that starts `fdg.train` processes on this machine.
 
     Args:
-      count: how many.
+      count: the number of processes.
     """
 
     def __init__(self, count: int):
         self.count = count
 
     def reserve(self, first: bool) -> int:
-        """How many processes the next `run` will have."""
+        """The number of processes of the next `run`."""
         return self.count
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` in each, and waits for their end."""
-        # Only who was started here can join: in the environment, for anybody can read a command line.
+        """Starts `fdg.train` in each process, and waits until all have ended."""
+        # The key lets only these processes join. Other users can read a command line, so it goes into the
+        # environment.
         own = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
@@ -44,7 +45,7 @@ class Here:
 
         def forward(number: int, _: Any) -> None:
             asked.set()
-            if number != signal.SIGINT:  # which a terminal sends to all of them
+            if number != signal.SIGINT:  # a terminal sends SIGINT to all of them itself
                 for process in processes:
                     process.send_signal(number)
 
@@ -53,7 +54,7 @@ class Here:
         try:
             for i in range(self.count):
                 mine = triple(address, self.count, i)
-                # On a machine with GPUs, process i has the i-th; a CPU's devices do not heed this.
+                # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
                 environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **own, **os.environ}
                 process = _start([*words, *mine], environment, quiet=i > 0)
                 processes.append(process)
@@ -67,23 +68,23 @@ class Here:
             for process in processes:
                 process.kill()
             for process in processes:
-                process.wait()  # who starts next needs the run directory, which they lock
+                process.wait()  # they lock the run directory, which a restart needs
                 if process.stdin is not None:
                     process.stdin.close()
             for reader in readers:
                 reader.join(1)
-            if processes and processes[0].returncode != REFUSED:  # it has said what is wrong for all of them
+            if processes and processes[0].returncode != REFUSED:  # process 0 has printed it
                 print(*errors, sep="", end="", file=sys.stderr, flush=True)
             for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
                 signal.signal(number, handler)
             ctrl_c.be_patient(0)
 
     def close(self) -> None:
-        """Nothing is left to let go of."""
+        """Does nothing: there are no resources to release."""
 
 
 def triple(address: str, count: int, index: int) -> list[str]:
-    """The flags by which a process finds the others."""
+    """The flags with which a process joins the run."""
     return ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(index)]
 
 
@@ -98,7 +99,7 @@ def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) ->
 
 
 def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> None:
-    """Hands on what a process says on standard error; its errors are kept for the end."""
+    """Forwards a process's standard error; lines that begin with `error: ` are kept for the end."""
     assert process.stderr is not None
     with process.stderr as said:
         for line in said:
@@ -107,18 +108,19 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
                 continue
             with contextlib.suppress(
                 OSError
-            ):  # whose reader has gone: the process must not wait for this one
+            ):  # standard error is closed: keep reading, so that the process does not block
                 print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
-    """How each ended, in that order; those that do not end within the time are killed, and not blamed.
+    """Waits for the processes; returns how each ended, in the order of their ends.
 
-    One that is stopped (SIGSTOP) for as long as a process may be silent counts as lost, and so does one that
-    is stopped when another has failed: that one has waited for it.
+    After a failure the others have some seconds to end; those that do not are left out (`run` kills them).
+    A process that is stopped (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if another one has
+    failed, which was waiting for it.
     """
     ended: dict[int, Process] = {}
-    stopped: dict[int, float] = {}  # how long already, while this process was awake
+    stopped: dict[int, float] = {}  # seconds, without those when this process was suspended
     deadline, before = float("inf"), time.monotonic()
 
     def lose(i: int) -> None:

@@ -1,19 +1,19 @@
-"""A program in which devices meet in one order: what they exchange after a loop waits until the loop is done.
+"""Orders collectives: a collective that follows a loop in the program waits until the loop is done.
 
-XLA's CPU backend starts whatever has its operands, and goes on with other operations while a loop runs. A sum
-for a metric then meets the other devices in the midst of the training loop beside it:
+XLA's CPU backend starts an operation as soon as its operands are ready, also while a loop runs. So the
+all-reduce of a metric may run concurrently with collectives of the training loop:
 
     parameters = loop over minibatches: ... sum of gradients ...
     error = sum over the batch (x)            # needs nothing of the loop
 
-A device that waits in both places holds two threads, so that each device would need two, and more threads
-than cores slow all of them down (docs/decisions/069-a-thread-a-host-device.md). Here what comes later is
-given a need for what comes before:
+A device that waits in two collectives blocks two threads. Each device would then need two threads, and more
+threads than cores slow all devices down (docs/decisions/069-a-thread-a-host-device.md). This pass adds a data
+dependency of the later collective on the earlier loop:
 
     error = sum over the batch (x, once `parameters` are there)
 
-The numbers are the same, bit for bit. Whether all is in order can only be seen in the compiled program:
-`running.order` looks.
+The numbers are the same, bit for bit. Whether all collectives are ordered can only be seen in the compiled
+program: `running.order` checks it.
 """
 
 import functools
@@ -35,20 +35,20 @@ from fdg.recall import Recall
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
-MOST_BYTES = 8 << 20  # of what is made for all trips of a loop, which a cache is to hold
-_ZERO_BITS = 7  # a number of bits, of at most 64, has none from here on
+MOST_BYTES = 8 << 20  # of values computed ahead for all trips of a loop; they should fit into a cache
+_ZERO_BITS = 7  # a count of set bits is at most 64, so shifting it right by 7 gives 0
 
 
 def in_order(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """The program with each exchange among devices behind the loops with exchanges that come before it.
+    """Makes each collective depend on the loops before it that contain collectives.
 
     Args:
       jaxpr: a traced program, in the global view.
-      axes: the batch axes of its first inputs; the others are shared.
-      devices: how many share the batch.
-      output_axes: what its outputs are brought to.
+      axes: the batch axes of its first inputs; the other inputs are replicated.
+      devices: the number of devices that the batch is split over.
+      output_axes: the batch axes that its outputs are resharded to.
     """
     flow = follow(jaxpr, axes, devices, output_axes)
     return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _meets_inside(flow) else jaxpr
@@ -57,10 +57,10 @@ def in_order(
 def meet_ahead(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """The program with sums over the batch taken out of loops that do not change them, for all trips in one.
+    """Hoists batch reductions that are loop-invariant out of loops: one collective for all trips.
 
-    Such as mean and deviation of each minibatch's advantages: devices meet for them once, not in each trip.
-    Arguments are those of `in_order`.
+    For instance, the mean and deviation of each minibatch's advantages need one collective, not one in each
+    trip. Takes the arguments of `in_order`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)  # one flow serves many numbers of devices
     return _AHEAD(flow, None, lambda: _meet_ahead(jaxpr, flow))
@@ -72,7 +72,7 @@ _AHEAD: Recall[ClosedJaxpr] = Recall(most=256)
 def _meet_ahead(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
-    # Other exchanges, such as of samples that all devices shuffle, would be made twice.
+    # Hoisting other collectives, such as those that shuffle samples, would run them twice.
     others = {id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)}
     taker = Taker(
         "sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True, stays=lambda eqn: id(eqn) in others
@@ -96,7 +96,7 @@ def _meets_inside(flow: Flow) -> bool:
 
 
 def _goes_on(step: EquationFlow) -> bool:
-    """Whether devices meet in a loop or a branch of it, beside which XLA goes on with what comes later."""
+    """Whether it has a loop or branch with collectives, during which XLA runs later operations."""
     return any(map(_meets_inside, step.bodies)) and (
         step.eqn.primitive.name in _LOOPS
         or any(_goes_on(inner) for body in step.bodies for inner in body.equations)
@@ -104,12 +104,12 @@ def _goes_on(step: EquationFlow) -> bool:
 
 
 class _Meeting:
-    """A step in which devices meet, and what cannot be there before it is done.
+    """An equation with a collective, and the variables that depend on it.
 
     Attributes:
-      goes_on: whether XLA goes on with what comes later while it runs.
-      signs: results that say that it is done, with the axis of their batch.
-      behind: all that needs one of its results.
+      goes_on: whether XLA runs later operations while it runs.
+      signs: results that others may wait for, each with its batch axis.
+      behind: all variables that depend on one of its results.
     """
 
     def __init__(self, step: EquationFlow, read: set[Any]):
@@ -122,9 +122,10 @@ class _Meeting:
 
 
 def _signs(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """All results that could be one; of a loop one, which is not what it was before it, and no counter.
+    """Results of a step that others can wait for. Of a loop only one: one that changes in each trip.
 
-    None that nobody reads: XLA would make it for this alone.
+    Prefers floats, so as not to take the loop's counter. Skips unread results: XLA would compute them only
+    for this.
     """
     found = zip(step.eqn.outvars, step.results, strict=True)
     possible = [(v, axis) for v, axis in found if v in read and _can_wait(v)]
@@ -140,7 +141,7 @@ def _signs(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
 
 
 def _replaced(step: EquationFlow) -> dict[int, Any]:
-    """What a loop makes anew, by the position of the operand that it begins with; of a branch all results."""
+    """A loop's results that change, by the position of their initial operand; of a branch, all results."""
     body = jaxprs.bodies(step.eqn)[-1]
     if step.eqn.primitive.name == "cond":
         return {len(step.operands) + j: v for j, v in enumerate(step.eqn.outvars)}
@@ -149,11 +150,11 @@ def _replaced(step: EquationFlow) -> dict[int, Any]:
 
 
 def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
-    """The equations of a flow, in order."""
+    """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
     atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
     read = set(jaxprs.variables(atoms))
-    before: list[_Meeting] = []  # the last that goes on, and what came after it
+    before: list[_Meeting] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
         meeting = _Meeting(step, read) if _meets(step) else None
@@ -172,11 +173,11 @@ def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
 def _awaiting(
     step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_Meeting], equations: list[Any]
 ) -> list[Any]:
-    """The operands of a step, none of which is there before what is awaited; appends what that takes."""
+    """A step's operands, made to depend on the awaited steps; appends the equations for that."""
     operands = list(operands)
     split = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
     possible = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
-    if step.eqn.primitive.name in _LOOPS:  # which starts with the last of its operands
+    if step.eqn.primitive.name in _LOOPS:  # a loop starts when its last operand is ready, so one is enough
         replaced = [i for i in possible if i in _replaced(step)] or possible
         late = [each for each in awaited if not each.reaches(operands)]
         waiting = dict.fromkeys(sorted(replaced, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], late)
@@ -199,7 +200,7 @@ def _can_wait(v: Any) -> bool:
 
 
 def _can_be_told(v: Any, axis: Axis, sign: Any, sign_axis: Axis) -> bool:
-    """Whether a device has enough of a sign for its part of a value."""
+    """Whether a value can depend on a sign locally: it is replicated, or split into as many rows."""
     if sign_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == sign.aval.shape[sign_axis]
@@ -207,14 +208,16 @@ def _can_be_told(v: Any, axis: Axis, sign: Any, sign_axis: Axis) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _once_there(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
-    """A jaxpr of one equation: `once_there`, by each device for its rows where signs are split."""
+    """A jaxpr of one equation that calls `once_there`; with `rowwise` if a sign is split over devices."""
     alone = all(axis is None for axis in axes[1:])
     waits = jax.jit(once_there) if alone else rowwise(once_there, in_axes=axes, out_axes=axes[0])
     return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
 
 
 def once_there(x: jax.Array, *signs: jax.Array) -> jax.Array:
-    """`x`, bit for bit, which XLA cannot know to need nothing of `signs`: arrays of any shape and dtype.
+    """Returns `x`, bit for bit, with a data dependency on `signs` that XLA cannot remove.
+
+    The signs may have any shape and dtype.
 
     >>> once_there(jnp.float32(2.5), jnp.ones(3)).item()
     2.5
@@ -224,7 +227,7 @@ def once_there(x: jax.Array, *signs: jax.Array) -> jax.Array:
 
 
 def _nothing(sign: jax.Array) -> jax.Array:
-    """Zero: how many bits are set in an element, divided by more than it has."""
+    """Zero, computed from a sign: the number of set bits of its first element, shifted right by 7."""
     one = lax.reshape(lax.slice(sign, [0] * sign.ndim, [1] * sign.ndim), ())
     if jnp.issubdtype(one.dtype, jnp.floating):
         one = lax.bitcast_convert_type(one, f"uint{8 * one.dtype.itemsize}")

@@ -1,7 +1,7 @@
-"""Several processes on `jax.distributed`: how a run gets from one process to many, and its arrays to one.
+"""Multi-process runs on `jax.distributed`: joining, JSON all-gather, and gathering arrays on process 0.
 
-Each process does the same; only process 0 (`is_first`) writes and prints. A program of one process may call
-all of this too. See `docs/decisions/011-processes.md`.
+All processes run the same program; only process 0 (`is_first`) writes and prints. With a single process all
+functions work too. See `docs/decisions/011-processes.md`.
 """
 
 import atexit
@@ -28,10 +28,10 @@ _peers: peers.Peers | None = None
 def initialize(
     coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Makes this process one of several, before JAX starts its backends; waits until all are there.
+    """Joins this process to a multi-process run, before JAX starts its backends; waits for all processes.
 
-    `jax.devices()` are then those of all processes. When one of them dies, the others end with an error that
-    names it.
+    `jax.devices()` then has the devices of all processes. When a process dies, the others end with an error
+    that names it.
 
     Args:
       coordinator_address: HOST:PORT of process 0; this and the others may be None on a cluster that JAX
@@ -85,10 +85,10 @@ def initialize(
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Refuses what cannot be meant by its flags' values.
+    """Checks the flags of a multi-process run.
 
     Raises:
-      FdgError: part of the three without the rest, or numbers out of range.
+      FdgError: only some of the three flags are given, or a number is out of range.
     """
     names = ("coordinator_address", "num_processes", "process_id")
     there = [name for name in names if given.get(name) is not None]
@@ -117,7 +117,7 @@ def count() -> int:
 
 
 def sharing() -> int:
-    """How many processes have to share cores, on the host where most of them do; the same in all of them."""
+    """The largest number of processes that share cores on any host; the same value in all processes."""
     return cores.sharing()
 
 
@@ -139,10 +139,10 @@ def exchange(value: Any) -> list[Any]:
 
 
 def check_alike(digests: Mapping[str, str]) -> None:
-    """Refuses processes that differ: they would wait for each other for ever. A collective.
+    """Checks that all processes run the same programs; otherwise they would deadlock. A collective.
 
     Args:
-      digests: of each part of what this process is about to run, by what errors call it.
+      digests: a digest of each part of what this process will run, by its name in errors.
 
     Raises:
       FdgError: another process has other digests; names it, and the parts.
@@ -228,12 +228,12 @@ def gather(tree: Any) -> Any:
 
 
 def lost(seconds: float) -> peers.LostError | None:
-    """The process that is gone, None if all are there; waits so long, for an error may precede its cause."""
+    """The lost process, or None. Waits up to `seconds`, since an error may arrive before its cause."""
     return None if _peers is None else _peers.who_is_lost(seconds)
 
 
 def leave() -> None:
-    """Ends the part of this process in an orderly way: waits for the others, and lets them go."""
+    """Leaves the run in an orderly way: waits for the other processes, then shuts down."""
     global _peers
     if _peers is None:
         return
@@ -287,7 +287,7 @@ def _affinity() -> set[int]:
 
 
 def _most_sharing(everywhere: list[list[Any]]) -> int:
-    """The most processes whose cores overlap with one's, itself too.
+    """The largest number of processes on one host whose cores overlap with those of one process (included).
 
     Args:
       everywhere: the host of each process, and its cores.

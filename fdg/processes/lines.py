@@ -1,8 +1,9 @@
-"""A line between two processes of a run: who is at its other end is proved first, then it carries messages.
+"""An authenticated connection between two processes of a run, which carries whole messages.
 
-Framing and proof are those of `multiprocessing.connection`: each message says its length, which is checked
-before anything is read, and either side has the other encrypt a challenge with the key (HMAC). Nobody can
-have this process allocate more than `_MOST` bytes, and nobody without the key more than `_MOST_OF_A_HELLO`.
+Framing and authentication are those of `multiprocessing.connection`. Each message has a length prefix, which
+is checked before the message is read. Each side sends the other a challenge, which it answers with an HMAC
+under the shared key. A peer can make this process allocate at most `_MOST` bytes for a message; without the
+key, at most `_MOST_OF_A_HELLO`.
 """
 
 import contextlib
@@ -28,16 +29,16 @@ _MOST_OF_A_HELLO = 10_000
 
 
 def key_of_run(port: int) -> bytes:
-    """What proves that a process belongs to a run.
+    """The authentication key of a run.
 
-    `fdg.launch` makes a secret of each run and hands it on in the environment. Where the variable is not set,
-    the key is made of what all processes know, which is no secret: it keeps out who came by mistake.
+    `fdg.launch` generates a secret for each run and passes it in the environment. Without the variable, the
+    key is derived from the port alone. That is not secret: it only keeps out accidental connections.
     """
     return hashlib.sha256(f"fdg:{port}:{os.environ.get(KEY_VARIABLE, '')}".encode()).digest()
 
 
 class StrangerError(Exception):
-    """Who is at the other end of a connection is no process of this run."""
+    """The other end of a connection is not a process of this run."""
 
 
 class Line:
@@ -60,7 +61,7 @@ class Line:
         self._connection = Connection(connected.detach())
 
     def prove(self, key: bytes, asks_first: bool) -> None:
-        """Shows the other end that this one has the key, and has it show the same.
+        """Mutual authentication: each end proves to the other that it has the key.
 
         Raises:
           StrangerError: it has another key, or speaks something else.
@@ -103,7 +104,7 @@ class Line:
 
         Args:
           seconds: to wait for it, and for each of its parts.
-          tries: how often; several short waits, so that one who was stopped himself waits again.
+          tries: how many waits; several short ones, so that after this process was suspended it waits again.
 
         Raises:
           TimeoutError: it did not come.

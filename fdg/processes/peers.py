@@ -36,18 +36,18 @@ class LostError(FdgError):
 class Peers:
     """This process among those of its run. All processes make the same exchanges, in the same order.
 
-    One thread for each connection watches its other end. When a process dies, disconnects or fails, process 0
-    tells the others which one. A call here that waits then raises `LostError`; a process that waits somewhere
-    else is ended after `GRACE_SECONDS`.
+    One thread watches each connection. When a process dies, disconnects or fails, process 0 tells the others
+    which one. A blocking call here then raises `LostError`; a process that blocks elsewhere is ended after
+    `GRACE_SECONDS`.
 
     Args:
-      address: HOST:PORT, where process 0 listens.
-      count: how many processes.
-      index: this one.
-      notes: a JSON value of process 0, which every process gets when it joins.
+      address: HOST:PORT where process 0 listens.
+      count: the number of processes.
+      index: the index of this process.
+      notes: a JSON value from process 0, sent to every process when it joins.
 
     Raises:
-      FdgError: not all processes came.
+      FdgError: not all processes connected in time.
     """
 
     def __init__(self, address: str, count: int, index: int, notes: Any = None):
@@ -81,7 +81,7 @@ class Peers:
         self._send(self._lines[0], data)
 
     def take(self, process: int) -> bytes:
-        """What that process gave."""
+        """Receives data that `process` sent with `give`; blocks."""
         data = self._lines[process].inbox.get()
         if data is None:
             assert self.lost is not None
@@ -106,9 +106,9 @@ class Peers:
         Args:
           line: what to print on standard error.
           status: of the exit.
-          cause: what the others say.
+          cause: the error message of the other processes.
         """
-        self._dying.acquire()  # for ever: only one thread has the last word
+        self._dying.acquire()  # never released: only one thread may print and exit
         self._tell(cause, status)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -165,7 +165,7 @@ class Peers:
                     line.send(BEAT)
 
     def _welcome(self, host: str, port: int, notes: Any) -> dict[int, Line]:
-        """Process 0: waits for all others."""
+        """Process 0: accepts connections until all other processes have joined."""
         lines: dict[int, Line] = {}
         deadline = time.monotonic() + JOIN_SECONDS
         with Door(host, port) as door:
@@ -190,7 +190,7 @@ class Peers:
                     raise FdgError(refusal)
                 lines[hello.process] = line
         for line in lines.values():
-            with contextlib.suppress(OSError):  # who is gone by now is found by the watch
+            with contextlib.suppress(OSError):  # `_watch` detects a process that is lost by now
                 line.send(HELLO, json.dumps({"who": self.who, "notes": notes}).encode())
         return lines
 
@@ -203,7 +203,7 @@ class Peers:
         return None
 
     def _knock(self, host: str, port: int) -> tuple[Line, Any]:
-        """The other processes: find process 0, and wait until all are there."""
+        """Other processes: connect to process 0, and wait until all processes have joined."""
         hello = Hello(self.who, self.index, self.count)._asdict()
         line = knock(host, port, JOIN_SECONDS)
         try:

@@ -1,9 +1,9 @@
-"""The fragments of a graph as functions of their own, with the state that each hands on to its next call.
+"""Extracts each fragment of a graph as a standalone function, with the state carried to its next call.
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
-A program that repeats a fragment alone hands on the same, so that what is updated in place stays so: a
-replay buffer of a gigabyte would otherwise be copied at each call.
+A benchmark that repeats one fragment feeds these results back as arguments, so that XLA can update them in
+place. Otherwise each call would copy them: a replay buffer may have a gigabyte.
 """
 
 import dataclasses
@@ -29,9 +29,10 @@ class Site:
     Attributes:
       fragment: the node.
       equation: the call.
-      inputs: the variables that it reads, each once; `axes` their batch axes.
-      outputs: what it gives that anything could read; `output_axes` likewise.
-      handed_on: output k is input `handed_on[k]` of the next call, in this iteration or the next.
+      inputs: the variables that it reads, without duplicates; `axes` are their batch axes.
+      outputs: its results, without dropped ones; `output_axes` are their batch axes.
+      handed_on: loop-carried state: output k is input `handed_on[k]` of the next call, in this iteration or
+        the next.
     """
 
     fragment: Fragment
@@ -44,12 +45,12 @@ class Site:
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
-        """The fragment as a function of `inputs` to `outputs`. It prints nothing."""
+        """The fragment as a function from `inputs` to `outputs`, with debug prints removed."""
         return jaxprs.rewrite(jaxprs.build(self.inputs, self.outputs, [self.equation]), _silent)
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
-    """The fragments of a graph, in its order."""
+    """The call of each fragment, in the graph's order."""
     reader = Reader(jaxprs.open_jaxpr(graph.jaxpr), len(graph.state_axes))
     return tuple(
         _site(reader, fragment, eqn, scope)
@@ -85,7 +86,7 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
 
 
 def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int | None:
-    """Which output of `eqn` reaches a variable unchanged, from an earlier trip or iteration; None if none."""
+    """Index of the output of `eqn` that a variable equals, from an earlier trip or iteration; else None."""
     here, v = scope, var
     seen: set[tuple[int, Any]] = set()
     while not jaxprs.is_literal(v) and (id(here), v) not in seen:
@@ -123,5 +124,5 @@ def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int |
 
 
 def _silent(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
-    """No prints: thousands of calls would print thousands of times."""
+    """Removes debug prints: a benchmark calls the fragment thousands of times."""
     return [] if eqn.primitive.name in _PRINTS else inside(eqn)

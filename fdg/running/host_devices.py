@@ -1,10 +1,10 @@
-"""CPU devices: as many as asked for, and enough threads that they cannot wait for each other for ever.
+"""Configures CPU host devices, with enough threads that their collectives cannot deadlock.
 
-XLA's CPU backend runs all host devices on one pool of as many threads as there are cores. A device that
-waits in a collective holds a thread; with more devices than cores the others may find none left to arrive
-on, and XLA ends the process after 40 seconds. `PJRT_NPROC`, which the backend reads when it starts, sets
-the size of the pool: see `docs/decisions/009-two-threads-a-host-device.md`, and
-`069-a-thread-a-host-device.md` for programs whose collectives come one after the other.
+XLA's CPU backend runs all host devices on one thread pool, with one thread for each core. A device that waits
+in a collective blocks a thread. With more devices than cores, the other devices may find no free thread; then
+XLA aborts the process after 40 seconds. `PJRT_NPROC`, which the backend reads when it starts, sets the pool's
+size: see `docs/decisions/009-two-threads-a-host-device.md`, and `069-a-thread-a-host-device.md` for programs
+whose collectives are ordered.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _commands: list[int] = []  # how many devices a command configured, before the b
 
 
 def host_devices(count: int) -> None:
-    """Has JAX's CPU backend make `count` devices, which are then `jax.devices("cpu")`.
+    """Configures JAX's CPU backend with `count` devices, which are then `jax.devices("cpu")`.
 
     Call it before anything runs on a device.
 
@@ -37,7 +37,7 @@ def host_devices(count: int) -> None:
 
 
 def _configure(count: int) -> bool:
-    """Whether there was anything to configure; raises an `FdgError` where it is too late."""
+    """Sets the number of devices; False if the backend runs with that number, an error if with another."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_HOST_DEVICES:
         raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MOST_HOST_DEVICES}")
     try:
@@ -55,17 +55,17 @@ def _configure(count: int) -> bool:
 
 
 def make_host_devices(count: int) -> None:
-    """`host_devices`, if it is not too late; who needs so many looks at how many there are."""
+    """`host_devices`, if the backend has not started; otherwise does nothing: callers check the number."""
     with contextlib.suppress(FdgError):
         if _configure(count):
             _commands.append(count)
 
 
 def device_a_core() -> int | None:
-    """Has JAX's CPU backend make a device for each core, to choose some of them later.
+    """Configures JAX's CPU backend with one device for each core; a command later uses some of them.
 
     Returns:
-      How many; None where their number was configured by someone, or the backend has started.
+      Their number; None if the number was already configured, or the backend has started.
     """
     if _configured() != 1:
         return None
@@ -80,11 +80,11 @@ def device_a_core() -> int | None:
 
 
 def begin_anew(count: int, threads: int) -> None:
-    """Has the CPU backend of a command start again, with `count` devices and a pool of so many threads.
+    """Restarts a command's CPU backend with `count` devices and a pool of `threads` threads.
 
-    How many are best is known when the job is traced, and importing environments has started the backend by
-    then. Nothing is done where anything would be lost: where arrays live on it, where it is not a command's
-    own, or of several processes, and where somebody else has set its threads.
+    The best numbers are known only after the job is traced; by then, importing environments has started the
+    backend. Does nothing if a restart could lose something: if arrays are live, if the backend was not
+    configured by a command, with several processes, or if the user has set the number of threads.
     """
     wanted, there = str(threads), os.environ.get(_THREADS)
     if not _commands or (count, wanted) == (_commands[-1], there) or there != _reserved.get(_THREADS):
@@ -105,23 +105,24 @@ def reserve_threads(count: int | None = None) -> None:
 
 
 def environment_of_a_child() -> dict[str, str]:
-    """This process's environment without what was set here for its own devices: a child has others."""
+    """The environment for a child process, without variables set here for this process's devices."""
     own = {name for name, value in _reserved.items() if os.environ.get(name) == value}
     return {name: value for name, value in os.environ.items() if name not in own}
 
 
 def threads_for(count: int, in_order: bool = False) -> int:
-    """Threads with which `count` host devices cannot wait for each other for ever.
+    """The number of threads with which `count` host devices cannot deadlock.
 
     Args:
-      count: how many host devices.
-      in_order: whether each waits in one place at a time (`running.order`), and so holds one thread.
+      count: the number of host devices.
+      in_order: whether each device waits in one collective at a time (`running.order`), so that it blocks one
+        thread.
     """
     return max(os.cpu_count() or 1, count if in_order else THREADS_A_DEVICE * count)
 
 
 def has_few_threads(count: int) -> bool:
-    """Whether a command has begun with as many threads as are enough for programs that are in order only."""
+    """Whether a command's thread pool is large enough only for programs whose collectives are ordered."""
     there = os.environ.get(_THREADS)
     return (
         count > 1
@@ -132,6 +133,6 @@ def has_few_threads(count: int) -> bool:
 
 
 def _configured() -> int:
-    """How many host devices there are to be, as far as anybody has said; else 1."""
+    """The configured number of host devices (JAX's option or `XLA_FLAGS`); 1 if none is."""
     flag = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max(1, getattr(jax.config, "jax_num_cpu_devices", 1), int(flag[1]) if flag else 1)

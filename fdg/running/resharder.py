@@ -1,4 +1,4 @@
-"""Resharding: values get another layout on the devices where they are, one after the other."""
+"""Resharding: changes the layout of arrays on the same devices, one array at a time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,17 @@ from fdg.placing.resharding import Change
 class Resharder:
     """Reshards arrays between two meshes of the same devices: a `Transfer`.
 
-    Values of one shape and change share a program. Where they are lent, each is given up as soon as its
-    program has been started, so that at most one is there in both layouts.
+    Arrays with the same shape and change share a program. If `lends`, each array is deleted as soon as its
+    program is dispatched, so at most one array exists in both layouts.
 
     Args:
-      layouts: (at the source, at the target) of each array.
-      changes: the same, on the mesh that both have in common.
-      lends: whether the arrays are given up.
+      layouts: for each array, its layouts (at the source, at the target).
+      changes: the same changes, on the common device mesh of source and target.
+      lends: whether to delete each source array.
 
     Attributes:
-      programs: the compiled ones of `functions`.
-      bytes: that arrive on all devices together.
+      programs: the compiled programs of `functions`, by name.
+      bytes: bytes that all devices receive in total.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Resharder:
         return self._mesh
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays as they lie on the target; returns before they are there."""
+        """Reshards the arrays to the target's layouts, asynchronously."""
         moved = []
         for array, change, name, end in zip(arrays, self._changes, self._names, self._ends, strict=True):
             before, _ = shardings(change, self._mesh)
@@ -79,6 +79,6 @@ class Resharder:
 
 
 def _seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The same buffers, under the name of an equivalent sharding."""
+    """The same buffers with an equivalent sharding, without a copy."""
     parts = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)

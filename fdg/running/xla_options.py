@@ -1,7 +1,7 @@
-"""Options of XLA's compiler: a preset for each platform, and those that a user names.
+"""XLA compiler options: defaults, a preset for each platform, and options that the user names.
 
-They go along with each program of a plan, not into `XLA_FLAGS`, where a flag that the installed XLA does not
-know would end the process. What the user's own `XLA_FLAGS` say is left alone.
+They are passed as `compiler_options` of each program, not through `XLA_FLAGS`: there, a flag that the
+installed XLA does not know ends the process. Flags that the user sets in `XLA_FLAGS` are not overridden.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ import jax
 
 from fdg.errors import FdgError
 
-# Used unless something else is said. Loops over vectors of 512 bits take 8 to 10% less of a core's time (PPO
-# on CartPole-v1, on Breakout-MinAtar 8%, on Pendulum-v1 nothing) where a core has them in full. Where they
-# slowed the whole core down, in the first that had them, LLVM's 256 stay.
+# On by default. With 512-bit vectors, PPO takes 8 to 10% less CPU time on CartPole-v1, 8% less on
+# Breakout-MinAtar and the same on Pendulum-v1, on cores with full AVX-512. On the first generation of AVX-512
+# it slowed the whole core down, so LLVM's default of 256 bits stays there.
 _WIDE = {"xla_cpu_prefer_vector_width": 512}
 
-# LLVM's first level of three: programs compile in a tenth to a third less of a core's time, and are no slower
-# (docs/decisions/062). Below it is code that rounds otherwise.
+# LLVM's optimisation level 1 of 3: programs compile in 10 to 33% less CPU time, and run as fast
+# (docs/decisions/062). Level 0 makes code that rounds differently.
 _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 
-# None is used unless it is asked for (`--xla-options preset`): no GPU was at hand to measure them on.
+# Off by default (`--xla-options preset` turns them on): they were not measured on a GPU.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpu": {
-            # Loops are WHILE loops, whose every trip the host would launch: into CUDA graphs with them. The
-            # kinds that are there by default are named too, since a list replaces the one before.
+            # WHILE puts loops into CUDA graphs; otherwise the host launches each trip. The other kinds are
+            # XLA's default: the list replaces it, so they are repeated here.
             "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE",
             "xla_gpu_command_buffer_unroll_loops": True,
             "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS",
@@ -47,15 +47,14 @@ _chosen: dict[str, Any] = {}
 
 
 def choose_xla_options(text: str | None) -> None:
-    """Says which options programs are compiled with from here on.
+    """Sets the options that programs are compiled with from now on.
 
     Args:
-      text: None for those that are always good here, "preset" for those of the platform in `PRESETS` beside
-        them, "none" for none, or `NAME=VALUE,NAME=VALUE` and no other (a list within a value is separated by
-        `+`).
+      text: None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
+        options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
 
     Raises:
-      FdgError: none of these.
+      FdgError: it is none of these.
     """
     _chosen.clear()
     if text is None:
@@ -69,13 +68,14 @@ def choose_xla_options(text: str | None) -> None:
 def xla_options(platform: str) -> dict[str, Any]:
     """The options to compile a program with, on "cpu", "gpu" or "tpu".
 
-    Args:
-      platform: of its devices.
+    Defaults and presets leave out options that the installed XLA does not know, or that the user's
+    `XLA_FLAGS` set.
 
-    Of a preset those that the installed XLA knows and that the user's `XLA_FLAGS` do not set.
+    Args:
+      platform: the platform of the program's devices.
 
     Raises:
-      FdgError: an option that the user named, and that XLA does not know, or not with this value.
+      FdgError: XLA does not know an option that the user named, or does not accept its value.
     """
     kind = "gpu" if platform in ("cuda", "rocm") else platform
     if NONE in _chosen:
@@ -97,14 +97,14 @@ def xla_options(platform: str) -> dict[str, Any]:
 
 
 def options_of_older_loops(platform: str) -> dict[str, Any]:
-    """Those of the generator of loops that XLA's CPU compiler had before; none where it is gone."""
+    """Options for XLA's older CPU loop emitter; empty on other platforms, and where XLA has removed it."""
     name, value = "xla_cpu_use_fusion_emitters", False
     return {name: value} if platform == "cpu" and not _refusal(name, value) else {}
 
 
 @functools.cache
 def has_wide_vectors() -> bool:
-    """Whether this machine's cores have vectors of 512 bits, of the second generation or later."""
+    """Whether the CPU has AVX-512 of the second generation or later (AVX512-VBMI2)."""
     with contextlib.suppress(OSError):  # not Linux
         return "avx512_vbmi2" in Path("/proc/cpuinfo").read_text()
     return False
@@ -131,7 +131,7 @@ def _named(text: str) -> dict[str, Any]:
 
 @functools.cache
 def _refusal(name: str, value: Any) -> str:
-    """What XLA says of an option that it does not take; empty for one that it does."""
+    """XLA's error for an option that it does not accept; empty if it accepts it."""
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,4 @@
-"""The batch axis of each leaf of the state, from the borders of the fragments that read it."""
+"""Infers the batch axis of each state leaf, from the borders of the fragments that read it."""
 
 import collections
 from typing import Any, TypeAlias
@@ -13,10 +13,10 @@ Axes: TypeAlias = tuple[int | None, ...]
 
 
 def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
-    """Batch axes of the first inputs of a closed jaxpr, which are the state's leaves; None without a batch.
+    """Batch axes of the state's leaves (the first inputs of a closed jaxpr); None for leaves without a batch.
 
-    A leaf has the axis that the first fragment to read it declares; one that no fragment reads, the axis that
-    it comes back with.
+    A leaf's axis is the one that the first fragment to read it declares. If no fragment reads it, its axis is
+    that of its next value.
     """
     inside = jaxprs.open_jaxpr(jaxpr)
     axes, before = _declared(inside, {})[:num_leaves], None
@@ -29,7 +29,7 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
 
 
 def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
-    """The axes, and those of leaves whose next value is another leaf, as in a history of many."""
+    """Copies axes to leaves whose next value is another leaf, as in a history buffer of several leaves."""
     ends = collections.defaultdict(list)
     for i in range(len(axes)):
         ends[id(jaxpr.outvars[i])].append(i)
@@ -44,9 +44,9 @@ def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
 
 
 def _declared(jaxpr: core.Jaxpr, known: dict[core.Jaxpr, Axes]) -> Axes:
-    """The axis of each input that the first fragment to read it declares; loops and calls are looked into.
+    """The axis that the first fragment to read each input declares, also inside loops and calls.
 
-    `known` holds those of the jaxprs that were read before, for one may be called from many places.
+    `known` caches results by jaxpr, since one jaxpr may be called from many places.
     """
     if jaxpr not in known:
         found: dict[Any, int] = {}

@@ -6,7 +6,7 @@
         manifest.json       the run that it is of, and the checksum of every other file; written last
       140.writing/          what is being written, or what a killed process left
       160.damaged/          what could not be read, once a new 160 took its place
-    .checkpoints            the iteration of the newest, by which it is missed once somebody removes it
+    .checkpoints            the newest iteration, to detect that its checkpoint was removed
 
 See docs/decisions/028-checkpoints-are-sealed.md, and for the run 081-nothing-is-written-through-a-link.md.
 """
@@ -38,8 +38,8 @@ from fdg.reading import open_regular, read_bytes
 from fdg.running.leaves import typed_like
 from fdg.training.run_directory import read_config, unwritable
 
-KEEP = 3  # the newest; older ones are removed once a newer one is complete
-_SHARE = 0.01  # of a run's time, to be spent on checkpoints that nobody asked for one by one
+KEEP = 3  # number of newest checkpoints; older ones are removed once a newer one is complete
+_SHARE = 0.01  # most of a run's time that automatic checkpoints may take
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
 _MANIFEST_BYTES = 64 << 20
 
@@ -51,10 +51,10 @@ class OtherStateError(FdgError):
 class Checkpoints:
     """The checkpoints of one run, one directory an iteration.
 
-    Each is written under another name, sealed by a manifest of checksums, and renamed: a process that dies
-    while writing leaves the earlier ones as they were, and a bit that flips later is noticed before anything
-    is loaded. Writing goes on in the background. Of several processes, all call `save`, and the first one
-    writes; each restores what its devices hold.
+    Each is written under a temporary name, sealed with a manifest of checksums, and renamed. So a crash while
+    writing leaves earlier checkpoints intact, and later corruption is detected before anything is loaded.
+    Writing is asynchronous. With several processes, all call `save` and process 0 writes; each process
+    restores the shards of its devices.
 
     The manifest also names the run, by the `id` in the `config.json` of the run directory around it: a
     checkpoint of another run is not used. A copy of a run directory has the same id.
@@ -160,9 +160,9 @@ class Checkpoints:
             return False
 
     def are_cheap(self) -> bool:
-        """Whether the latest one took at most a hundredth of the time since; true where there is none yet.
+        """Whether writing the latest one took at most 1% of the time since; true if there is none yet.
 
-        Of several processes, what the first one says counts, for it writes.
+        With several processes, process 0 decides, since it writes. A collective.
         """
         busy = self._writing is not None and not self._writing.done()
         cheap = not busy and self._seconds <= _SHARE * (time.monotonic() - self._begun)
@@ -180,8 +180,8 @@ class Checkpoints:
             if arrays is None:
                 return
         else:
-            # Host memory is read in place, and that is where a CPU keeps the buffers that the next call of
-            # `run` will overwrite. Copied as they are, without a program for each shape.
+            # Copy: on a CPU the writer would read the buffers in place, and the next `run` overwrites them.
+            # `device_put` copies without compiling a program for each shape.
             arrays = jax.device_put(arrays, may_alias=False)
         self._wait()
         if self._writer is None:
@@ -191,7 +191,7 @@ class Checkpoints:
         self._writing = self._writer.submit(self._write, iteration, arrays)
 
     def protect(self, iteration: int) -> None:
-        """Has a checkpoint kept, however many follow."""
+        """Keeps a checkpoint from being removed when newer ones are written."""
         files.open_to_append(self._directory / f"{iteration}.keep").close()
 
     def last_finite(self) -> int | None:
@@ -316,7 +316,7 @@ class Checkpoints:
             time.sleep(0.1)  # TensorStore's threads still make folders
 
     def _note(self, iteration: int) -> None:
-        """Notes beside the directory which one is the newest; where it cannot, none is missed later."""
+        """Records the newest iteration next to the directory; if that fails, removal goes undetected."""
         with contextlib.suppress(OSError):
             files.replace(self._noted, f"{iteration}\n".encode())
 
@@ -328,9 +328,9 @@ class Checkpoints:
             return -1
 
     def _tidy(self) -> None:
-        """Removes what a killed process left half written or half removed, and damage of long ago.
+        """Removes partially written or removed checkpoints, and all damaged ones but the newest.
 
-        Only who writes does so, for readers may come at any time.
+        Only the writer calls this, since another process may read at any time.
         """
         for path in self._directory.iterdir():
             if path.suffix in (".writing", ".removed"):
@@ -418,7 +418,7 @@ def _numpy_shape(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
 
 
 def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A global array of which each process holds what is its own, possibly nothing."""
+    """A global array; each process creates only its addressable shards, possibly none."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index], dtype=array.dtype)
 
 
@@ -465,7 +465,7 @@ def _text(shape_dtype: tuple[Any, Any] | None) -> str:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Orbax's threads log what they raise, or what it comes from, and raise it: once is enough."""
+    """Log filter: drops Orbax's log records of errors that it also raises."""
     return not any(
         words in record.getMessage() for words in ("_SignalingThread", "Metadata file does not exist")
     )

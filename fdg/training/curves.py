@@ -1,4 +1,4 @@
-"""Learning curves: of one run, and of several runs side by side."""
+"""Plots learning curves of one run, and comparisons of several runs."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from fdg.training.run_directory import RunDirectory, read_config, read_metrics, 
 from fdg.training.statistics import STATISTICS, digits, interval, intervals
 
 RETURN = "episode_return"
-_POINTS = 200  # more than that is noise at the size of the picture
-# Okabe and Ito's colours, which the colour-blind can tell apart; then the same with other strokes.
+_POINTS = 200  # of a curve: more would show only noise at this figure size
+# Okabe and Ito's colour-blind safe palette; further lines repeat it with other line styles.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _STROKES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}
@@ -27,14 +27,14 @@ _COLUMNS = 3  # of panels
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """Agents that differ in nothing but their seed.
+    """The learning curves of agents that differ only in their seed.
 
     Attributes:
-      label: what they are, in short.
-      env: where.
-      x, y: one pair for each agent, `[points]` each, of a metric over steps or seconds.
-      final: `[agents]` float, what each was worth in the end: its evaluation, else the end of its curve.
-      evaluated: whether `final` is of evaluations.
+      label: a short name, for the legend.
+      env: the environment.
+      x, y: for each agent, steps or seconds and the metric, `[points]` each.
+      final: `[agents]` float, each agent's final return: its evaluation, else the end of its curve.
+      evaluated: whether `final` is from evaluations.
     """
 
     label: str
@@ -77,8 +77,8 @@ def draw_run(
       solved: a return to mark with a line.
       picture: a file, open for bytes.
       dpi: dots an inch of a picture 7 inches wide.
-      points: names of the points of a sweep, of as many agents each; of a few, a mean is drawn of each.
-      counted: what the axis counts.
+      points: names of a sweep's points, with equally many agents each; if there are few, one mean for each.
+      counted: the label of the x axis.
     """
     figure, axes = _figure()
     metric = shown_metric(rows) or RETURN
@@ -117,7 +117,7 @@ def draw_run(
 
 
 def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """What a learning curve shows: `episode_return`, else what says return or reward, else the first metric.
+    """The metric to plot: `episode_return`, else one named after return or reward, else the first metric.
 
     >>> shown_metric([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
     'mean_reward'
@@ -134,7 +134,7 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """`[rows]`, of those agents of `[rows, agents]` of which an episode ended."""
+    """The mean over agents, `[rows, agents]` to `[rows]`, without agents that finished no episode."""
     known = np.isfinite(values)
     count = known.sum(1)
     return np.where(count > 0, np.where(known, values, 0.0).sum(1) / np.maximum(count, 1), np.nan)
@@ -214,7 +214,7 @@ def compare(
 
 
 def runs_in(paths: Iterable[str | Path]) -> list[Path]:
-    """Run directories; in place of a folder that is none and holds some, those, by name."""
+    """Expands folders of run directories to the run directories in them, sorted by name."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
@@ -229,7 +229,7 @@ def style(position: int) -> tuple[str, str]:
 
 
 def table(curves: Sequence[Curves]) -> str:
-    """What runs were worth in the end, a line each: mean and interquartile mean, each with its interval."""
+    """Final returns, one line for each curve: mean and interquartile mean, each with its interval."""
     lines = []
     several = len({curve.env for curve in curves}) > 1
     for curve in curves:
@@ -276,7 +276,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         times, values, weights = _columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
-        # What was recorded of all agents together is of none of a sweep's points.
+        # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
         if len(own) > 1 and values.shape[1] != len(own):
             raise FdgError(f"{path} is a sweep, which has {metric} of all its agents together only")
         own = own * values.shape[1] if len(own) == 1 else own
@@ -300,7 +300,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
 
 
 def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """The kind of each agent of a sweep; of another run, that of all its agents."""
+    """The configuration key of each agent of a sweep; of another run, one key for all its agents."""
     if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
         return [_kind(config)]
     points = points_of(parse_grid(str(config["sweep"])))
@@ -309,7 +309,7 @@ def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
 
 
 def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All that makes a run's numbers but its seeds, as pairs that compare."""
+    """A run's configuration without its seeds, as a hashable key: runs with equal keys are one curve."""
     parts = {"algo": config.get("algo"), "env": config.get("env"), "policy": config.get("policy")}
     parts |= config.get("policy_fields", {})
     parts |= {"staleness": config.get("staleness", 0)}
@@ -320,8 +320,8 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
     """Short names of kinds of runs: the algorithm, and what else differs between runs of its environment.
 
-    Hyperparameters are compared among runs of one algorithm: what two algorithms have of their own is not
-    what tells them apart.
+    Only runs of the same algorithm are compared by hyperparameters: different algorithms are told apart by
+    their names.
     """
     asked = [dict(kind) for kind in kinds]
     labels: dict[Any, str] = {}
@@ -343,7 +343,7 @@ def _shortened(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of a file in a picture: what is printable, and no formula."""
+    """Makes text from a file safe to plot: replaces unprintable characters and escapes `$` (mathtext)."""
     return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
 
 
@@ -369,7 +369,7 @@ def _columns(
 
 
 def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_POINTS` weighted means over stretches of equal length; empty ones are left out."""
+    """Weighted means over at most `_POINTS` equal bins of steps; empty bins are left out."""
     points = min(_POINTS, len(steps))
     edges = np.linspace(0, steps[-1], points + 1)
     which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
@@ -380,7 +380,7 @@ def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[n
 
 
 def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """`[points]`, and `[agents, points]`: where all agents have a curve."""
+    """Interpolates all agents to one grid, where their curves overlap: `[points]` and `[agents, points]`."""
     there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if len(x)]
     if not there:
         return np.zeros(0), np.zeros((1, 0))
@@ -407,7 +407,7 @@ def _figure(panels: int = 1) -> tuple[Any, ...]:
 
 
 def _mark(axes: Any, value: float, label: str) -> None:
-    """A line at a value; where it is far outside of what the curves span, an arrow at the edge says so."""
+    """Draws a horizontal line at a value; if it is far outside the curves' range, an arrow at the edge."""
     low, high = axes.get_ylim()
     span = high - low
     if low - 0.5 * span <= value <= high + 0.5 * span:

@@ -1,4 +1,4 @@
-"""The devices of a job: how many, with how many threads, and whether all that were asked for have work."""
+"""Chooses a job's devices and XLA's CPU threads, and checks that no requested device is idle."""
 
 import gc
 import os
@@ -19,21 +19,21 @@ from fdg.processes import distributed
 from fdg.running.host_devices import begin_anew, has_few_threads, make_host_devices, threads_for
 from fdg.training.job import Job
 
-ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from there on a second core is worth its thread
+ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from here on a second thread makes it faster
 
 
 def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
-    """The devices of a job, and why they are so many where `--devices` is absent; else "".
+    """A job's devices, and the reason for their number if `--devices` is absent (else "").
 
-    Host devices share a pool of as many threads as are enough for them (`running.host_devices`), which is
-    chosen before anything is compiled.
+    Host devices share one thread pool. It is sized here, before anything is compiled
+    (`running.host_devices`).
 
     Args:
       job: what to train, and how.
-      graph: its algorithm's.
+      graph: the graph of its algorithm.
 
     Raises:
-      FdgError: there are not so many as it asks for, or its policy cannot be carried out on those there are.
+      FdgError: there are fewer devices than requested, or the policy cannot be carried out on them.
     """
     devices = available_devices(job.devices)
     count, why = job.devices_chosen or job.devices, ""
@@ -47,10 +47,10 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
 
 
 def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> tuple[int, str]:
-    """Chooses the number of host devices: how many of some, and why.
+    """The number of host devices that is predicted to be fastest, and the reason.
 
     Raises:
-      PlanError: the policy can be carried out on none.
+      PlanError: the policy cannot be carried out on any number of them.
     """
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         return 1, "1: what calls Python functions on the host runs in one place"
@@ -61,17 +61,17 @@ def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> t
 
 
 def threads_of(graph: fdg.FDG, policy: Any, devices: int, num_seeds: int | None = None) -> int | None:
-    """Threads of XLA's pool for a job on so many host devices; None for as many as there are.
+    """Size of XLA's thread pool for a job on host devices; None to leave the pool as it is.
 
-    One for a single device whose operations are all small: those that XLA could run at the same time are
-    handed from thread to thread, which takes longer than they do. PPO on CartPole-v1 with 4 environments
-    takes 1.9 ms an iteration with one thread and 2.4 with four, with 32 10.5 and 12.2, with 64 22 and 20.
+    A single device with small operations gets one thread: passing operations between threads takes longer
+    than running them in parallel saves. Milliseconds of an iteration of PPO on CartPole-v1, with one thread
+    and with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
 
     Args:
-      graph: of the job's algorithm.
-      policy: how it is distributed.
-      devices: how many host devices it runs on.
-      num_seeds: how many agents it trains, None for one.
+      graph: the graph of the job's algorithm.
+      policy: the distribution policy.
+      devices: the number of host devices.
+      num_seeds: the number of agents; None for one.
     """
     jaxpr = jaxprs.open_jaxpr(graph.jaxpr)
     if calls_host(jaxpr.eqns):
@@ -79,27 +79,27 @@ def threads_of(graph: fdg.FDG, policy: Any, devices: int, num_seeds: int | None 
     if devices > 1:
         placed = {} if num_seeds is not None else policy.place(["cpu"] * devices)
         groups = {placed[f.role] for f in graph.fragments if f.role in placed}
-        # Several programs have no order between them; parameters that are split, none that is known.
+        # Collectives of several programs are unordered; with sharded parameters, their order is unknown.
         in_order = len(groups) <= 1 and not any(group.shards for group in groups)
         return threads_for(devices, in_order)
     return 1 if (num_seeds or 1) * jaxprs.largest_operation(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
 
 
 def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bool = True) -> fdg.Engine:
-    """The engine of a job; made again on a backend of more threads where its program needs them.
+    """The engine; if its program needs more threads, a new one on a restarted CPU backend.
 
-    A program of one group is lowered so that its devices wait in one place at a time, and then a thread a
-    device is enough. XLA's partitioner may exchange more than that: its program is read, before any array
-    lies on a device.
+    A program of one group is lowered so that each device waits in one collective at a time; then one thread
+    for each device is enough. XLA's partitioner may insert further collectives, so the compiled program is
+    checked, before any array is on a device.
 
     Args:
       job: what is trained.
-      engine: on the devices of `devices_of`.
-      graph: the algorithm's, of which the engine's plan has one that is made for its policy.
-      begins: whether its `init` is needed, which is a program of its own and takes as long to compile.
+      engine: compiled for the devices of `devices_of`.
+      graph: the algorithm's graph, before the engine's plan adapted it to its policy.
+      begins: whether to compile `init` too, meanwhile: a separate program that takes as long to compile.
 
     Raises:
-      FdgError: it needs more threads, and something lies on the backend already.
+      FdgError: it needs more threads, and arrays are already on the backend.
     """
     count = len(engine.devices)
     if not has_few_threads(count):
@@ -110,7 +110,7 @@ def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bo
             engine.compile_init(job.seed)
     if in_order.result():
         return engine
-    gc.collect()  # of weights that were read, say: a backend that holds arrays cannot start again
+    gc.collect()  # frees arrays, such as loaded weights: a backend with live arrays cannot restart
     begin_anew(count, threads_for(count))
     if has_few_threads(count):
         raise FdgError(
@@ -121,12 +121,12 @@ def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bo
 
 
 def available_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices, or all; of several processes, as many of each.
+    """The first `count` devices, or all; with several processes, the same number from each.
 
-    On a CPU so many are made, unless JAX has started already.
+    On a CPU, configures that many host devices, unless JAX has started already.
 
     Raises:
-      FdgError: there are not so many.
+      FdgError: there are fewer devices.
     """
     processes = distributed.count()
     if count is not None:
@@ -153,9 +153,9 @@ def available_devices(count: int | None) -> list[jax.Device]:
 
 
 def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
-    """Refuses to leave devices idle that were asked for by number, and says which numbers would do."""
+    """Raises an `FdgError` if a device of an explicit `--devices` would be idle; suggests other numbers."""
     if not plan.idle or (job.devices is None and distributed.count() == 1):
-        return  # each of several processes needs something to do
+        return  # with several processes, an idle device is an error even without --devices
     there = plan.num_devices
     busy = there - len(plan.idle)
     if job.agents is not None:

@@ -1,4 +1,4 @@
-"""What agents are worth while they still train: evaluations now and then, and the best checkpoint."""
+"""Periodic evaluation during training, the best checkpoint, and early stopping at a return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.statistics import digits
 
-# Of each evaluation, and of each agent: a tenth of those at the end, unless an algorithm says
-# `episodes_while_training`, for whose tasks they are cheap.
+# Episodes for each agent in each evaluation: a tenth of those after training. An algorithm with cheap
+# evaluations may set `episodes_while_training` instead.
 EPISODES = 16
 
 
 class During:
-    """Evaluates a run's agents in environments of their own, in a program of its own; keeps the best state.
+    """Evaluates a run's agents in separate environments and a separate program; saves the best state.
 
     Attributes:
-      stopped: why training has to end: an evaluation has reached what the job asks for. None else.
+      stopped: why training has to stop (an evaluation reached the job's `stop_at`); None if it need not.
     """
 
     def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory, say: Callable[[str], None]):
@@ -36,12 +36,12 @@ class During:
         self._checkpoints: Checkpoints | None = Checkpoints(run.best) if job.eval_every else None
 
     def evaluate(self, state: Any, iteration: int) -> dict[str, Any]:
-        """Plays greedily and with sampled actions; saves `state` if the greedy return is the best so far.
+        """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
 
-        Of several processes all have to call it, and save together.
+        A collective: all processes call it.
 
         Returns:
-          What `metrics.jsonl` says of it; empty where the algorithm does not say how it acts.
+          The entries for `metrics.jsonl`; empty if the algorithm has no actor to evaluate.
         """
         job = self._job
         most = getattr(job.algorithm, "episodes_while_training", EPISODES)
@@ -61,7 +61,7 @@ class During:
         return said
 
     def best_summary(self) -> dict[str, Any]:
-        """What the run's summary says of the best evaluation; empty without one."""
+        """The best evaluation, for `summary.json`; empty if there was none."""
         if self._best is None:
             return {}
         return {"best_eval_return": self._best[0], "best_iteration": self._best[1]}

@@ -1,12 +1,12 @@
-"""A trained policy as a file that needs no code of its run: JAX's serialised functions, and ONNX.
+"""Exports a trained policy to a file that runs without the training code: `jax.export`, or ONNX.
 
-Either computes `(observation, mask, *memory, start) -> (action, *memory)`, of observations and to actions as
-the environment's own library has them (`envs.native`), with parameters, normalisers and the bounds of actions
-in it; there is a mask only where an environment of JAX's forbids actions, and a start only where there is a
-memory to forget. An observation, or an action, in parts is as many arrays, in the order of its space; what
-only critics see is none of them. How many environments `N` there are is left open.
+The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`. Observations and
+actions have the format of the environment's own library (`envs.native`). Parameters, normalisers and action
+bounds are part of the function. It takes a mask only if a JAX environment masks actions, and a start only if
+the policy has a memory to reset. A structured observation or action is several arrays, in the order of its
+space, without what only critics see. The number of environments, `N`, is symbolic.
 
-A file of the same name that ends in `.json`, and one within, describe all of them.
+The description is written to a `.json` file of the same name, and also inside the exported file.
 """
 
 import dataclasses
@@ -42,12 +42,13 @@ def export(
     """Writes the policy of one agent, and its description, in a file of the same name in `.json`.
 
     Args:
-      algorithm: how it acts, and where.
-      state: its own, of one agent.
-      path: the file; its ending says the format, unless `format` does.
-      format: `jax` or `onnx`; None: by the file's ending.
-      greedy: the most probable action; else one drawn from a seed, a further argument (`jax` only).
-      run: which run it is of, for the description.
+      algorithm: has the actor and the environment.
+      state: the algorithm's state, of one agent.
+      path: the file; its extension gives the format, unless `format` does.
+      format: `jax` or `onnx`; None for the file's extension.
+      greedy: whether to take the most probable action; otherwise it is sampled from a seed, which becomes
+        the first argument (`jax` only).
+      run: the run's name, for the description.
 
     Raises:
       FdgError: there is no such format or ending, its package is missing, it cannot express this network, or
@@ -75,7 +76,7 @@ def export(
 
 
 def _check_description(path: Path, description: Path) -> None:
-    """Refuses to write a description over a file that is none, such as a run's `config.json`.
+    """Checks that the description would not overwrite another file, such as a run's `config.json`.
 
     Raises:
       FdgError: names that.
@@ -117,7 +118,7 @@ def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """An actor taken apart into what a file can hold: functions of arrays, without pytrees of our own."""
+    """An actor as functions of flat lists of arrays, which a file can hold (no custom pytrees)."""
 
     algorithm: Any
     state: Any
@@ -211,7 +212,7 @@ class _Program:
         return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
 
     def sampled(self, seed: Any, *arguments: Any) -> Any:
-        """The same with actions drawn from a seed, which has to be another at every step."""
+        """The function of a file with sampled actions; callers pass a different seed at every step."""
         key = jax.random.key(seed, impl="threefry2x32")
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
         return self.act(arguments, keys, False)
@@ -222,7 +223,7 @@ def _array(name: str, shape: Sequence[int], dtype: str) -> Description:
 
 
 def _mask(env: Any, own: Native) -> Description | None:
-    """The mask next to observations; None where the environment gives none, or in them. Nothing is run."""
+    """The separate mask argument; None if there is no mask, or observations contain it. Runs nothing."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
         for _, leaf in leaves(own.observation)

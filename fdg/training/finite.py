@@ -1,4 +1,4 @@
-"""Losses that are infinite or not a number: noticed at once, before they reach a checkpoint."""
+"""Detects infinite and NaN losses immediately, before they are saved in a checkpoint."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ _WORDS = ("loss", "grad")  # a metric with one of these in its name is one that 
 
 
 class Finite:
-    """Looks at the metrics of a run as they arrive.
+    """Checks the metrics of a run as they arrive.
 
-    Of several agents, a run goes on, with a warning, as long as one of them is well.
+    With several agents, training continues with a warning while at least one agent has finite losses.
 
     Args:
-      job: the run's; `on_nan` says what to do.
-      checkpoints: the run's, the last good one of which is named, and kept where the run goes on.
+      job: the run's job; its `on_nan` is "stop" or "warn".
+      checkpoints: the run's checkpoints. Messages name the last finite one; it is kept if training continues.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints):

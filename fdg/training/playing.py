@@ -1,4 +1,4 @@
-"""Videos of trained agents: episodes played, drawn, put side by side and written."""
+"""Records videos of trained agents: plays episodes, renders frames and writes them side by side."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ from fdg.training.acting import Acting
 from fdg.training.writable import check_writable, writing
 
 FORMATS = (".mp4", ".gif", ".html")
-MAX_STEPS = 1_000  # of an episode that is shown, unless told otherwise
+MAX_STEPS = 1_000  # default limit on the steps of an episode
 _CAPTION = 18  # pixels above each picture
 _WIDEST = 1_600  # pixels of all pictures side by side
 
@@ -36,21 +36,20 @@ def play(
     fps: int = 30,
     max_steps: int = MAX_STEPS,
 ) -> Path:
-    """Plays episodes at once, and writes them side by side as a video.
+    """Plays a batch of episodes and writes them side by side as a video.
 
     Args:
-      algorithm: how it acts, and where.
-      state: its own, of one agent.
-      path: `.mp4`, `.gif` or `.html`; a page is the library's own viewer where it has one (brax), else it
-        holds a gif.
-      episodes: how many.
-      greedy: with the most probable actions, else with actions drawn as in training.
-      seed: of the episodes.
-      fps: pictures a second.
-      max_steps: an episode that is longer is cut.
+      algorithm: has the actor and the environment.
+      state: the algorithm's state, of one agent.
+      path: `.mp4`, `.gif` or `.html`. An HTML page has the environment library's viewer (brax), else a GIF.
+      episodes: the number of episodes.
+      greedy: whether to take the most probable actions; otherwise they are sampled, as in training.
+      seed: for the episodes' random keys.
+      fps: frames per second.
+      max_steps: longer episodes are truncated.
 
     Raises:
-      FdgError: a number is below one, the ending is another, or the environment cannot be drawn here.
+      FdgError: a number is below one, the file extension is unknown, or the environment cannot be rendered.
     """
     if path.suffix not in FORMATS:
         raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
@@ -78,7 +77,7 @@ def play(
 def record(
     algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
 ) -> list[Episode]:
-    """Plays episodes to their first end, in one program, and keeps all that a picture may need."""
+    """Plays each episode until its first `done`, in one XLA program, and keeps all that rendering needs."""
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)
     on_host = not hasattr(env, "single")
@@ -126,13 +125,13 @@ def record(
 
 
 def _actor_on_host(algorithm: Any, state: Any, seed: int, greedy: bool) -> Callable[..., Any]:
-    """Who acts in an environment that is stepped here, one observation after the other."""
+    """A function that acts on one observation at a time, for an environment that the host steps."""
     acting = Acting(algorithm, state, greedy, seed)
     return lambda observation, step: acting(observation, start=step == 0)
 
 
 def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:
-    """One picture for each step of the longest episode; of one that has ended, its last picture stays."""
+    """One frame for each step of the longest episode; an episode that has ended keeps its last frame."""
     from PIL import Image, ImageDraw
 
     sources = [frames(env, episode) for episode in played]
@@ -164,7 +163,7 @@ def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator
 def _captioned(
     frame: np.ndarray, episode: Episode, step: int, greedy: bool, image: Any, drawing: Any
 ) -> np.ndarray:
-    """A picture with its step and its return so far above it."""
+    """A frame with a caption: the step, and the return so far."""
     frame = _enlarged(frame)
     canvas = image.new("RGB", (frame.shape[1], frame.shape[0] + _CAPTION), "white")
     canvas.paste(image.fromarray(frame), (0, _CAPTION))
@@ -175,7 +174,7 @@ def _captioned(
 
 
 def _enlarged(frame: np.ndarray) -> np.ndarray:
-    """A picture of few pixels with each of them larger."""
+    """Upscales a small frame by a whole factor."""
     times = max(1, 160 // max(1, min(frame.shape[:2])))
     return np.repeat(np.repeat(frame, times, axis=0), times, axis=1) if times > 1 else frame
 
@@ -185,7 +184,7 @@ def _gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:
 
     images = [Image.fromarray(picture).quantize(128) for picture in pictures]
     file = io.BytesIO()
-    # Not merged where two are alike: a frame is a step.
+    # Without `optimize`, equal frames are not merged: each frame is one step.
     images[0].save(
         file,
         "GIF",

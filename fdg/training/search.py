@@ -1,13 +1,13 @@
-"""A search: trials with hyperparameters that Optuna proposes, each a program and a run of its own.
+"""Hyperparameter search with Optuna: each trial is compiled and trained as a separate run.
 
-For what decides the program (sizes, switches, networks); floats are quicker in a sweep, which may be inside
-of each trial. Trials that are behind are ended early, by asynchronous successive halving (Li et al. 2020, "A
-System for Massively Parallel Hyperparameter Tuning", arXiv 1810.05934, algorithm 2).
+Use it for hyperparameters that change the compiled program (sizes, switches, networks). For floats a sweep is
+quicker, and each trial may contain one. Bad trials are pruned by asynchronous successive halving (Li et al.
+2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv 1810.05934, algorithm 2).
 
-    OUT/config.json     what is searched, as in any run directory
-    OUT/study.journal   Optuna's record, from which a search goes on
+    OUT/config.json     the configuration, with the search space
+    OUT/study.journal   Optuna's storage, from which a search is resumed
     OUT/trials/0000     a run directory for each trial
-    OUT/search.json     what came of it
+    OUT/search.json     the results
 """
 
 import dataclasses
@@ -37,15 +37,15 @@ from fdg.training.statistics import digits
 from fdg.training.sweep import Sweep, changed
 from fdg.training.sweep_results import best_of, results
 
-REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
+REDUCTION = 3  # of the trials that reach a rung, one in three continues
 RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
 
 
 def check_search(algorithm: Any, space: Space) -> None:
-    """Refuses a space that names what is no hyperparameter, or is swept.
+    """Checks that a search space names only hyperparameters, and none that is already swept.
 
     Raises:
-      FdgError: says which.
+      FdgError: names the one that cannot be searched.
     """
     own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
     if not dataclasses.is_dataclass(own):
@@ -62,10 +62,10 @@ def check_search(algorithm: Any, space: Space) -> None:
 
 
 def require_optuna() -> None:
-    """Refuses where Optuna is not installed.
+    """Checks that Optuna is installed.
 
     Raises:
-      FdgError: says how to install it.
+      FdgError: it is not; says how to install it.
     """
     if importlib.util.find_spec("optuna") is None:
         raise FdgError("--optuna needs Optuna, which is not installed: pip install 'fdg[optuna]'")
@@ -74,19 +74,19 @@ def require_optuna() -> None:
 def carry_out_search(
     job: Job, space: Space, devices: Any = None, quiet: bool = False
 ) -> tuple[Path, list[Trial], int | None]:
-    """Carries out as many trials as the job asks for, those of earlier sittings counted.
+    """Runs trials until the job has its number of them; trials before a resume count.
 
     Args:
-      job: the base of every trial; `optuna` says how many there are.
-      space: what is searched.
+      job: the base of every trial; `optuna` is the number of trials.
+      space: the search space.
       devices: as for `carry_out`.
-      quiet: nothing is printed.
+      quiet: whether to print nothing.
 
     Returns:
-      The search's directory, its trials, and the signal that ended it early (None if none did).
+      The search's directory, its trials, and the signal that interrupted it (None if none did).
 
     Raises:
-      FdgError: it cannot be done as asked; nothing has been written then.
+      FdgError: the search is not valid; nothing has been written then.
     """
     require_optuna()
     check_search(job.algorithm, space)
@@ -116,7 +116,7 @@ class _Search:
         while caught is None and (number := len(self._done(study))) < total:
             study.sampler = _sampler(
                 self.job.seed + number
-            )  # so that a search that goes on proposes the same
+            )  # so that a resumed search proposes the same values
             caught = self._trial(study, number, total)
         trials = self._trials(study)
         if caught is not None:
@@ -146,20 +146,20 @@ class _Search:
             )
         except OSError:
             raise
-        except Exception as error:  # whatever Optuna meets in a damaged file
+        except Exception as error:  # Optuna raises many types on a damaged file
             raise FdgError(
                 f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
             ) from error
 
     def _take_up(self, study: Any) -> None:
-        """Trials that an earlier sitting was at are proposed again, and go on from their checkpoints."""
+        """Enqueues unfinished trials of an interrupted search again; they resume from their checkpoints."""
         for old in study.get_trials():
             if not old.state.is_finished() and old.params:
                 study.tell(old.number, state=_state("FAIL"))
                 study.enqueue_trial(old.params, user_attrs={"run": _run_of(old)})
 
     def _done(self, study: Any) -> list[Any]:
-        """Trials that came to an end of their own."""
+        """Trials that are complete, pruned or failed; not those that a signal interrupted."""
         return [
             one
             for one in study.get_trials()
@@ -180,8 +180,8 @@ class _Search:
         ]
 
     def _trial(self, study: Any, number: int, total: int) -> int | None:
-        """One trial; the signal that ended it early, None if none did."""
-        self.run.check_there()  # a trial would make it again
+        """Runs one trial; returns the signal that interrupted it, None if none did."""
+        self.run.check_there()  # else a trial would create a removed directory again
         trials = files.make_folder(self.run.path / "trials")
         trial = study.ask()
         values = {one.name: one.suggested(trial) for one in self.space}
@@ -195,7 +195,7 @@ class _Search:
             if watch is not None:
                 watch.num_iterations = job.num_iterations
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
-        except (FdgError, ValueError) as error:  # sizes that do not fit, or losses that became infinite
+        except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
             said = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", said)
@@ -238,7 +238,7 @@ class _Search:
 
 
 class _Watch:
-    """A callback that ends a trial which is behind the others at a rung."""
+    """A training callback that prunes a trial whose return is too low at a rung."""
 
     def __init__(self, trial: Any, num_iterations: int):
         self.is_behind = False
@@ -261,7 +261,7 @@ class _Watch:
 
 
 def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
-    """What a trial is worth, and each of its agents: the evaluation after training, or the end of it."""
+    """A trial's mean return, and that of each agent: from the evaluation, else from the end of training."""
     means = None if outcome.evaluation is None else outcome.evaluation.means
     rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
     if isinstance(job.algorithm, Sweep):
@@ -280,7 +280,7 @@ def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
 
 
 def _follows(before: Any, after: Any) -> dict[str, Any]:
-    """What else has changed of an algorithm than what was searched: whole numbers that have to divide."""
+    """Integer hyperparameters that differ: also those that were adjusted so that sizes divide."""
     old, new = (one.algorithm if isinstance(one, Sweep) else one for one in (before, after))
     names = [field.name for field in dataclasses.fields(new) if isinstance(getattr(new, field.name), int)]
     return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
@@ -291,7 +291,7 @@ def _nothing(line: Any) -> None:
 
 
 def _run_of(trial: Any) -> str:
-    """The folder of a trial: its number, or that of the trial that it continues. The journal is a file."""
+    """A trial's folder: its number, or that of the trial it continues (the journal is untrusted input)."""
     said = trial.user_attrs.get("run")
     return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
 

@@ -1,4 +1,4 @@
-"""What came of a search: a table of its trials, best first, as text, JSON and a picture."""
+"""Results of a hyperparameter search: its trials, best first, as a table, JSON and a plot."""
 
 import dataclasses
 import io
@@ -24,9 +24,9 @@ class Trial:
       run: its directory, below `trials/`.
       values: hyperparameters by name, choices as they are written.
       state: "done", "ended early" (it was behind) or "refused" (it could not be trained).
-      value: mean return, of a sweep that of its best point; nan unless it is done.
-      returns: of each agent.
-      refused: why, if it was.
+      value: mean return (of a sweep, that of its best point); NaN unless the trial is done.
+      returns: the return of each agent.
+      refused: the error, if its state is "refused".
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""What a run says at its end: `summary.json`, and what its programs do that the plan does not name."""
+"""Builds `summary.json` at the end of a run, and reports collectives that the plan did not predict."""
 
 import platform
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from fdg.training.sweep import agent_seeds
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run's numbers depend on."""
+    """Versions of the packages that a run's numbers depend on."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         "fdg": fdg.__version__,
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def unexplained(engine: fdg.Engine) -> list[str]:
-    """Says which collectives of the compiled programs the plan does not name."""
+    """One line for each collective of the compiled programs that the plan did not predict."""
     return [
         f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"
         f" ({', '.join(c.fragments) or 'between fragments'}), which the plan does not name"
@@ -35,7 +35,7 @@ def unexplained(engine: fdg.Engine) -> list[str]:
 
 
 def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
-    """For several groups: how long each was busy and idle of `wall_s` seconds, and what moved between."""
+    """Busy and idle seconds of each group within `wall_s`, and bytes moved; empty for a single group."""
     if len(engine.plan.groups) < 2:
         return {}
     everywhere = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
@@ -51,7 +51,7 @@ def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
 
 
 def predicted_seconds(engine: fdg.Engine) -> float | None:
-    """Of an iteration, by the rates of this machine (`fdg.costs`); None where none are known."""
+    """Predicted seconds of an iteration on this machine (`fdg.costs`); None if its rates are unknown."""
     try:
         return predict(engine.plan, cluster_of(engine.devices)).seconds
     except FdgError:
@@ -66,12 +66,12 @@ def summary(
     evaluation: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `summary.json` holds.
+    """The content of `summary.json`.
 
     Args:
-      job: the run's.
-      engine: what ran it.
-      iterations: that were done, those of earlier sittings included.
+      job: the run's job.
+      engine: the engine that ran it.
+      iterations: iterations done, including those before a resume.
       seconds: `wall_s` of training, `compile_s` of compiling.
       evaluation: from `evaluation.evaluate`.
       groups: from `groups_summary`.

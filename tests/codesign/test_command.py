@@ -149,7 +149,7 @@ WRONG = {
     "no network": file(UNET, "", "[task 1] has no network: write one of space, network, onnx"),
     "an accuracy above 1": file("0.75", "75", "accuracy is 75; give a number from 0 to 1"),
     "an unknown source": file('"surrogate"', '"guess"', "[accuracy] source 'guess' (known: supernet"),
-    "ONNX that is not there": file("two.onnx", "2.onnx", "2.onnx is no ordinary file"),
+    "ONNX that is not there": file("two.onnx", "2.onnx", "2.onnx does not exist"),
     "no ONNX": before(lambda: Path("two.onnx").write_bytes(b"\0\1"), "cannot be read as ONNX"),
     "an operator": before(einsum, "two.onnx: node 'e' (Einsum): this operator is not supported"),
     "a size that is open": before(

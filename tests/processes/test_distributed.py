@@ -318,7 +318,7 @@ def test_fetch_in_one_process(devices):
 def test_processes_that_do_not_fit_together(monkeypatch):
     address = f"localhost:{ports.free_port('localhost')}"
     monkeypatch.setattr(peers, "JOIN_SECONDS", 1.0)
-    with pytest.raises(FdgError, match=r"of 2 processes 1 came to .* process 1 is missing"):
+    with pytest.raises(FdgError, match=r"of 2 processes 1 connected to .* process 1 is missing"):
         peers.Peers(address, 2, 0)
     with pytest.raises(FdgError, match="process 0 was not at localhost:"):
         peers.Peers(address, 2, 1)

@@ -1,4 +1,4 @@
-"""Sums and the like, orders and running sums along an axis."""
+"""Batch rules of reductions, sorts, cumulative operations, windows and FFTs."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _reduce_bits(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """XLA's all-reduce knows sums, products, minima and maxima, and of truth values `and` and `or` too."""
+    """Bitwise reductions: XLA can all-reduce `and` and `or` of booleans only, and `xor` not at all."""
     found = _reduce(eqn, operands)
     logical = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
     return None if found is None or (found.reduced and not logical) else found
@@ -34,7 +34,7 @@ def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A reduction by a function of the user's own: arrays, then what each begins with."""
+    """A reduction with a user-defined function: its operands are arrays, then their initial values."""
     axis, gone = first(operands), eqn.params["dimensions"]
     if axis is None or axis in gone:
         return None
@@ -43,7 +43,7 @@ def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Windows that move over other axes."""
+    """Window reductions: they keep the batch axis if the window does not extend along it."""
     axis = first(operands)
     names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     if axis is None or any(eqn.params.get(n) and eqn.params[n][axis] != 1 for n in names):

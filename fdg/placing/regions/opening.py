@@ -1,11 +1,11 @@
-"""Opening: from a jaxpr to a region, calls and loops taken apart as far as several groups are at work.
+"""Opening: turns a jaxpr into a region; inlines calls and loops that have fragments of several groups.
 
 Under a policy that puts `act` on one group and `step` on another,
 
     scan 3 trips { carry x: a = act(x); y = step(a); return y; stack a }
 
-becomes the loop below, whose stacking is an operation like any other, placed as those are. With both on one
-group the scan stays one equation.
+becomes the loop below. Stacking becomes an ordinary operation, placed like the others. If both fragments are
+on one group, the scan stays one equation.
 
     zeros = ...
     3 trips of (; x, zeros, 0): region x, rows, t: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
@@ -27,7 +27,7 @@ from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
 
 def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:
-    """Opens the jaxpr of an iteration as far as the groups of its fragments ask for.
+    """Opens the calls and scans of an iteration's jaxpr that have fragments of several groups.
 
     Args:
       jaxpr: closed, as in `FDG.jaxpr`.
@@ -67,7 +67,7 @@ class _Opener:
         return Opened(opened, values, self.declared, has_token)
 
     def _name_constants(self, closed: Any, names: dict, region: RegionBuilder) -> None:
-        """Constants are inputs of the whole, and constants of each loop on the way to where they are read."""
+        """Makes a jaxpr's constants inputs of the iteration, and of each loop around their readers."""
         jaxpr = jaxprs.open_jaxpr(closed)
         for variable, value in zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True):
             outside, _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
@@ -128,7 +128,7 @@ class _Opener:
     def _open_call(
         self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: RegionBuilder, here: str | None
     ) -> None:
-        """What a call does, in its place."""
+        """Inlines a call."""
         (closed,) = jaxprs.closed_bodies(eqn)
         inner = dict(zip(body.jaxpr.invars, (look_up(names, v) for v in eqn.invars), strict=True))
         self._name_constants(closed, inner, region)
@@ -139,7 +139,7 @@ class _Opener:
     # --- scans ---
 
     def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: RegionBuilder) -> None:
-        """A scan without a trip: what it starts from comes out, and stacks of no row."""
+        """A scan of length 0: returns its initial carry, and stacked outputs with no rows."""
         (body,) = jaxprs.bodies(eqn)
         starts = {k: look_up(names, eqn.invars[i]) for i, k in body.carry}
         for k, v in enumerate(eqn.outvars):
@@ -203,7 +203,7 @@ class _Opener:
 
 
 def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
-    """(output, input) of a fragment that returns an input as it is: nobody need wait for it, or move it."""
+    """Pairs (output, input) of outputs that are an unchanged input; readers need not wait for it."""
     if FragmentMark.of(eqn) is None:
         return []
     (body,) = jaxprs.bodies(eqn)

@@ -1,7 +1,7 @@
 """An opened iteration as plain values: straight-line code (a region) and loops, over variables.
 
-A jaxpr keeps a loop or a fragment in one equation; where its parts live on different groups, `opening` takes
-it apart. What stands here is what comes out, and what every later pass reads. It prints:
+In a jaxpr, a loop or a fragment is one equation. If its parts are on different groups, `opening` inlines it.
+The types here are the result, which every later pass reads. It prints as:
 
     region a, b:
       c = act(a)  # actors
@@ -31,7 +31,7 @@ class Operation:
       group: the group that its fragments live on; None for code between fragments.
       fragments: names of the fragments in it.
       row: for the operation that writes a trip's row into a loop's stacked result, the row's variable.
-      token: of an operation with effects, the token that it takes and the one that it gives on.
+      token: for an operation with side effects, its (input token, output token), which order the effects.
     """
 
     eqn: core.JaxprEqn
@@ -52,7 +52,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its fragments, or the operation that it is."""
+        """The names of its fragments, else the name of its primitive."""
         return "+".join(self.fragments) or str(self.eqn.params.get("name", self.eqn.primitive.name))
 
 
@@ -61,9 +61,9 @@ class Loop:
     """A loop of known length with fragments of several groups.
 
     Attributes:
-      constants: variables around the loop that each trip reads: the body's first inputs.
-      starts: values carried into the first trip: the body's further inputs.
-      results: what is carried out of the last trip, one for each start.
+      constants: outer variables that each trip reads; the body's first inputs.
+      starts: initial values of the carry; the body's remaining inputs.
+      results: the final carry, one for each of `starts`.
     """
 
     trips: int
@@ -74,12 +74,12 @@ class Loop:
 
     @property
     def carried(self) -> list[core.Var]:
-        """What the body carries from trip to trip, inside."""
+        """The body's input variables for the carry."""
         return self.body.inputs[len(self.constants) :]
 
     @property
     def entering(self) -> list[tuple[core.Var, Any]]:
-        """(inside, outside) of all that goes in."""
+        """Pairs (body's input variable, outer value)."""
         return list(zip(self.body.inputs, (*self.constants, *self.starts), strict=True))
 
 
@@ -88,7 +88,7 @@ Item: TypeAlias = Operation | Loop
 
 @dataclasses.dataclass(eq=False)
 class Region:
-    """Items in an order that their data allow.
+    """Operations and loops in an order that respects their data dependencies.
 
     Attributes:
       outputs: for the body of a loop, the next values of what it carries.
@@ -126,8 +126,8 @@ class Opened:
     """An opened iteration.
 
     Attributes:
-      region: inputs are the state's leaves and then the constants, outputs the leaves and the metrics. With
-        effects, their token stands after the leaves on both sides.
+      region: its inputs are the state's leaves, then the constants; its outputs are the next leaves, then the
+        metrics. With side effects, their token follows the leaves in both.
       constants: values of the inputs after the state's leaves (with effects, the first is the token's start).
       declared: batch axes that the borders of opened fragments declare.
       has_token: whether there are effects, and so a token.

@@ -1,7 +1,7 @@
-"""Programs by level: how often each group has to wait for another.
+"""Groups operations into programs by level: how many transfers between groups precede an operation.
 
-A group's operations that have waited equally often run together. With `act` and `judge` on actors, `learn` on
-learners, and `judge` reading what `learn` makes:
+Operations of one group with the same level form one program. With `act` and `judge` on actors, `learn` on
+learners, and `judge` reading what `learn` computes:
 
     a = act(x)        level 0, actors
     w = learn(a)      level 1, learners: `a` crosses after level 0
@@ -21,13 +21,14 @@ from fdg.placing.scheduling.schedule import Value
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """The iteration's draft, and where what goes around the iteration starts and ends.
+    """The iteration's draft, and the placement of its inputs, outputs and loop-carried values.
 
     Attributes:
-      starts: of each carried value, where it is kept; the first is where its next value is made.
-      carry: (end of an iteration, start of the next).
-      metrics: where each is made.
-      constants: (position among the graph's constants, where it is needed).
+      starts: for each carried value, its copies on the groups that keep it; the first is on the group that
+        computes its next value.
+      carry: pairs (value at the end of an iteration, value at the start of the next).
+      metrics: for each metric, its value on the group that computes it.
+      constants: pairs (position among the graph's constants, value on a group that reads it).
     """
 
     draft: Draft
@@ -41,11 +42,11 @@ class Levels:
 
 
 def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Levels:
-    """Gives every operation its level, and notes what has to move.
+    """Assigns each operation its level, and records the transfers between groups.
 
     Args:
-      num_leaves: of what is carried, so many are the state's leaves; the rest (the token of effects) starts
-        as a constant does.
+      num_leaves: the first this many carried values are the state's leaves; the rest (the token of side
+        effects) is initialised like a constant.
     """
     region, residents = placement.region, placement.residents[None]
     carried = region.inputs[: placement.num_carried]
@@ -65,7 +66,7 @@ def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Leve
         for start in places
         if end[start.group] is not start
     )
-    for end, places in zip(region.outputs, starts, strict=False):  # of record: where the new value is made
+    for end, places in zip(region.outputs, starts, strict=False):  # first, the new value's maker
         made = builder.maker(end)
         places.sort(key=lambda value: value.group != made)
     tokens = starts[num_leaves:]
@@ -78,7 +79,7 @@ def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Leve
 
 @dataclasses.dataclass
 class _Moved:
-    """An `Arrival` in the making."""
+    """A mutable `Arrival`, while its users are still being collected."""
 
     source: Value
     after: int
@@ -90,8 +91,8 @@ class _Builder:
     """Walks one region in order.
 
     Args:
-      held: the groups that have each input from the start; inputs that are not in it are wherever they are
-        needed (constants).
+      held: for each carried input, the groups that have it from the start; the other inputs are constants,
+        which are available on every group.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class _Builder:
                 self._add_loop(item)
 
     def draft(self, kept: Sequence[Value], never_given_up: set[Value]) -> Draft:
-        """What was found; `kept` are the values that are needed after the region."""
+        """The region's draft; `kept` are the values that are needed after the region."""
         programs = [ProgramDraft(g, level, tuple(ops)) for (g, level), ops in self._programs.items()]
         arrivals = [
             Arrival(m.source, target, m.after, tuple(m.users), m.for_next_trip)
@@ -134,23 +135,23 @@ class _Builder:
         )
 
     def maker(self, variable: core.Var) -> str:
-        """The group that has a variable first."""
+        """The first group that has a variable: the one that computes it."""
         return self._groups[variable][0]
 
     def anywhere(self, variable: core.Var) -> Value:
-        """A variable where it is already; a constant on the first group."""
+        """A variable on the group that computes it; a constant on the first group."""
         if variable in self.constants:
             return self.bring(variable, self.placement.order[0], ())
         return self.values(variable, self.maker(variable))
 
     def bring_back(self, variable: core.Var, group: str, carried: core.Var) -> Value:
-        """The next value of what is carried, on a group that keeps it."""
+        """The next value of a carried variable, on a group that keeps it."""
         return self.bring(variable, group, self.placement.read_by(self.region, carried, group), True)
 
     def bring(
         self, variable: core.Var, group: str, users: Sequence[str], for_next_trip: bool = False
     ) -> Value:
-        """A variable on a group, moved there if it is not yet."""
+        """A variable on a group; adds a transfer if the group does not have it yet."""
         value = self.values(variable, group)
         if value in self._moved:
             self._moved[value].users.extend(users)
@@ -188,7 +189,7 @@ class _Builder:
             {g: body.bring_back(v, g, start) for g in placement.ordered(groups)}
             for v, (start, groups) in zip(loop.body.outputs, residents.items(), strict=True)
         ]
-        for end, v in zip(ends, loop.body.outputs, strict=True):  # its last value is also where it was made
+        for end, v in zip(ends, loop.body.outputs, strict=True):  # the last value is also at its maker
             last = body.anywhere(v)
             end[last.group] = last
         enter = []

@@ -1,6 +1,6 @@
-"""Live ranges: what each program takes and gives, when memory is given up, and who may take it over.
+"""Live ranges: each program's inputs and outputs, when a value is freed, and which inputs are donated.
 
-Backwards through the steps of a draft, with the values that are needed later:
+One backward pass over the steps of a draft, with the set of values that are needed later:
 
     actors: act        takes w, x (x is not needed afterwards: freed); gives a (needed: it crosses)
     actors -> learners: a            a is not needed on the actors afterwards: freed
@@ -21,15 +21,15 @@ class Lifetimes:
     """Makes the steps of a schedule from those of a draft.
 
     Attributes:
-      names: of programs.
-      origins: fragments that variables come from.
+      names: the name of each program.
+      origins: the fragments that each variable comes from.
     """
 
     names: Mapping[ProgramDraft, str]
     origins: Origins
 
     def steps(self, draft: Draft, next_trip: str) -> tuple[Step, ...]:
-        """The steps of a draft that is in order; `next_trip` is what comes after: "iteration" or "step"."""
+        """The steps of an ordered draft; `next_trip` is what it repeats: "iteration", or "step" of a loop."""
         needed_later: set[Value] = set(draft.kept)
         steps: list[Step] = []
         for step in reversed(draft.steps):
@@ -81,7 +81,11 @@ class Lifetimes:
         )
 
     def _repeat(self, loop: LoopDraft, kept: set[Value]) -> Repeat:
-        """What the body uses up goes in as a copy if it is needed again, afterwards or by another entry."""
+        """A loop that the host steps; carried inputs are copied if they are needed again.
+
+        The body may donate what it carries. So an input is copied if it is read after the loop, or enters it
+        in two places.
+        """
         entries = collections.Counter(outer for outer, _ in loop.enter)
         copied = frozenset(
             i
@@ -103,7 +107,7 @@ def _reads(step: StepDraft, draft: Draft) -> list[Value]:
 
 
 def _donated(inputs: Sequence[Value], outputs: Sequence[Value], freed: frozenset[int]) -> frozenset[int]:
-    """Of the inputs that are given up, as many as there are results of their shape, dtype and layout."""
+    """The freed inputs to donate: at most one for each output of the same shape, dtype and batch axis."""
     room = collections.Counter(_kind(value) for value in outputs)
     donated = set()
     for i in sorted(freed):

@@ -1,15 +1,15 @@
-"""Staleness: the graph in which a group of fragments uses parameters that are some iterations old.
+"""Staleness: rewrites a graph so that a group of fragments uses parameters from some iterations ago.
 
     w -> act(w, x) -> y -> learn(w, y) -> w'            act on actors, learn on learners, staleness 1
 
     w, old w -> act(old w, x) -> y -> learn(w, y) -> w', w
 
-The delay is written into the iteration itself, before anything is placed: the state gets a history of what a
-group waits for, and what that group's fragments read comes from its old end. The result is a graph like any
-other, so that on any number of devices, one included, it has the same numbers.
+The delay is written into the iteration itself, before placement. The state gets a history of the delayed
+leaves, and the delayed group's fragments read the oldest entry. The result is an ordinary graph, so training
+gives the same numbers on any number of devices, one included.
 
-`values` says what each value comes from, `readers` which version of it each fragment reads, and `versions`
-writes the iteration again, with a variable for each version that is read.
+`values` tracks which state leaves and fragments each value comes from. `readers` decides which version of it
+each fragment reads. `versions` rewrites the iteration, with one variable for each version that is read.
 """
 
 from collections.abc import Mapping
@@ -30,24 +30,30 @@ __all__ = ["Delay", "DelayedState", "delay"]
 
 
 def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any) -> tuple[FDG, Delay]:
-    """The graph in which groups that wait for parameters use those of `staleness` iterations ago.
+    """Rewrites a graph so that groups with actors use parameters from `staleness` iterations ago.
 
-    A group waits if a fragment of the role `actor` lives there. Delayed for it is each leaf of the state that
-    a fragment of the group, of any role, reads as it was at the start of the iteration (also through code
-    between fragments), and whose next value another group's fragment makes. In iteration t the group reads
-    the leaf as it was at the start of iteration t - staleness, and the first value before there is one.
-    Everything else, and everybody else, reads the newest; so does the group, where another makes it in the
-    same iteration. A fragment within another reads what that one reads, wherever it is placed, but a group
-    always the newest of what it makes itself. Code between fragments is repeated on old values where it leads
-    to the group; a value that a fragment hands on unchanged is not its product.
+    A group is delayed if it has a fragment of the role `actor`. For it, a leaf of the state is delayed if
+
+    - a fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
+      or through code between fragments), and
+    - a fragment of another group computes the leaf's next value.
+
+    In iteration t the group reads the leaf from the start of iteration t - staleness; in the first
+    iterations, its initial value. All other reads get the newest value: reads by other groups, of other
+    leaves, and of values that another group computes in the same iteration.
+
+    A nested fragment reads the same versions as the fragment around it, wherever it is placed; but a group
+    always reads the newest version of what it computes itself. Code between fragments is duplicated for old
+    values if the group needs its results. A fragment that returns an input unchanged does not count as the
+    one that computes it.
 
     Args:
       assignment: the group of each fragment, as the policy names it.
 
     Raises:
-      PlanError: an actor uses what another group changes within the same loop; a fragment may have handed a
-        delayed value on or not; a branch or loop around fragments depends on a delayed value; code with an
-        effect would have to be repeated.
+      PlanError: an actor uses a value that another group updates within the same loop; it cannot be told
+        whether a fragment passes a delayed value through; a branch or loop around fragments depends on a
+        delayed value; or code with a side effect would have to be duplicated.
     """
     leaves = [Value(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)

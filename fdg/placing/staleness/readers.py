@@ -1,4 +1,4 @@
-"""Which version of each value a fragment reads, and what cannot be told."""
+"""Decides which version of each value a fragment reads, and rejects graphs where that is ambiguous."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -31,7 +31,7 @@ class Readers:
         leaf_names: Sequence[str],
         where: str,
     ):
-        """Takes the group of each fragment, the next value of each leaf of the state and its name.
+        """Takes each fragment's group, and each state leaf's next value and name.
 
         `where` names the policy and its staleness, for errors.
         """
@@ -49,7 +49,8 @@ class Readers:
     def old(self, reader: Reader) -> Version:
         """The version of the state that a fragment reads.
 
-        Within another fragment it reads what that one reads, but the newest of what its own group makes.
+        A nested fragment reads the same versions as the fragment around it, but the newest version of what
+        its own group computes.
         """
         if reader not in self._old:
             assert reader is not None
@@ -61,7 +62,7 @@ class Readers:
         return self._old[reader]
 
     def version(self, value: Value, reader: Reader) -> Version:
-        """The version of a value: as much of that of the state as it may come from."""
+        """The version of a value for a reader: the state's version, restricted to the value's origins."""
         key = value.origins, self.old(reader)
         if key not in self._versions:
             self._versions[key] = frozenset(x for x in key[1] if x[0] in self.origins(value))
@@ -75,7 +76,7 @@ class Readers:
         return dict(sorted(found.items(), key=lambda item: sorted(item[0])))
 
     def is_alike(self, fragment: str, operands: Sequence[Value]) -> bool:
-        """Whether all fragments within one read the same versions of its operands as it does."""
+        """Whether all fragments nested in a fragment read the same versions of its operands as it does."""
         inner = [name for name, outer in self.around.items() if outer == fragment]
         same = (self.version(v, name) == self.version(v, fragment) for name in inner for v in operands)
         return all(same) and all(self.is_alike(name, operands) for name in inner)
@@ -89,13 +90,16 @@ class Readers:
         return self._origins[found]
 
     def late(self, values: Iterable[Value]) -> list[int]:
-        """Leaves that values may come from, of which some group reads an older version."""
+        """The delayed leaves (some group reads an older version) that the values may come from."""
         return sorted(self._late.intersection(frozenset().union(*map(self.origins, values))))
 
     # --- what cannot be delayed ---
 
     def check_one_version(self, fragment: str, need: Need) -> None:
-        """A value that a fragment may have made or handed on has the version that the fragment reads."""
+        """Checks values that a fragment either computes or passes through, where it is unknown which.
+
+        Each reader of such a value must need the version that the fragment itself reads.
+        """
         for value, readers in need.items():
             own = self.version(value, fragment)
             for version, (reader, *_) in self.by_version(value, readers).items():
@@ -110,7 +114,7 @@ class Readers:
                     )
 
     def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Value], need: Need) -> None:
-        """Code between fragments that has an effect cannot be repeated."""
+        """Checks that code between fragments with a side effect need not be duplicated for an old version."""
         for value, readers in need.items():
             for reader in sorted(name for name in readers if name and self.version(value, name)):
                 raise PlanError(
@@ -120,7 +124,10 @@ class Readers:
                 )
 
     def check_turns(self, start: Value, end: Value, readers: Iterable[Reader]) -> None:
-        """Within a loop, an actor may not act on what another group remakes: an iteration is no age then."""
+        """Checks that no actor in a loop uses a value that another group updates in the same loop.
+
+        Staleness counts iterations, not trips of a loop.
+        """
         order, groups = list(self.groups), self.groups
         acting = [
             x for x in self.actors.intersection(readers) if self.around[x] is None and self.version(start, x)
@@ -137,7 +144,10 @@ class Readers:
                 )
 
     def check_control(self, eqn: core.JaxprEqn, choice: Value, need: Need) -> None:
-        """Whether a loop or branch goes on is one decision, also where a group would decide otherwise."""
+        """Checks that no reader needs an older version of the predicate of a branch or while loop.
+
+        All groups share one predicate, so two versions of it could disagree.
+        """
         after = sorted({reader for readers in need.values() for reader in readers if reader})
         for reader in (*fragments_in([eqn], outermost=True), *after):
             if self.version(choice, reader):
@@ -151,7 +161,7 @@ class Readers:
     def check_unknown(
         self, eqn: core.JaxprEqn, operands: Sequence[Value], inside: Reader, need: Need
     ) -> None:
-        """An older version cannot be followed through an equation of a kind that is not known."""
+        """Checks that no older version passes through an equation of an unknown kind."""
         affected = [
             f
             for f in (*fragments_in([eqn], outermost=True), inside)
