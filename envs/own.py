@@ -122,7 +122,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def of_packages() -> dict[str, importlib.metadata.EntryPoint]:
+def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     """The environments that installed packages register, by name; nothing of them is imported."""
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
@@ -133,7 +133,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
     Raises:
       FdgError: it cannot be imported, or as `built`.
     """
-    point = of_packages()[name]
+    point = entry_points()[name]
     try:
         factory = point.load()
     except Exception as error:

@@ -176,7 +176,7 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
 
 def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
-    if factory is None and name in own.of_packages():
+    if factory is None and name in own.entry_points():
         return own.make_of_package(name, overrides)
     if factory is None and _module_of(name) is not None:
         return own.make(name, overrides)
@@ -281,7 +281,7 @@ def names() -> tuple[str, ...]:
     >>> "CartPole-v1" in names()
     True
     """
-    return (*_BUILT_IN, *(name for name in own.of_packages() if name not in _BUILT_IN), *_registered)
+    return (*_BUILT_IN, *(name for name in own.entry_points() if name not in _BUILT_IN), *_registered)
 
 
 def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
@@ -303,7 +303,7 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
         return "downloads its data"
     if name in _BUILT_IN:
         return _text_beyond(parameters, _WORD)
-    if name in _registered or name in own.of_packages():
+    if name in _registered or name in own.entry_points():
         return _text_beyond(parameters)
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix):
@@ -319,7 +319,7 @@ def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 def _module_of(name: str) -> str | None:
     """The module of a user's own that a name without a known prefix begins with, None where it has none."""
-    return own.module_of(name, (*_BUILT_IN, *own.of_packages()))
+    return own.module_of(name, (*_BUILT_IN, *own.entry_points()))
 
 
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))

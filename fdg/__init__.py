@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg import packages
+from fdg.arguments import explain_frozen
 from fdg.bfloat16 import in_bfloat16
 from fdg.ending import is_command
 from fdg.engine import Engine, compile
@@ -108,6 +109,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'fdg' has no attribute '{name}'")
 
 
+for _cls, _word in ((FDG, "graph"), (Edge, "edge"), (Plan, "plan"), (Profile, "profile"), (Stream, "stream")):
+    explain_frozen(_cls, _word)
 packages.install()
 reserve_threads()  # for host devices configured before this import
 if not is_command() and (_line := hidden() or unreachable()):  # a command says so itself

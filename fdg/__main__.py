@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import fdg
-from fdg.commands import of_packages
+from fdg.commands import entry_points
 from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
@@ -43,16 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, module in known.items():
             first = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
             print(f"  {name:10} {first.partition(': ')[2] or first}")
-        for line in of_packages.help_lines(of_packages.commands(), known):
+        for line in entry_points.help_lines(entry_points.commands(), known):
             print(f"  {line}")
         print("\n`fdg COMMAND --help` lists the flags of one.")
         return 0 if words else 2
     if words[0] in ("--version", "-V"):
         print(f"fdg {fdg.__version__}")
         return 0
-    others = {} if words[0] in known else of_packages.commands()
+    others = {} if words[0] in known else entry_points.commands()
     if words[0] in others:
-        return of_packages.run(words[0], others[words[0]], words[1:])
+        return entry_points.run(words[0], others[words[0]], words[1:])
     if words[0] in _ELSEWHERE:
         print(f"error: unknown command '{words[0]}': write {_ELSEWHERE[words[0]]}", file=sys.stderr)
         return 2

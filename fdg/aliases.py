@@ -189,6 +189,10 @@ _INSTEAD = {
         "track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to",
     ),
     **_each(
+        "--loss-on assistant learns from every turn of the assistant, --loss-on answer from the last one",
+        "assistant-only-loss completion-only-loss train-on-inputs",
+    ),
+    **_each(
         "the network is that of --hidden and --activation, or of --network module:name",
         "policy-kwargs net-arch policy-type",
     ),

@@ -64,7 +64,7 @@ def _rounded(eqn: Any, inside: jaxprs.Inside) -> Any:
         return jaxprs.as_one(_product(eqn), eqn.invars, eqn.outvars) if _is_to_be_rounded(eqn) else eqn
     now = inside(eqn)
     if now is not eqn and eqn.primitive.name in _OF_THEIR_OWN_GRADIENT:
-        return jaxprs.as_one(_call(eqn), eqn.invars, eqn.outvars)
+        return jaxprs.as_one(_rewritten_call(eqn), eqn.invars, eqn.outvars)
     return now
 
 
@@ -82,11 +82,11 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
 
     @jax.custom_vjp
     def product(left: jax.Array, right: jax.Array) -> jax.Array:
-        return bind(_half(left), _half(right))
+        return bind(_to_bfloat16(left), _to_bfloat16(right))
 
     def forward(left: Any, right: Any) -> tuple[jax.Array, Any]:
         # An operand is a residual only if the other operand is differentiated.
-        first, second = _half(left.value), _half(right.value)
+        first, second = _to_bfloat16(left.value), _to_bfloat16(right.value)
         return bind(first, second), (
             first if right.perturbed else None,
             second if left.perturbed else None,
@@ -106,7 +106,7 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
     return product
 
 
-def _half(x: jax.Array) -> jax.Array:
+def _to_bfloat16(x: jax.Array) -> jax.Array:
     # XLA may cancel a pair of conversions in one program and not in another. An explicit `reduce_precision`
     # rounds in every program, so the numbers are the same under every distribution policy.
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
@@ -117,7 +117,7 @@ def _transposed(linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, s
     return in_bfloat16(lambda slope: transpose(slope)[0])(slope)
 
 
-def _call(eqn: Any) -> Callable[..., list[jax.Array]]:
+def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
     """Rewrites a call with a custom gradient: products of the function and of the gradient use bfloat16."""
     inputs = [core.Var(v.aval) for v in eqn.invars]
     itself = core.jaxpr_as_fun(jaxprs.build(inputs, eqn.outvars, [eqn.replace(invars=inputs)]))

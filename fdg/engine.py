@@ -14,9 +14,9 @@ from fdg import jaxprs
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
-from fdg.garbage import looked_for_seldom
+from fdg.garbage import infrequent_gc
 from fdg.lowering import host_calls
-from fdg.lowering.programs import split_as_seen_fit
+from fdg.lowering.programs import with_sharding_constraints
 from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
@@ -334,7 +334,7 @@ class Engine:
 
     def _init_leaves(self, key):
         """The first state's leaves."""
-        made = split_as_seen_fit(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
+        made = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(made)(*jax.tree.leaves(key))
 
     def _first_leaves(self, key):
@@ -402,7 +402,7 @@ def _last_words(line: str, status: int) -> None:
 
 
 @checked_names
-@looked_for_seldom()
+@infrequent_gc()
 def compile(
     algorithm: Any,
     policy: Policy,

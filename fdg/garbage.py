@@ -10,11 +10,11 @@ _SELDOM = (200_000, 50, 100)
 
 
 @contextlib.contextmanager
-def looked_for_seldom() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """As often as after 200,000 objects; as before when it is left. What others have set higher stays.
 
     >>> before = gc.get_threshold()
-    >>> with looked_for_seldom():
+    >>> with infrequent_gc():
     ...     gc.get_threshold()[0] >= 200_000
     True
     >>> gc.get_threshold() == before

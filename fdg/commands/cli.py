@@ -14,7 +14,7 @@ import jax
 from fdg import ctrl_c
 from fdg.ending import CLOSED_PIPE
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
-from fdg.garbage import looked_for_seldom
+from fdg.garbage import infrequent_gc
 from fdg.neighbours import hidden, unreachable
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
@@ -129,7 +129,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     try:
         if line := hidden():
             return _fail(line)
-        with _said_in_one_line(), looked_for_seldom():
+        with _said_in_one_line(), infrequent_gc():
             if line := unreachable():
                 warnings.warn(line, FdgWarning, stacklevel=2)
             status = _status(run, sys.argv[1:] if argv is None else argv)

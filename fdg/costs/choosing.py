@@ -12,7 +12,7 @@ from typing import Any
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError, PlanError
-from fdg.garbage import looked_for_seldom
+from fdg.garbage import infrequent_gc
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.recall import Recall
@@ -199,7 +199,7 @@ def _takeable(rows: Iterable[Row]) -> list[Any]:
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
 
-@looked_for_seldom()
+@infrequent_gc()
 def choose(
     algorithm: Any,
     candidates: Sequence[Candidate],

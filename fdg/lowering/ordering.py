@@ -51,10 +51,12 @@ def in_order(
       output_axes: the batch axes that its outputs are resharded to.
     """
     flow = follow(jaxpr, axes, devices, output_axes)
-    return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _meets_inside(flow) else jaxpr
+    return (
+        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _has_inner_collectives(flow) else jaxpr
+    )
 
 
-def meet_ahead(
+def hoist_batch_reductions(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
     """Hoists batch reductions that are loop-invariant out of loops: one collective for all trips.
@@ -87,17 +89,17 @@ def _steps(flow: Flow) -> Iterator[EquationFlow]:
             yield from _steps(body)
 
 
-def _meets(step: EquationFlow) -> bool:
-    return bool(step.gathered or step.reduced or step.agreed) or any(map(_meets_inside, step.bodies))
+def _has_collectives(step: EquationFlow) -> bool:
+    return bool(step.gathered or step.reduced or step.agreed) or any(map(_has_inner_collectives, step.bodies))
 
 
-def _meets_inside(flow: Flow) -> bool:
-    return bool(flow.gathered) or any(map(_meets, flow.equations))
+def _has_inner_collectives(flow: Flow) -> bool:
+    return bool(flow.gathered) or any(map(_has_collectives, flow.equations))
 
 
 def _goes_on(step: EquationFlow) -> bool:
     """Whether it has a loop or branch with collectives, during which XLA runs later operations."""
-    return any(map(_meets_inside, step.bodies)) and (
+    return any(map(_has_inner_collectives, step.bodies)) and (
         step.eqn.primitive.name in _LOOPS
         or any(_goes_on(inner) for body in step.bodies for inner in body.equations)
     )
@@ -157,7 +159,7 @@ def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
     before: list[_Meeting] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
-        meeting = _Meeting(step, read) if _meets(step) else None
+        meeting = _Meeting(step, read) if _has_collectives(step) else None
         if meeting is not None:
             awaited = [each for each in before if each.goes_on or meeting.goes_on]
             eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
@@ -208,18 +210,18 @@ def _can_be_told(v: Any, axis: Axis, sign: Any, sign_axis: Axis) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _once_there(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
-    """A jaxpr of one equation that calls `once_there`; with `rowwise` if a sign is split over devices."""
+    """A jaxpr of one equation that calls `wait_for`; with `rowwise` if a sign is split over devices."""
     alone = all(axis is None for axis in axes[1:])
-    waits = jax.jit(once_there) if alone else rowwise(once_there, in_axes=axes, out_axes=axes[0])
+    waits = jax.jit(wait_for) if alone else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
     return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
 
 
-def once_there(x: jax.Array, *signs: jax.Array) -> jax.Array:
+def wait_for(x: jax.Array, *signs: jax.Array) -> jax.Array:
     """Returns `x`, bit for bit, with a data dependency on `signs` that XLA cannot remove.
 
     The signs may have any shape and dtype.
 
-    >>> once_there(jnp.float32(2.5), jnp.ones(3)).item()
+    >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5
     """
     nothing = functools.reduce(jnp.bitwise_or, map(_nothing, signs))

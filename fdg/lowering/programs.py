@@ -106,7 +106,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
 
 
-def split_as_seen_fit(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
+def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
     """A program of one group, such as that of the first state, that XLA splits as its results are to lie."""
     group = plan.groups[0]
     if len(plan.groups) > 1 or plan.num_seeds is not None or not group.shards:

@@ -10,7 +10,7 @@ from fdg import jaxprs
 from fdg.batch.rules.result import Axis
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import draw_ahead
-from fdg.lowering.ordering import in_order, meet_ahead
+from fdg.lowering.ordering import hoist_batch_reductions, in_order
 from fdg.lowering.tiles import tile
 from fdg.lowering.turning import turn_kernels
 from fdg.recall import Recall
@@ -47,7 +47,7 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
     "draws ahead of loops": (lambda on: True, _without_draws),
     "sums ahead of loops": (
         lambda on: on.devices > 1 and not on.sharded,
-        lambda jaxpr, on: meet_ahead(jaxpr, on.axes, on.devices, on.output_axes),
+        lambda jaxpr, on: hoist_batch_reductions(jaxpr, on.axes, on.devices, on.output_axes),
     ),
     "gradients in tiles": (
         lambda on: not on.sharded and (on.a_core_each or (on.on_cpu and on.devices > 1)),

@@ -79,7 +79,7 @@ def device_a_core() -> int | None:
     return count
 
 
-def begin_anew(count: int, threads: int) -> None:
+def restart_cpu_backend(count: int, threads: int) -> None:
     """Restarts a command's CPU backend with `count` devices and a pool of `threads` threads.
 
     The best numbers are known only after the job is traced; by then, importing environments has started the

@@ -111,7 +111,7 @@ class _Reader:
         self.named = {name: {i.name: i for i in body} for name, body in program.items()}
         self.roots = {name: i.name for name, body in program.items() for i in body if i.is_root}
         # Asked again and again, of thousands of lines.
-        self.meets = functools.cache(self._meets)
+        self.meets = functools.cache(self._has_collectives)
         self.writer = functools.cache(self._writer)
         self.read_inside = functools.cache(self._read_inside)
 
@@ -126,7 +126,7 @@ class _Reader:
                     return False
         return True
 
-    def _meets(self, instruction: _Instruction) -> bool:
+    def _has_collectives(self, instruction: _Instruction) -> bool:
         """Whether devices meet in it, or in what it runs."""
         if re.sub("-(start|done)$", "", instruction.operation) in KINDS:
             return True

@@ -16,7 +16,7 @@ from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import begin_anew, has_few_threads, make_host_devices, threads_for
+from fdg.running.host_devices import has_few_threads, make_host_devices, restart_cpu_backend, threads_for
 from fdg.training.job import Job
 
 ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from here on a second thread makes it faster
@@ -41,7 +41,7 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
         count, why = quickest_count(job, graph, devices[: job.cores])
     if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
         if threads := threads_of(graph, job.policy, count, job.agents):
-            begin_anew(count, threads)
+            restart_cpu_backend(count, threads)
         devices = available_devices(None)
     return with_host(job.policy, devices[:count]), why
 
@@ -111,7 +111,7 @@ def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bo
     if in_order.result():
         return engine
     gc.collect()  # frees arrays, such as loaded weights: a backend with live arrays cannot restart
-    begin_anew(count, threads_for(count))
+    restart_cpu_backend(count, threads_for(count))
     if has_few_threads(count):
         raise FdgError(
             f"--devices {count}: this program's devices may wait for each other for ever on"

@@ -22,12 +22,12 @@ from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
 from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
-from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
 from fdg.training.losses import LostEpisodes
 from fdg.training.opening import open_run, title
+from fdg.training.periodic_evaluation import PeriodicEvaluation
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
@@ -218,7 +218,7 @@ class _Sitting:
 
         wanted = job.loggers if distributed.is_first() else ()
         trackers = loggers.open_loggers(wanted, run.path, job.config, start * job.steps_per_iteration)
-        during = During(job, engine, run, say)
+        evaluating = PeriodicEvaluation(job, engine, run, say)
         try:
             with (
                 _signals() as signals,
@@ -237,11 +237,11 @@ class _Sitting:
                     lambda: self.samples,
                     lambda: engine.busy_seconds(waits=False),
                 )
-                state, iteration, caught = self._iterations(state, start, recorder, during, signals)
+                state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
                 wall_s = recorder.wall_s
         finally:
             loggers.close_all(trackers)
-            during.close()
+            evaluating.close()
         solved, points = SOLVED.get(job.described["env"]), point_names(job.algorithm)
         draw_learning_curve(run, title(job), solved, points, steps_of(job.algorithm))
         if caught is not None:
@@ -251,7 +251,7 @@ class _Sitting:
                 f" go on with --resume {run.path}"
             )
             return Outcome(run, engine, state, iteration, caught=caught)
-        stopped = during.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
+        stopped = evaluating.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
@@ -264,7 +264,7 @@ class _Sitting:
         if not distributed.is_first():
             return outcome
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
-        best = during.best_summary()
+        best = evaluating.best_summary()
         ended = {"stopped": stopped} if stopped else {}
         said = {**summarized(evaluations), **best, **ended, **lost.summary()}
         run.write_summary(summary(job, engine, iteration, seconds, said, groups))
@@ -288,7 +288,7 @@ class _Sitting:
         return report(sweep, self.run, None if evaluation is None else evaluation.means, title(job))
 
     def _iterations(
-        self, state: Any, start: int, recorder: Recorder, during: During, signals: Any
+        self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Any
     ) -> tuple[Any, int, int | None]:
         """All iterations that are left, unless something ends them early: state, iteration, signal."""
         job, total = self.job, self.job.num_iterations
@@ -302,9 +302,9 @@ class _Sitting:
             recorder.add(metrics)
             iteration += metrics.iterations
             if job.eval_every and iteration % job.eval_every == 0:
-                recorder.annotate(during.evaluate(state, iteration))
+                recorder.annotate(evaluating.evaluate(state, iteration))
             if job.stop_at is not None or self.callbacks:
-                ended = any(distributed.exchange(during.stopped is not None or recorder.wants_to_stop))
+                ended = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
             caught = signals.agreed()
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()

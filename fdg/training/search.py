@@ -112,7 +112,7 @@ class _Search:
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
         study, total, caught = self._study(), self.job.optuna or 0, None
-        self._take_up(study)
+        self._requeue_unfinished(study)
         while caught is None and (number := len(self._done(study))) < total:
             study.sampler = _sampler(
                 self.job.seed + number
@@ -151,7 +151,7 @@ class _Search:
                 f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
             ) from error
 
-    def _take_up(self, study: Any) -> None:
+    def _requeue_unfinished(self, study: Any) -> None:
         """Enqueues unfinished trials of an interrupted search again; they resume from their checkpoints."""
         for old in study.get_trials():
             if not old.state.is_finished() and old.params:

@@ -110,7 +110,7 @@ def test_installed_packages_register_theirs(monkeypatch):
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: points if group == own.ENTRY_POINTS else []
     )
-    own.of_packages.cache_clear()
+    own.entry_points.cache_clear()
     try:
         assert "Maze-v0" in envs.names() and envs.beyond_registries("Maze-v0", {}) is None
         assert envs.make("Maze-v0", delay=2) == envs.make("probe:memory", delay=2)
@@ -121,4 +121,4 @@ def test_installed_packages_register_theirs(monkeypatch):
             envs.make("Maze-v1")
     finally:
         monkeypatch.undo()
-        own.of_packages.cache_clear()
+        own.entry_points.cache_clear()

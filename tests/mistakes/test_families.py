@@ -229,6 +229,16 @@ def test_long_values_are_cut_wherever_they_stand():
     assert str(FdgError("x(" * 4000)) and str(FdgError("f([)]" * 99))
 
 
+def test_graphs_and_plans_do_not_change():
+    graph = fdg.trace(small())
+    for value, word, field in (
+        (graph, "graph", "name"),
+        (fdg.place(graph, policies.GPUOnly(), 1), "plan", "idle"),
+    ):
+        said = refused(lambda value=value, field=field: setattr(value, field, ()))
+        assert f"does not change: write {word} = dataclasses.replace({word}, {field}=())" in said
+
+
 @pytest.mark.parametrize("value", [small(), *(policies.get(name)() for name in policies.names())], ids=repr)
 def test_values_do_not_change(value):
     for field in (field for field in dataclasses.fields(value) if field.init):

@@ -117,7 +117,7 @@ def test_loops_are_put_in_order_and_the_numbers_stay(devices, monkeypatch):
 @pytest.mark.parametrize("sign", [jnp.float32(jnp.nan), jnp.arange(4), jnp.array([True]), jnp.float32(-0.0)])
 def test_a_sign_changes_nothing(sign):
     for x in jnp.array([-0.0, jnp.inf, 3.5]), jnp.arange(3), jnp.array([True, False]):
-        made = jax.jit(ordering.once_there)(x, sign, jnp.ones((2, 3)))
+        made = jax.jit(ordering.wait_for)(x, sign, jnp.ones((2, 3)))
         assert made.dtype == x.dtype and made.tobytes() == x.tobytes()
 
 

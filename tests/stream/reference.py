@@ -138,7 +138,7 @@ class Clock:
             return set(self._prompt()) <= set(finished)
         if len(finished) < sizes.units:
             return False
-        return sizes.late == "mask" or all(map(self._meets, range(sizes.ahead)))
+        return sizes.late == "mask" or all(map(self._has_collectives, range(sizes.ahead)))
 
     def chosen(self) -> list[int]:
         """The units of micro-batch n, ascending."""
@@ -161,7 +161,7 @@ class Clock:
     def _prompt(self) -> list[int]:
         return list(range(self.n * self.sizes.units, (self.n + 1) * self.sizes.units))
 
-    def _meets(self, k: int) -> bool:
+    def _has_collectives(self, k: int) -> bool:
         """Whether, of the units due by the end of iteration i + k, no more are left than there are places."""
         sizes = self.sizes
         i = self.n // sizes.micro_batches

@@ -1,4 +1,4 @@
-"""Groups operations into programs by level: how many transfers between groups precede an operation.
+"""Groups operations into programs by level: the number of transfers and loops that must come before them.
 
 Operations of one group with the same level form one program. With `act` and `judge` on actors, `learn` on
 learners, and `judge` reading what `learn` computes:

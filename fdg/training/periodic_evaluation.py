@@ -16,7 +16,7 @@ from fdg.training.statistics import digits
 EPISODES = 16
 
 
-class During:
+class PeriodicEvaluation:
     """Evaluates a run's agents in separate environments and a separate program; saves the best state.
 
     Attributes:

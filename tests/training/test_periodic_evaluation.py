@@ -15,8 +15,8 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import loggers
-from fdg.training.during import EPISODES
 from fdg.training.evaluation import evaluation_keys
+from fdg.training.periodic_evaluation import EPISODES
 from tests.training.trained import fitted, small
 
 
