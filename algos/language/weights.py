@@ -230,8 +230,8 @@ def _matched(
                 continue
             if plain == "score.weight":
                 raise FdgError(
-                    f"{where}: is a reward model, which says nothing: give it as reward_model= of GRPO,"
-                    " PPORLHF or DPO, and a language model here"
+                    f"{where}: is a reward model, which generates no text: give it as reward_model= of"
+                    " GRPO, PPORLHF or DPO, and a language model here"
                 )
             raise FdgError(
                 f"{where}: holds '{given:.120}', which a {config.family} of its config.json"
@@ -251,7 +251,11 @@ def _matched(
             f"{where}: '{missing[0]}' is missing"
             + (f", and {len(missing) - 1} more" if missing[1:] else "")
             + f", which a {config.family} of its config.json has"
-            + (": give one that RewardModel has trained and exported" if missing == ["score.weight"] else "")
+            + (
+                ": this is no reward model: give one that RewardModel has trained and exported"
+                if missing == ["score.weight"]
+                else ""
+            )
         )
     return found
 

@@ -112,7 +112,9 @@ def test_what_is_exported_is_read_again_and_is_of_hugging_faces_shape(trained, f
     assert decoder == algorithm.network and reward_config_of(str(folder)) == decoder.config
     np.testing.assert_array_equal(read.pop("score"), state.parameters["score"])
     assert_same(state.parameters["network"], read, 0)
-    with pytest.raises(FdgError, match=r"holds 'score.weight', which a llama of its config.json has not"):
+    with pytest.raises(
+        FdgError, match="is a reward model, which generates no text: give it as reward_model="
+    ):
         weights.check(folder)
 
 
@@ -194,7 +196,9 @@ def test_what_texts_are_worth(trained):
 def test_what_cannot_judge_is_refused_in_one_line(folder, trained, tmp_path):
     algorithm, state = trained
     weights.save(tmp_path, algorithm.network, state.parameters["network"])
-    with pytest.raises(FdgError, match=r"'score.weight' is missing, which a llama .* is it no reward model"):
+    with pytest.raises(
+        FdgError, match=r"'score.weight' is missing, which a llama .* this is no reward model"
+    ):
         made("grpo", reward_model=str(tmp_path))
     with pytest.raises(FdgError, match=r"reward_model=.* has a context of 9 tokens, and task 'text:addition"):
         algos.GRPO(env=envs.make("text:addition"), **SMALL, reward_model=str(folder))
