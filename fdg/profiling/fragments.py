@@ -87,7 +87,7 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
             continue
         read = jaxprs.variables(site.equation.invars)
         given = dict(zip(read, values[name], strict=True))
-        function, shardings = _placed(plan, site, group, devices)
+        function, shardings = on_group(plan, site, group, devices)
         arguments = [
             put(given[v], jax.ShapeDtypeStruct(given[v].shape, given[v].dtype, sharding=sharding))
             for v, sharding in zip(site.inputs, shardings, strict=True)
@@ -97,7 +97,7 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
     return found
 
 
-def _placed(
+def on_group(
     plan: Plan, site: Site, group: Group, devices: Sequence[jax.Device]
 ) -> tuple[Callable, list[NamedSharding]]:
     """A fragment as it runs on its group, and how its inputs lie there."""
