@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import algos as algos
     import envs as envs
     import policies as policies
+    from fdg.training.difference import diff, record
     from fdg.training.exported import load_exported
     from fdg.training.fit import fit
     from fdg.training.loading import load
@@ -73,6 +74,7 @@ __all__ = [
     "Sweep",
     "UnknownNameError",
     "compile",
+    "diff",
     "fit",
     "fragment",
     "host_devices",
@@ -82,6 +84,7 @@ __all__ = [
     "load_exported",
     "place",
     "profile",
+    "record",
     "rowwise",
     "search",
     "sweep",
@@ -93,9 +96,11 @@ __version__ = "0.1.0"
 _LATER = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
+    "diff": "fdg.training.difference",
     "fit": "fdg.training.fit",
     "load": "fdg.training.loading",
     "load_exported": "fdg.training.exported",
+    "record": "fdg.training.difference",
     "search": "fdg.training.sweeping",
     "sweep": "fdg.training.sweeping",
 }

@@ -98,8 +98,8 @@ def load_exported(path: str | Path) -> Exported:
     """
     content = read_bytes(path, _PACKAGE_BYTES)
     try:
-        parts = _members(content, {FUNCTION, MEMORY, FACTS})
-        arrays = _members(parts[MEMORY], None)
+        parts = members(content, {FUNCTION, MEMORY, FACTS})
+        arrays = members(parts[MEMORY], None)
         memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
     except FdgError as error:
         raise FdgError(f"{path} is no exported policy: {error}") from None
@@ -144,7 +144,7 @@ def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
     ) from error
 
 
-def _members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
+def members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
     """The members of a zip, read no further than its directory says, and that is bounded.
 
     Raises:

@@ -79,7 +79,7 @@ def load_as_said(
     agents, target = agent_count(algorithm, config.get("num_seeds")), graph.state
     delayed = None
     if config.get("staleness"):  # what is kept then is more than the algorithm's own state
-        plan = fdg.place(graph, policy, _device_count(path, config), agents)
+        plan = fdg.place(graph, policy, device_count(path, config), agents)
         delayed, target = plan.delayed, plan.graph.state
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     lead = () if agents is None else (agents,)
@@ -144,7 +144,7 @@ def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
     return checkpoints, int(checkpoint)
 
 
-def _device_count(path: Path, config: dict[str, Any]) -> int:
+def device_count(path: Path, config: dict[str, Any]) -> int:
     """How many devices the run was planned for, or would be here."""
     trained_on = (read_summary(path) or {}).get("devices") or ()
     return config.get("devices") or config.get("devices_chosen") or len(trained_on) or len(jax.devices())

@@ -23,6 +23,7 @@ from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites
 from fdg.recall import Recall
+from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]
@@ -72,10 +73,11 @@ class Stepper:
         self._functions: Recall[Callable[..., list[Any]]] = Recall()
         self._calls: collections.Counter[str] = collections.Counter()
         self._iteration = 0
-        self._names = unique_names(_paths(graph.state)), unique_names(
-            f"metrics{path}" for path in _paths(graph.metrics, "")
+        self._names = (
+            unique_names(_paths(graph.state)),
+            unique_names(f"metrics{path}" for path in _paths(graph.metrics, "")),
         )
-        self.whole = jax.jit(core.jaxpr_as_fun(graph.jaxpr))
+        self.whole = _compiled(core.jaxpr_as_fun(graph.jaxpr))
 
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
         """The state after so many iterations, as a border."""
@@ -91,12 +93,11 @@ class Stepper:
         """
         leaves = [host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
-        for iteration in itertools.count(iteration + 1):
+        for self._iteration in itertools.count(iteration + 1):
             self._calls.clear()
-            self._iteration = iteration
             results = yield from self._run(self._graph.jaxpr, leaves, "")
             leaves = results[: len(leaves)]
-            yield self.state(iteration, leaves, results[len(leaves) :])
+            yield self.state(self._iteration, leaves, results[len(leaves) :])
 
     # --- parts ---
 
@@ -170,18 +171,18 @@ class Stepper:
         if fragments_in(jaxpr.eqns):
             results = yield from self._run(closed, values, name)
         else:
-            function = self._functions(eqn, None, lambda: self._compiled(eqn, name))
+            function = self._functions(eqn, None, lambda: self._alone(eqn, name))
             results = [host(x) for x in function(*values)]
         yield Border(*place, "result", _described(_named(origin.result_paths, results, "result"), results))
         return results
 
-    def _compiled(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
+    def _alone(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
         """A fragment without others in it, on the devices of its group."""
         if self._plan is None:
-            return jax.jit(lambda *values: jaxprs.bind(eqn, values))
+            return _compiled(lambda *values: jaxprs.bind(eqn, values))
         site = self._sites[name]
         placed, shardings = on_group(self._plan, site, self._plan.group_of(name), self._devices)
-        compiled = jax.jit(placed)
+        compiled = _compiled(placed)
         position = {v: i for i, v in enumerate(eqn.invars) if not jaxprs.is_literal(v)}
 
         def call(*values: Any) -> list[Any]:
@@ -200,8 +201,15 @@ def host(value: Any) -> Any:
     if value is None:
         return None
     if keys.is_key(value.dtype):
-        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+        return jax.random.wrap_key_data(
+            np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value)
+        )
     return np.asarray(value)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A program, with the options of XLA that the engine compiles with."""
+    return jax.jit(function, compiler_options=xla_options(jax.default_backend()))
 
 
 def _parts(jaxpr: core.Jaxpr) -> list[Any]:
@@ -223,7 +231,7 @@ def _parts(jaxpr: core.Jaxpr) -> list[Any]:
         inputs = list(dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars)))
         inputs = [v for v in inputs if v not in set(made)]
         function = core.jaxpr_as_fun(jaxprs.build(inputs, outputs, equations, checked=False))
-        parts.append((None, (inputs, outputs, jax.jit(function))))
+        parts.append((None, (inputs, outputs, _compiled(function))))
     return parts
 
 

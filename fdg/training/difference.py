@@ -1,0 +1,462 @@
+"""`fdg.diff`: where two runs part; `fdg.record`: what one machine did, for another to compare with."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+import fdg
+from fdg import keys
+from fdg.arguments import checked
+from fdg.errors import FdgError, host_errors
+from fdg.lowering import host_calls
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.comparing import ArrayDifference, BorderDifference, array_difference, first_difference, said
+from fdg.training.description import rebuild_policy
+from fdg.training.loading import device_count, load
+from fdg.training.recording import Recording, bits, read_recording, until, write_recording
+from fdg.training.run import Run
+from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
+from fdg.training.said import Said
+from fdg.training.settings import changes
+from fdg.training.stepping import Border, Stepper
+from fdg.training.summary import versions
+
+Comparable: TypeAlias = Run | str | Path
+_NOT_COMPARED = ("id", "out", "seed_of", "resumes")
+_SHOWN = 4  # settings, versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Where two runs part; `print` it. What `fdg.diff` returns.
+
+    Attributes:
+      a, b: what was compared.
+      iteration: the first whose numbers differ; None if no difference was found. Iteration n ends with the
+        state of n iterations; 0 is the first state.
+      fragment: whose operations made the first value that differs; None where it was no fragment's.
+      call: which call of that fragment in the iteration, from 1; of a value made between two nested calls,
+        that of the fragment it was handed to.
+      where: the border at which it was seen.
+      arrays: those that differ there, the first in front.
+      start: the state that both were replayed from; "" where nothing was replayed.
+      compared: arrays that were equal before.
+      notes: metrics, settings and versions that differ, and what could not be done.
+    """
+
+    a: str
+    b: str
+    iteration: int | None = None
+    fragment: str | None = None
+    call: int | None = None
+    where: str = ""
+    arrays: tuple[ArrayDifference, ...] = ()
+    start: str = ""
+    compared: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a difference was found."""
+        return self.iteration is not None
+
+    @property
+    def array(self) -> ArrayDifference | None:
+        """The first array that differs."""
+        return self.arrays[0] if self.arrays else None
+
+    def __str__(self) -> str:
+        lines = [f"{self.a} and {self.b}: {self._heading()}", *(f"  {line}" for line in self.notes)]
+        if self.start:
+            lines.append(f"  replayed: from {self.start}; {self.compared:,} arrays were equal")
+        if self.where:
+            lines.append(f"  at: {self.where}")
+        for each in self.arrays[:1]:
+            lines += [f"  array: {each.name} {' and '.join(dict.fromkeys(each.kinds))}", f"  by: {_by(each)}"]
+        if len(self.arrays) > 1:
+            lines.append(f"  also: {', '.join(each.name for each in self.arrays[1:4])}" + (
+                f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""))  # fmt: skip
+        return "\n".join(lines)
+
+    def _heading(self) -> str:
+        if self.iteration is None:
+            return "no difference"
+        if self.iteration == 0:
+            return "they part in the first state"
+        if self.fragment is not None:
+            return f"they part in iteration {self.iteration:,}, in fragment `{self.fragment}`"
+        between = ", between fragments" if self.where else ""
+        return f"they part in iteration {self.iteration:,}{between}"
+
+
+@checked
+def diff(
+    a: Run | str | Path,
+    b: Run | str | Path,
+    *,
+    iterations: int | None = None,
+    checkpoint: int | None = None,
+    tolerance: float = 0.0,
+    agent: int = 0,
+    trust: bool = False,
+) -> Difference:
+    """Finds the first iteration, and in it the first fragment, whose values differ between two runs.
+
+    Of two run directories, metrics and checkpoints are compared first. If they differ, both are replayed here
+    from the last checkpoint that is equal in both (else from `init`), each with the devices of its plan if
+    there are as many here. A recording (`fdg.record`) is compared with a replay from the state that it begins
+    with. A `Run` without a directory is replayed from the state that it holds.
+
+    Args:
+      a: a run directory, a recording, or a `Run`.
+      b: another.
+      iterations: how many to replay at most; None for those that a recording holds, those up to the first
+        row of metrics that differs, or 1.
+      checkpoint: of which iteration both runs are replayed from, 0 for `init`; None to choose.
+      tolerance: floats x and y are equal where |x - y| <= tolerance * (1 + |y|); 0 compares bits.
+      agent: which is replayed, of several.
+      trust: import modules of your own that the runs name.
+
+    Raises:
+      FdgError: a run or a recording cannot be read, or there is nothing to replay.
+
+    Example::
+
+        print(fdg.diff("runs/before", "runs/after"))
+    """
+    if not 0 <= tolerance < float("inf"):
+        raise FdgError(f"tolerance={tolerance!r}: give a number from 0 on")
+    for name, value, least in (("iterations", iterations, 1), ("checkpoint", checkpoint, 0)):
+        if value is not None and value < least:
+            raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
+    sides = tuple(_opened(one, trust) for one in (a, b))
+    names = str(_name(a)), str(_name(b))
+    recordings = [one for one in sides if isinstance(one, Recording)]
+    notes = _settings_and_versions(*sides)
+    if recordings:
+        return _compare_recordings(names, sides, iterations, tolerance, agent, trust, notes)
+    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides)
+    notes = [*more, *notes]
+    start, equal = checkpoint, False
+    if start is None:
+        start, unequal = _by_checkpoints(*sides, first)
+        first = min((n for n in (first, unequal) if n is not None), default=None)
+        equal = first is None and start is not None
+    if equal and iterations is None:
+        return Difference(*names, start="", notes=tuple(notes))
+    runs = [_at(one, start, agent, trust) for one in sides]
+    steppers = [_Replay(run, agent, trust) for run in runs]
+    notes += [line for each in steppers for line in each.notes]
+    begin = runs[0].iteration
+    last = begin + (iterations or max((first or 0) - begin, 1))
+    with host_errors():
+        begun = _forward(steppers, begin, last, tolerance)
+        found, compared = first_difference(*(each.borders(begun, last) for each in steppers), tolerance)
+    of = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
+    if found is None and first is not None:
+        notes.append(
+            "replay: finds none here, so code, versions or devices differed: record each where it ran"
+        )
+        return Difference(*names, first, start=of, compared=compared, notes=tuple(notes))
+    return _difference(names, found, of, compared, notes)
+
+
+@checked
+def record(
+    run: Run | str | Path,
+    path: str | Path,
+    *,
+    iterations: int = 1,
+    checkpoint: int | None = None,
+    agent: int = 0,
+    limit_mb: int = 64,
+    trust: bool = False,
+) -> Path:
+    """Replays iterations of a run, and records every fragment's inputs and results for `fdg.diff`.
+
+    Args:
+      run: a run directory, or a `Run`, which is replayed from the state that it holds.
+      path: the file, an .npz of arrays and JSON.
+      iterations: how many.
+      checkpoint: of which iteration to start from, 0 for `init`; None for the newest.
+      agent: which, of several.
+      limit_mb: mebibytes of arrays to keep, beside the state; of the others digests alone are kept.
+      trust: import modules of your own that the run names.
+
+    Returns:
+      The file.
+
+    Raises:
+      FdgError: there is no run or checkpoint, or the file cannot be written.
+    """
+    for name, value, least in (("iterations", iterations, 1), ("limit_mb", limit_mb, 0)):
+        if value < least:
+            raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
+    opened = _opened(run, trust)
+    if isinstance(opened, Recording):
+        raise FdgError(f"{run} is a recording: give a run directory")
+    begun = _at(opened, checkpoint, agent, trust)
+    replay = _Replay(begun, agent, trust)
+    facts = {
+        "of": str(_name(run)),
+        "iteration": begun.iteration,
+        "iterations": iterations,
+        "versions": versions(),
+        "settings": plain(dict(begun.config)),
+    }
+    last = begun.iteration + iterations
+    with host_errors():
+        return write_recording(Path(path), facts, replay.borders(begun.iteration, last), limit_mb << 20)
+
+
+class _Replay:
+    """A run, ready to be replayed: one agent's state, and its iteration step by step."""
+
+    def __init__(self, run: Run, agent: int, trust: bool):
+        self.notes: list[str] = []
+        graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
+        state = run.state if run.agents is None else jax.tree.map(lambda x: x[agent], run.state)
+        if run.path is not None and run.agents is None and run.config.get("policy"):
+            policy = rebuild_policy(run.config, Said(run.path / "config.json", None, trust), str(run.path))
+            count = device_count(run.path, run.config)
+            if count <= len(devices):
+                devices = devices[:count]
+                plan = fdg.place(graph, policy, devices)
+            else:
+                self.notes.append(
+                    f"devices: {run.path} had {count}, and was replayed on one of the {len(devices)} here"
+                )
+        if plan is not None:
+            graph = plan.graph
+            state = state if plan.delayed is None else plan.delayed.start(state)
+        graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr))
+        plan = None if plan is None else dataclasses.replace(plan, graph=graph)
+        self.leaves: list[Any] = jax.tree.leaves(state)
+        self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
+
+    def borders(self, begin: int, last: int) -> Iterator[Border]:
+        """What is at every border of the iterations after `begin`, up to `last`."""
+        return until(self.stepper.borders(begin, self.leaves), last)
+
+    def take(self, recorded: Border) -> None:
+        """Goes on from a recorded state.
+
+        Raises:
+          FdgError: it is of another state.
+        """
+        found = list(recorded.arrays.items())
+        mine = self.stepper.state(recorded.iteration, self.leaves).arrays
+        for (name, value), shape in itertools.zip_longest(found, mine.values()):
+            if (
+                shape is None
+                or value is None
+                or (value.dtype, value.shape) != (str(shape.dtype), shape.shape)
+            ):
+                what = f"{value.dtype}{list(value.shape)}" if value is not None else "absent"
+                here = "absent" if shape is None else f"{shape.dtype}{list(shape.shape)}"
+                raise FdgError(
+                    f"the recording is of another state: {name} is {what} there and {here} here: give a run"
+                    " with the same algorithm and sizes"
+                )
+        self.leaves = [
+            jax.random.wrap_key_data(value.array, impl=kind[0]) if kind else value.array
+            for (_, value), leaf in zip(found, self._shapes, strict=True)
+            for kind in [keys.implementation(leaf.shape, leaf.dtype)]
+        ]
+
+
+def _opened(one: Comparable, trust: bool) -> Run | Path | Recording:
+    """A run, a run directory that has a configuration, or a recording."""
+    if isinstance(one, Run):
+        return one
+    path = Path(one)
+    if path.is_dir():
+        read_config(path, prefix="")
+        return path
+    return read_recording(path)
+
+
+def _name(one: Comparable) -> Any:
+    return one if not isinstance(one, Run) else one.path or f"the run of {type(one.algorithm).__name__}"
+
+
+def _config(one: Any) -> Mapping[str, Any]:
+    if isinstance(one, Recording):
+        return one.facts["settings"]
+    return one.config if isinstance(one, Run) else read_config(one, prefix="")
+
+
+def _versions(one: Any) -> Mapping[str, Any]:
+    if isinstance(one, Recording):
+        return one.facts["versions"]
+    said_there = (read_summary(one) or {}).get("versions") if isinstance(one, Path) else None
+    return said_there if isinstance(said_there, dict) else versions()
+
+
+def _settings_and_versions(a: Any, b: Any) -> list[str]:
+    """A line on settings that differ, and one on versions."""
+    lines = []
+    if _config(a) and _config(b):
+        both = {**changes(_config(b), _config(a)), **{
+            name: value[::-1] for name, value in changes(_config(a), _config(b)).items()}}  # fmt: skip
+        different = {name: value[::-1] for name, value in both.items() if name not in _NOT_COMPARED}
+        if different:
+            lines.append(f"settings: {_listed(different)}")
+    one, two = _versions(a), _versions(b)
+    if other := {n: [one.get(n), two.get(n)] for n in (*one, *two) if one.get(n) != two.get(n)}:
+        lines.append(f"versions: {_listed(other)}")
+    return lines
+
+
+def _listed(different: Mapping[str, Any]) -> str:
+    shown = [f"{name} {old!s:.40} and {new!s:.40}" for name, (old, new) in [*different.items()][:_SHOWN]]
+    more = len(different) - _SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_metrics(a: Any, b: Any) -> tuple[int | None, list[str]]:
+    """The first iteration whose rows of metrics differ, None if none does, and a line on it."""
+    rows = []
+    for one in (a, b):
+        path = one if isinstance(one, Path) else one.path
+        found = [] if path is None else read_metrics(path / "metrics.jsonl")
+        rows.append({row["iteration"]: row for row in found})
+    common = sorted(rows[0].keys() & rows[1].keys())
+    for iteration in common:
+        one, two = rows[0][iteration], rows[1][iteration]
+        for name in one:
+            if name in two and not name.endswith("_s") and one[name] != two[name]:
+                what = f"metrics: row {iteration:,} is the first that differs"
+                return iteration, [f"{what}: {name} {one[name]!s:.40} and {two[name]!s:.40}"]
+    return None, [f"metrics: {len(common):,} rows are equal"] if common else []
+
+
+def _by_checkpoints(a: Any, b: Any, first: int | None) -> tuple[int | None, int | None]:
+    """The last checkpoint that is equal in both, and the first that differs.
+
+    The former is 0 (init) where none is, and None for runs without directories.
+    """
+    paths = [one if isinstance(one, Path) else one.path for one in (a, b)]
+    if None in paths:
+        return None, None
+    here, there = (Checkpoints(path / CHECKPOINTS) for path in paths)
+    unequal = None
+    try:
+        common = sorted({*here.iterations()} & {*there.iterations()}, reverse=True)
+        for iteration in common:
+            if (
+                (first is not None and iteration >= first)
+                or here.damage(iteration)
+                or there.damage(iteration)
+            ):
+                continue
+            one, two = here.arrays(iteration), there.arrays(iteration)
+            if one.keys() == two.keys() and all(
+                one[n].shape == two[n].shape and np.array_equal(bits(one[n]), bits(two[n])) for n in one
+            ):
+                return iteration, unequal
+            unequal = iteration
+    finally:
+        here.close()
+        there.close()
+    return 0, unequal
+
+
+def _at(one: Any, start: int | None, agent: int, trust: bool) -> Run:
+    """A run with the state of a checkpoint, or that of `init`."""
+    if isinstance(one, Run):
+        if one.path is None or start is None:
+            return one
+        given = one.algorithm
+        path = one.path
+    else:
+        given, path = None, one
+    if start is None:
+        return load(path, algorithm=given, trust=trust)
+    if start:
+        return load(path, algorithm=given, checkpoint=start, trust=trust)
+    run = load(path, algorithm=given, trust=trust)
+    if run.agents is None:
+        key: Any = jax.random.key(run.seed)
+    elif callable(starts := getattr(run.algorithm, "starts", None)):
+        key = starts(run.seed, run.agents)
+    else:
+        key = jax.numpy.stack([jax.random.key(run.seed + i) for i in range(run.agents)])
+    init = run.algorithm.init if run.agents is None else lambda key: jax.lax.map(run.algorithm.init, key)
+    run.state, run.iteration = jax.jit(init)(key), 0
+    return run
+
+
+def _forward(replays: list[_Replay], begin: int, last: int, tolerance: float) -> int:
+    """Whole iterations up to the one before the last, or to the first whose states part: what was done."""
+    for iteration in range(begin, last - 1):
+        ends = [list(each.stepper.whole(*each.leaves))[: len(each.leaves)] for each in replays]
+        states = [each.stepper.state(iteration + 1, end) for each, end in zip(replays, ends, strict=True)]
+        pairs = ((name, value, states[1].arrays.get(name)) for name, value in states[0].arrays.items())
+        if any(two is None or array_difference(name, one, two, tolerance) for name, one, two in pairs):
+            return iteration
+        for each, end in zip(replays, ends, strict=True):
+            each.leaves = end
+    return max(begin, last - 1)
+
+
+def _compare_recordings(
+    names: tuple[str, str],
+    sides: tuple[Any, ...],
+    iterations: int | None,
+    tolerance: float,
+    agent: int,
+    trust: bool,
+    notes: list[str],
+) -> Difference:
+    recording = next(one for one in sides if isinstance(one, Recording))
+    begin = recording.facts["iteration"]
+    last = begin + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
+    borders = []
+    for one in sides:
+        if isinstance(one, Recording):
+            borders.append(until(iter(one.recorded), last))
+            continue
+        replay = _Replay(_at(one, None, agent, trust), agent, trust)
+        replay.take(recording.start)
+        notes += replay.notes
+        borders.append(replay.borders(begin, last))
+    with host_errors():
+        found, compared = first_difference(*borders, tolerance)
+    return _difference(names, found, f"the state after iteration {begin:,} of {recording.facts['of']:.80}",
+                       compared, notes)  # fmt: skip
+
+
+def _difference(
+    names: tuple[str, str], found: BorderDifference | None, start: str, compared: int, notes: list[str]
+) -> Difference:
+    if found is None:
+        return Difference(*names, start=start, compared=compared, notes=tuple(notes))
+    border, where = found.border, said(found.border)
+    # What goes into a fragment was made around it: by the fragment that it is nested in, or by none.
+    fragment = {"result": border.fragment, "input": border.inside, "state": ""}[border.side] or None
+    if found.other is not None:
+        where = f"{where}, where the other has {found.other}: their programs differ"
+        fragment = border.fragment or None
+    elif border.side == "state" and compared:
+        where = "the state and metrics at the end of the iteration"
+    return Difference(*names, border.iteration, fragment, border.call or None, where, found.arrays, start,
+                      compared, tuple(notes))  # fmt: skip
+
+
+def _by(each: ArrayDifference) -> str:
+    """How much an array differs, in words."""
+    if each.kinds[0] != each.kinds[1]:
+        return "its dtype or shape"
+    if each.count is None:
+        return "its bits (the recording has no room for its elements: raise the limit)"
+    ulps = "" if each.ulps is None else f" ({each.ulps:,} in units in the last place)"
+    return (
+        f"{each.max_abs:.3g} at most{ulps}, in {each.count:,} of {each.size:,} elements;"
+        f" {each.values[0]!r} and {each.values[1]!r} at {list(each.at)}"
+    )
