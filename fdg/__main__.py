@@ -15,8 +15,9 @@ from fdg.commands import entry_points
 from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
-# Those that are here; each is also `python -m fdg.NAME`.
+# Those that are here; each of the first line is also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
+_UNDER = {"diff": "fdg.commands.diff"}  # `fdg.diff` is a function
 # What those who come from elsewhere look for.
 _ELSEWHERE = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
@@ -37,7 +38,7 @@ _ELSEWHERE = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that the first word names with the words after it; gives its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")}
+    known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _UNDER
     if not words or words[0] in ("-h", "--help"):
         print("usage: fdg COMMAND [flags]\n")
         for name, module in known.items():

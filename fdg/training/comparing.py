@@ -84,7 +84,7 @@ def array_difference(
         finite = differs
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), a.shape))
     most = float(np.max(apart[finite])) if finite.any() else float("inf")
-    values = a[at].item(), b[at].item()
+    values = _plain(a[at]), _plain(b[at])
     return ArrayDifference(name, kinds, int(differs.sum()), a.size, most, ulps, at, values)
 
 
@@ -153,6 +153,11 @@ def _ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = ordered(a), ordered(b)
     with np.errstate(over="ignore"):
         return np.where(x > y, x - y, y - x).view(np.uint64)
+
+
+def _plain(element: Any) -> Any:
+    """A Python number; of a float32 with the shortest digits that give it back."""
+    return float(str(element)) if is_float(element.dtype) else element.item()
 
 
 def _digest(value: Any, digests: Digests) -> str:

@@ -27,7 +27,7 @@ from fdg.training.stepping import Border, Stepper
 from fdg.training.summary import versions
 
 Comparable: TypeAlias = Run | str | Path
-_NOT_COMPARED = ("id", "out", "seed_of", "resumes")
+_NOT_COMPARED = ("id", "out", "command", "resumes")
 _SHOWN = 4  # settings, versions
 
 
@@ -140,7 +140,7 @@ def diff(
     notes = _settings_and_versions(*sides)
     if recordings:
         return _compare_recordings(names, sides, iterations, tolerance, agent, trust, notes)
-    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides)
+    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides, tolerance)
     notes = [*more, *notes]
     start, equal = checkpoint, False
     if start is None:
@@ -278,6 +278,8 @@ def _opened(one: Comparable, trust: bool) -> Run | Path | Recording:
     if path.is_dir():
         read_config(path, prefix="")
         return path
+    if not path.exists():
+        raise FdgError(f"{path}: there is no run directory and no recording")
     return read_recording(path)
 
 
@@ -319,7 +321,7 @@ def _listed(different: Mapping[str, Any]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def _by_metrics(a: Any, b: Any) -> tuple[int | None, list[str]]:
+def _by_metrics(a: Any, b: Any, tolerance: float) -> tuple[int | None, list[str]]:
     """The first iteration whose rows of metrics differ, None if none does, and a line on it."""
     rows = []
     for one in (a, b):
@@ -330,10 +332,19 @@ def _by_metrics(a: Any, b: Any) -> tuple[int | None, list[str]]:
     for iteration in common:
         one, two = rows[0][iteration], rows[1][iteration]
         for name in one:
-            if name in two and not name.endswith("_s") and one[name] != two[name]:
+            if name in two and not name.endswith("_s") and not _alike(one[name], two[name], tolerance):
                 what = f"metrics: row {iteration:,} is the first that differs"
                 return iteration, [f"{what}: {name} {one[name]!s:.40} and {two[name]!s:.40}"]
     return None, [f"metrics: {len(common):,} rows are equal"] if common else []
+
+
+def _alike(one: Any, two: Any, tolerance: float) -> bool:
+    """Whether two numbers of metrics, or lists of them, are equal within a tolerance."""
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(_alike(x, y, tolerance) for x, y in zip(one, two, strict=True))
+    if one is None or two is None or isinstance(one, list) or isinstance(two, list):
+        return one is two
+    return one == two or abs(one - two) <= tolerance * (1 + abs(two))
 
 
 def _by_checkpoints(a: Any, b: Any, first: int | None) -> tuple[int | None, int | None]:
