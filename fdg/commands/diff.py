@@ -25,8 +25,8 @@ FLAGS = (
     Flag("trust", bool, False, "import modules of your own that the runs name"),
 )
 _ABOUT = (
-    "Finds the first iteration, fragment and array whose values differ between two runs. Exit status: 0 for no"
-    " difference, 1 for one, 2 for a mistake."
+    "Finds the first iteration, fragment and array whose values differ between two runs. Exit status: 0 for"
+    " no difference, 1 for one, 2 for a mistake."
 )
 _OF_DIFF = ("iterations", "checkpoint", "tolerance", "agent", "trust")
 
@@ -70,7 +70,7 @@ def _diff(given: dict[str, Any]) -> int:
 
 
 def _devices_of(run: str) -> int:
-    """How many host devices a run had; 1 of a recording, and of a run that cannot be read, as is said later."""
+    """How many host devices a run had; 1 of a recording, and of what cannot be read, as is said later."""
     from fdg.training.run_directory import read_config, read_summary
 
     with contextlib.suppress(FdgError):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -134,17 +135,17 @@ def diff(
     for name, value, least in (("iterations", iterations, 1), ("checkpoint", checkpoint, 0)):
         if value is not None and value < least:
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
-    sides = tuple(_opened(one, trust) for one in (a, b))
+    sides = _opened(a), _opened(b)
     names = str(_name(a)), str(_name(b))
     recordings = [one for one in sides if isinstance(one, Recording)]
     notes = _settings_and_versions(*sides)
     if recordings:
         return _compare_recordings(names, sides, iterations, tolerance, agent, trust, notes)
-    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides, tolerance)
+    first, more = (None, []) if checkpoint is not None else _by_metrics(sides[0], sides[1], tolerance)
     notes = [*more, *notes]
     start, equal = checkpoint, False
     if start is None:
-        start, unequal = _by_checkpoints(*sides, first)
+        start, unequal = _by_checkpoints(sides[0], sides[1], first)
         first = min((n for n in (first, unequal) if n is not None), default=None)
         equal = first is None and start is not None
     if equal and iterations is None:
@@ -156,7 +157,8 @@ def diff(
     last = begin + (iterations or max((first or 0) - begin, 1))
     with host_errors():
         begun = _forward(steppers, begin, last, tolerance)
-        found, compared = first_difference(*(each.borders(begun, last) for each in steppers), tolerance)
+        one, two = (each.borders(begun, last) for each in steppers)
+        found, compared = first_difference(one, two, tolerance)
     of = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
     if found is None and first is not None:
         notes.append(
@@ -197,7 +199,7 @@ def record(
     for name, value, least in (("iterations", iterations, 1), ("limit_mb", limit_mb, 0)):
         if value < least:
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
-    opened = _opened(run, trust)
+    opened = _opened(run)
     if isinstance(opened, Recording):
         raise FdgError(f"{run} is a recording: give a run directory")
     begun = _at(opened, checkpoint, agent, trust)
@@ -270,15 +272,15 @@ class _Replay:
         ]
 
 
-def _opened(one: Comparable, trust: bool) -> Run | Path | Recording:
+def _opened(one: Comparable) -> Run | Path | Recording:
     """A run, a run directory that has a configuration, or a recording."""
     if isinstance(one, Run):
         return one
     path = Path(one)
-    if path.is_dir():
+    if os.path.isdir(path):
         read_config(path, prefix="")
         return path
-    if not path.exists():
+    if not os.path.exists(path):
         raise FdgError(f"{path}: there is no run directory and no recording")
     return read_recording(path)
 
@@ -438,7 +440,7 @@ def _compare_recordings(
         notes += replay.notes
         borders.append(replay.borders(begin, last))
     with host_errors():
-        found, compared = first_difference(*borders, tolerance)
+        found, compared = first_difference(borders[0], borders[1], tolerance)
     return _difference(names, found, f"the state after iteration {begin:,} of {recording.facts['of']:.80}",
                        compared, notes)  # fmt: skip
 

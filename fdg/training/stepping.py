@@ -27,8 +27,7 @@ from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call")
-_CALLS += ("custom_vjp_call", "custom_vjp_call_jaxpr")
+_CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +200,8 @@ def host(value: Any) -> Any:
     if value is None:
         return None
     if keys.is_key(value.dtype):
-        return jax.random.wrap_key_data(
-            np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value)
-        )
+        words: Any = np.asarray(jax.random.key_data(value))
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
     return np.asarray(value)
 
 

@@ -26,9 +26,9 @@ from tests.stream import test_engine
 ODD = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
 ODD += [len, int, np.zeros(2), 10**30, "x" * 3000]
 INTEGERS = "total_steps seed num_seeds eval_every eval_episodes checkpoint_every exploit_every trials rounds"
-INTEGERS += " count model agent episodes fps max_steps iterations"
+INTEGERS += " count model agent episodes fps max_steps iterations limit_mb"
 SWITCHES = "resume tensorboard progress live_plot halving trust exact whole_along_batch apart optional greedy"
-TEXTS = "out start_from wandb mlflow path directory role name format"
+TEXTS = "out start_from wandb mlflow path directory role name format a b run"
 RIGHT = {
     **dict.fromkeys(INTEGERS.split(), lambda v: type(v) is int and abs(v) < 10**18),
     **dict.fromkeys(SWITCHES.split(), lambda v: type(v) is bool),
@@ -47,6 +47,7 @@ RIGHT = {
     "graph": lambda v: False,
     "env": lambda v: False,
     "callbacks": lambda v: v == [],
+    "tolerance": lambda v: type(v) in (int, float) and abs(v) < 10**18,
     "values": lambda v: False,
     "source": lambda v: False,
     **dict.fromkeys("slots batch micro_batches ahead group prefills".split(), lambda v: type(v) is int),
@@ -94,6 +95,8 @@ CALLS = {
     "search": {"algorithm": PPO, "values": {"num_envs": [2, 4]}, "trials": 2},
     "load": {"path": "nowhere"},
     "load_exported": {"path": "nowhere"},
+    "diff": {"a": "nowhere", "b": "nowhere"},
+    "record": {"run": "nowhere", "path": "recording.npz"},
     "profile": {"engine": None, "state": None},
     "Stream": {"source": test_engine.Walk(), "slots": 4, "batch": 4},
     "host_devices": {},

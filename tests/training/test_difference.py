@@ -1,0 +1,204 @@
+"""Where two runs part: what is compared, which fragment is named, and what files may say."""
+
+import dataclasses
+import io
+import json
+import random
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fdg
+from bench import planted
+from fdg.__main__ import main
+from fdg.errors import FdgError
+from fdg.training.comparing import array_difference
+from fdg.training.recording import FACTS, read_recording
+from fdg.training.run import Run
+from tests import tiny, user_algorithm
+
+F32 = np.float32
+
+
+def held(algorithm, seed=0):
+    """A run that holds the first state of a seed."""
+    return Run(algorithm, jax.jit(algorithm.init)(jax.random.key(seed)), 0, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def pupil(tmp_path_factory):
+    run = held(tiny.Pupil())
+    return run, fdg.record(run, tmp_path_factory.mktemp("recorded") / "pupil.npz", iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tolerance", "expected"),
+    [  # (elements that differ, largest difference, units in the last place)
+        (F32([1, 2]), F32([1, np.nextafter(F32(2), F32(3))]), 0.0, (1, 2.0**-22, 1)),
+        (F32([-1e-45, 1]), F32([1e-45, 1]), 0.0, (1, pytest.approx(2.8e-45, rel=0.01), 2)),  # around zero
+        (F32([0.0]), F32([-0.0]), 0.0, (1, 0.0, 0)),
+        (F32([0.0]), F32([-0.0]), 1e-9, None),
+        (F32([np.nan]), F32([-np.nan]), 0.0, None),
+        (F32([np.nan, 1]), F32([1, 1]), 1.0, (1, np.inf, None)),
+        (F32([np.inf, 1]), F32([np.inf, 1.25]), 0.1, (1, 0.25, 2**21)),
+        (F32([100]), F32([101]), 0.01, None),  # 1 <= 0.01 * (1 + 101)
+        (F32([100]), F32([101]), 0.009, (1, 1.0, 2**17)),
+        (np.float64([-1e308]), np.float64([1e308]), 0.0, (1, 2e308, None)),
+        (
+            np.array([1, 2], ml_dtypes.bfloat16),
+            np.array([1, 2.015625], ml_dtypes.bfloat16),
+            0.0,
+            (1, 1 / 64, 1),
+        ),
+        (np.int8([-128, 3]), np.int8([127, 3]), 0.5, (1, 255.0, None)),
+        (np.uint32([0]), np.uint32([2**32 - 1]), 0.0, (1, 2.0**32 - 1, None)),
+        (np.array([True, False]), np.array([False, False]), 0.0, (1, 1.0, None)),
+        (np.zeros((0, 3)), np.zeros((0, 3)), 0.0, None),
+    ],
+)
+def test_arrays_differ_by_hand(a, b, tolerance, expected):
+    found = array_difference("x", a, b, tolerance)
+    assert (found and (found.count, found.max_abs, found.ulps)) == expected
+
+
+def test_arrays_of_other_kinds_differ():
+    assert array_difference("x", F32([1]), F32([[1]])).kinds == ("float32[1]", "float32[1, 1]")
+    assert array_difference("x", F32([1]), np.int32([1])).kinds == ("float32[1]", "int32[1]")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fragment_that_was_changed_is_named(pupil, seed):
+    run, recorded = pupil
+    choose, graph = random.Random(seed), fdg.trace(run.algorithm)
+    for fragment in choose.sample(graph.fragments, len(graph.fragments)):
+        changed = planted.plant(run.algorithm, graph, fragment.name, choose)
+        if changed is None:
+            continue
+        after = Run(changed, run.state, 0)
+        found = fdg.diff(recorded, after)
+        if found.differs or not planted.changes_nothing(run, after):
+            break
+    assert (found.iteration, found.fragment) == (1, fragment.name)
+    assert 0 < found.array.count <= found.array.size and found.array.ulps >= 1
+
+
+def test_equal_runs_have_no_difference_and_another_state_is_said(pupil):
+    run, recorded = pupil
+    found = fdg.diff(recorded, run)
+    assert not found.differs and found.compared > 20 and "no difference" in str(found)
+    assert not fdg.diff(run, held(run.algorithm)).differs
+    part = fdg.diff(run, held(run.algorithm, seed=1))
+    assert part.iteration == 0 and part.fragment is None and "first state" in str(part)
+
+
+def test_loops_branches_keys_and_nested_fragments_are_stepped_as_one_program_computes_them():
+    for algorithm in (user_algorithm.Walker(), user_algorithm.Gardener()):
+        run = held(algorithm)
+        replay = fdg.training.difference._Replay(run, 0, False)
+        end = list(replay.borders(0, 1))[-1]
+        whole = replay.stepper.state(1, replay.stepper.whole(*replay.leaves)[: len(replay.leaves)])
+        for name, value in whole.arrays.items():
+            np.testing.assert_allclose(
+                end.arrays[name].astype(float), value.astype(float), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_what_is_changed_between_fragments_is_no_fragments(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Between:
+        factor: float = 1.0
+
+        def init(self, key):
+            return jnp.ones(3)
+
+        def iterate(self, state):
+            return _double(_double(state) * self.factor), {}
+
+    found = fdg.diff(fdg.record(held(Between()), tmp_path / "r.npz"), held(Between(factor=1.5)))
+    assert found.fragment is None and found.where == "inputs of call 1 of `double.2`"
+    assert "between fragments" in str(found)
+
+
+@fdg.fragment("actor", name="double")
+def _double(x):
+    return 2 * x
+
+
+def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path, capsys):
+    for name, scale in (("a", 0.1), ("b", 0.1), ("c", 0.2)):
+        fdg.fit(tiny.Walk(scale=scale), total_steps=32, out=str(tmp_path / name), progress=False)
+    a, b, c = (str(tmp_path / name) for name in "abc")
+    capsys.readouterr()
+    assert main(["diff", a, b, "--trust", "true"]) == 0
+    assert "rows are equal" in capsys.readouterr().out
+    assert main(["diff", a, c, "--trust", "true"]) == 1
+    said = capsys.readouterr().out
+    assert "in iteration 1, in fragment `move`" in said and "scale 0.1 and 0.2" in said
+    assert len(said.splitlines()) <= 15 and "replayed: from init" in said
+    recorded = str(tmp_path / "c.npz")
+    assert main(["diff", c, "--record", recorded, "--checkpoint", "4", "--trust", "true"]) == 0
+    assert main(["diff", recorded, c, "--trust", "true"]) == 0
+    assert main(["diff", recorded, a, "--trust", "true"]) == 1
+    for wrong in (["diff", a], ["diff", a, str(tmp_path / "nowhere")], ["diff", a, b, "--tolerance", "-1"]):
+        capsys.readouterr()
+        assert main(wrong) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_room_for_arrays_digests_are_compared(pupil, tmp_path):
+    run, _ = pupil
+    small = fdg.record(run, tmp_path / "small.npz", limit_mb=0)
+    assert not fdg.diff(small, run).differs
+    graph = fdg.trace(run.algorithm)
+    changed = planted.plant(run.algorithm, graph, graph.fragments[0].name, random.Random(0))
+    found = fdg.diff(small, Run(changed, run.state, 0))
+    assert found.fragment == graph.fragments[0].name and found.array.count is None
+    with pytest.raises(FdgError, match="another state"):
+        fdg.diff(small, held(tiny.Walk()))
+
+
+def rewritten(path, change):
+    """A recording's bytes with its JSON changed."""
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    facts = json.loads(parts[FACTS])
+    change(facts)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as new:
+        for name, content in {**parts, FACTS: json.dumps(facts).encode()}.items():
+            new.writestr(name, content)
+    return file.getvalue()
+
+
+def test_a_damaged_recording_is_refused_in_one_line(pupil, tmp_path):
+    _, path = pupil
+    content, draw = path.read_bytes(), random.Random(0)
+    ways = [b"", b"PK", content[: len(content) // 2]]
+    for place in (draw.randrange(len(content)) for _ in range(40)):
+        ways.append(
+            content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
+        )
+    odd = [None, -1, 1.5, "x", [], {}, [[]], True, 10**18]
+    for name in ("format", "of", "iteration", "iterations", "versions", "settings", "borders"):
+        ways += [rewritten(path, lambda facts, v=v, n=name: facts.update({n: v})) for v in odd[:7]]
+    for index in range(6):
+        for v in odd:
+            ways.append(rewritten(path, lambda facts, v=v, i=index: facts["borders"][0].__setitem__(i, v)))
+    for index in range(4):
+        for v in odd:
+            ways.append(
+                rewritten(path, lambda facts, v=v, i=index: facts["borders"][0][5][0].__setitem__(i, v))
+            )
+    file, refused = tmp_path / "damaged.npz", 0
+    for way in ways:
+        file.write_bytes(way)
+        try:
+            read_recording(file)
+        except FdgError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(file) in str(error)
+    assert refused > len(ways) / 2
