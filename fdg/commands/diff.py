@@ -62,7 +62,9 @@ def _diff(given: dict[str, Any]) -> int:
     make_host_devices(max(map(_devices_of, runs)))
     if file:
         how = {name: given[name] for name in ("checkpoint", "agent", "trust", "limit_mb")}
-        print(record(runs[0], file, iterations=given["iterations"] or 1, **how))
+        print(
+            record(runs[0], file, iterations=1 if given["iterations"] is None else given["iterations"], **how)
+        )
         return 0
     found = diff(*runs, **{name: given[name] for name in _OF_DIFF})
     print(found)

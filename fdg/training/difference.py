@@ -222,7 +222,7 @@ class _Replay:
     def __init__(self, run: Run, agent: int, trust: bool):
         self.notes: list[str] = []
         graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
-        state = run.state if run.agents is None else jax.tree.map(lambda x: x[agent], run.state)
+        state = run._state_of(agent)
         if run.path is not None and run.agents is None and run.config.get("policy"):
             policy = rebuild_policy(run.config, Said(run.path / "config.json", None, trust), str(run.path))
             count = device_count(run.path, run.config)
@@ -295,10 +295,12 @@ def _config(one: Any) -> Mapping[str, Any]:
     return one.config if isinstance(one, Run) else read_config(one, prefix="")
 
 
-def _versions(one: Any) -> Mapping[str, Any]:
+def _versions(one: Any, replayed_here: bool) -> Mapping[str, Any]:
+    """Those that a run's numbers are of: where it was recorded, here, or where it was trained."""
     if isinstance(one, Recording):
         return one.facts["versions"]
-    said_there = (read_summary(one) or {}).get("versions") if isinstance(one, Path) else None
+    trained = isinstance(one, Path) and not replayed_here
+    said_there = (read_summary(one) or {}).get("versions") if trained else None
     return said_there if isinstance(said_there, dict) else versions()
 
 
@@ -311,7 +313,8 @@ def _settings_and_versions(a: Any, b: Any) -> list[str]:
         different = {name: value[::-1] for name, value in both.items() if name not in _NOT_COMPARED}
         if different:
             lines.append(f"settings: {_listed(different)}")
-    one, two = _versions(a), _versions(b)
+    replayed_here = any(isinstance(each, Recording) for each in (a, b))
+    one, two = (_versions(each, replayed_here) for each in (a, b))
     if other := {n: [one.get(n), two.get(n)] for n in (*one, *two) if one.get(n) != two.get(n)}:
         lines.append(f"versions: {_listed(other)}")
     return lines

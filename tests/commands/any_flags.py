@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import algos
 import policies
-from fdg.commands import calibrate, cluster, launch, using
+from fdg.commands import calibrate, cluster, diff, launch, using
 from fdg.commands.flags import Flag, JobFlags, fields_of
 from fdg.kinds import is_tuple, shown
 from fdg.training.settings import Processes
@@ -94,6 +94,8 @@ BY_NAME: dict[str, Sequence[str]] = {
         "run/metrics.jsonl",
     ),
     "out": ("", "new", "new/below", "run", "/dev/null", "/dev/null/below", "x" * 3000, "\x00", "video.mp4"),
+    "record": ("", "new.npz", "run", "/dev/null", "/dev/null/below", "x" * 3000, "\x00"),
+    "iterations": ("1", "2", "0", "-1", "1.5", "x", "none", ""),
     "checkpoint": ("last", "best", "1", "0", "99", "-1", "x", ""),
     "member": ("best", "learning_rate=1e-3", "agent=1", "seed=1", "=", ""),
     "format": ("jax", "onnx", "pdf", ""),
@@ -142,8 +144,15 @@ def draw_line(draw: random.Random) -> tuple[str, list[str]]:
         small = ["--max-steps", "4"] if command == "play" else []
         return command, [*small, *draw_using(draw, command)]
     if draw.random() < 0.05:
-        command = draw.choice(("launch", "launch", "calibrate"))
-        return command, draw_launch(draw) if command == "launch" else _some(draw, calibrate.FLAGS, 3)
+        command = draw.choice(("launch", "launch", "calibrate", "diff"))
+        if command == "launch":
+            return command, draw_launch(draw)
+        if command == "diff":
+            return command, [
+                *draw.choices(("run", "damaged", "nowhere", ""), k=2),
+                *_some(draw, diff.FLAGS, 4),
+            ]
+        return command, _some(draw, calibrate.FLAGS, 3)
     words = draw_words(draw)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     if any("tests.tiny:" in word for word in words) and not names & PROCESSES:

@@ -90,7 +90,7 @@ def report(rows: list[dict[str, Any]]) -> int:
 def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
     """What is done with a hostile run directory, by name; it may write to `out` and the directory alone."""
     import fdg
-    from fdg.commands import cli, using
+    from fdg.commands import cli, diff, using
 
     config, no_length = str(path / "config.json"), "--total-steps 32 --eval-episodes 0".split()
 
@@ -106,6 +106,7 @@ def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
         "export": lambda: using.export_main([str(path), "--out", str(out / "policy.jax")]),
         "play": lambda: using.play_main([str(path), "--out", str(out / "v.gif"), "--max-steps", "2"]),
         "plot": lambda: using.plot_main([str(path), "--out", str(out / "p.png")]),
+        "diff": lambda: diff.diff_main([str(path), str(path), "--checkpoint", "0"]),
         "plan --config": lambda: cli.plan_main(["--config", config]),
         "train --config": lambda: cli.train_main(["--config", config, *no_length, "--out", str(out / "a")]),
         "train --from": lambda: cli.train_main(["--from", str(path), *no_length, "--out", str(out / "b")]),
@@ -119,6 +120,7 @@ WORDS = {
     "export": ["-m", "fdg.export", "DIR", "--out", "OUT/x.jax"],
     "play": ["-m", "fdg.play", "DIR", "--out", "OUT/v.gif"],
     "plot": ["-m", "fdg.plot", "DIR", "--out", "OUT/p.png"],
+    "diff": ["-m", "fdg", "diff", "DIR", "DIR", "--record", "OUT/r.npz"],
     "plan --config": ["-m", "fdg.plan", "--config", "DIR/config.json"],
     "train --config": "-m fdg.train --config DIR/config.json --total-steps 32 --out OUT/a".split(),
     "train --from": "-m fdg.train --from DIR --total-steps 32 --out OUT/b".split(),
@@ -126,7 +128,14 @@ WORDS = {
 }
 
 
-COMPILING = ("evaluate", "play", "train --config", "train --from", "train --resume")  # drawn less often
+COMPILING = (
+    "evaluate",
+    "play",
+    "diff",
+    "train --config",
+    "train --from",
+    "train --resume",
+)  # drawn less often
 
 
 def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def pupil(tmp_path_factory):
         (F32([np.inf, 1]), F32([np.inf, 1.25]), 0.1, (1, 0.25, 2**21)),
         (F32([100]), F32([101]), 0.01, None),  # 1 <= 0.01 * (1 + 101)
         (F32([100]), F32([101]), 0.009, (1, 1.0, 2**17)),
-        (np.float64([-1e308]), np.float64([1e308]), 0.0, (1, 2e308, None)),
+        (np.float64([-1e308]), np.float64([1e308]), 0.0, (1, np.inf, None)),
         (
             np.array([1, 2], ml_dtypes.bfloat16),
             np.array([1, 2.015625], ml_dtypes.bfloat16),

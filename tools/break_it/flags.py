@@ -19,7 +19,7 @@ from unittest import mock
 import jax
 from jax.extend.backend import clear_backends
 
-from fdg.commands import calibrate, cli, launch, using
+from fdg.commands import calibrate, cli, diff, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.ending import Ending
@@ -37,6 +37,7 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "answer": using.answer_main,
     "export": using.export_main,
     "plot": using.plot_main,
+    "diff": diff.diff_main,
 }
 
 
