@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import fdg
-from fdg import keys
+from fdg import jaxprs, keys
 from fdg.arguments import checked
 from fdg.errors import FdgError, host_errors
 from fdg.lowering import host_calls
@@ -152,7 +152,7 @@ def diff(
         return Difference(*names, start="", notes=tuple(notes))
     runs = [_at(one, start, agent, trust) for one in sides]
     steppers = [_Replay(run, agent, trust) for run in runs]
-    notes += [line for each in steppers for line in each.notes]
+    notes += dict.fromkeys(line for each in steppers for line in each.notes)
     begin = runs[0].iteration
     last = begin + (iterations or max((first or 0) - begin, 1))
     with host_errors():
@@ -236,6 +236,10 @@ class _Replay:
         if plan is not None:
             graph = plan.graph
             state = state if plan.delayed is None else plan.delayed.start(state)
+        if host_calls.calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
+            self.notes.append(
+                "host: environments on the host begin again in a replay, and may be what differs"
+            )
         graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr))
         plan = None if plan is None else dataclasses.replace(plan, graph=graph)
         self.leaves: list[Any] = jax.tree.leaves(state)
