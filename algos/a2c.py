@@ -1,31 +1,37 @@
 """Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016, arXiv 1602.01783).
 
-How it acts and what its loss is; `algos/actor_critic.py` has the rest. One gradient step follows each
-rollout, so what is learned from is on policy. `algos/a3c.py` is the asynchronous form, with the same loss.
+One gradient step follows each rollout, so what is learned from is on policy. `algos/a3c.py` is the
+asynchronous form, with the same loss.
 
-Letters in shapes: `T` steps of a rollout, `B` environments.
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
 """
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fdg
-from algos.actor_critic import ActorCritic, Trajectory
-from algos.agent import Rollouts
+from algos import networks, on_policy, optimizers
+from algos.acting import Actor, without_memory
+from algos.agent import Agent, Rollouts
+from algos.distributions import Distribution
 from algos.hyperparameters import NETWORK, hyperparameter, require_within
 from algos.layers import PolicyLayers
 from algos.losses import weighted_sum
 from algos.networks import Network
-from algos.normalizing import Normalizers
+from algos.normalize import Normalizers
+from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
-from envs import Environment
+from algos.rollout import episode_metrics, values_after
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 
 
 @dataclasses.dataclass(frozen=True)
-class A2C(ActorCritic):
+class A2C(Agent):
     """A2C for discrete, multi-discrete and continuous actions.
 
     Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017), which Stable-Baselines3
@@ -39,6 +45,8 @@ class A2C(ActorCritic):
     80
     """
 
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+
     env: Environment
     rollouts = Rollouts(num_envs=16, num_steps=5, total_steps=1_000_000)
     optimizer_settings = ClippedOptimizer(learning_rate=7e-4, anneal_learning_rate=True, max_grad_norm=0.5)
@@ -51,24 +59,81 @@ class A2C(ActorCritic):
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
-        self._check_common()
+        self._check()
         require_within(self, 0, 1, "gae_lambda")
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> Any:
+        """The state before the first iteration."""
+        return on_policy.begin(
+            key,
+            self._reset,
+            self._network,
+            self._optimizer,
+            self.normalizers.begin(self.env.observation_space),
+            self.normalizers.begin_returns((self.num_envs,)),
+        )
+
+    def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """One rollout of all environments, and one update on it."""
+        return on_policy.iteration(
+            state, self.act, self.step, lambda *args: self.learn(*args[:3]), self.num_steps
+        )
+
+    def actor(self, state: Any) -> Actor:
+        """How it acts with these parameters and statistics."""
+
+        def policy(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._policy(state.parameters, seen)[0]
+
+        return without_memory(policy, self._for_environment)
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return 1
+
+    # --- fragments; `step` and `update` are those of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; its log-probability is not needed."""
-        policy, _ = self._policy(parameters, self._seen(statistics, observation))
+        policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
 
-    def _loss(self, parameters, trajectory: Trajectory):
-        policy, value = self._policy_over_time(parameters, trajectory.observation)
+    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
+    def learn(self, learned, running_return, trajectory):
+        """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
+        parameters, optimizer_state, *statistics = learned
+        seen, running_return, statistics = self.normalizers.rollout(
+            statistics, running_return, trajectory, self.discount
+        )
+        gradient, losses = self.gradient(parameters, seen)
+        learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
+        return learned, running_return, {**episode_metrics(trajectory.time_step), **losses}
+
+    @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
+    def gradient(self, parameters, trajectory):
+        """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
+
+    # --- parts ---
+
+    def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a rollout `[T, B]`, and what it is made of: scalars."""
+        policy, value = on_policy.over_time(
+            lambda rows: self._policy(parameters, rows), trajectory.observation
+        )
         time_step = trajectory.time_step
+        constant, known = jax.lax.stop_gradient((parameters, value))
         # The longest returns that the rollout allows, as in algorithm S3 of the paper; with lambda below 1,
         # a mean of those and of shorter ones.
         advantage, target = generalized_advantage_estimation(
             time_step.reward,
-            jax.lax.stop_gradient(value),
-            self._next_value(parameters, value, time_step),
+            known,
+            values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
             time_step.terminated,
             time_step.truncated,
             self.discount,
@@ -85,3 +150,19 @@ class A2C(ActorCritic):
             self.value_coefficient,
             self.entropy_coefficient,
         )
+
+    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
+        """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        self._check_actor_critic(self._network, state.parameters)
+
+    @property
+    def _network(self) -> Network:
+        return self._actor_critic()
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

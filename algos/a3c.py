@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 import fdg
 from algos.a2c import A2C
-from algos.actor_critic import Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.normalize import RunningStatistics
+from algos.on_policy import Trajectory
 from algos.rollout import episode_metrics, rollout
 from envs import Observation
 
@@ -137,7 +137,9 @@ class A3C(A2C):
             policy, _ = self._policy(parameters, observation)
             return policy.sample(jax.random.split(key, self.envs_per_worker))
 
-        return jax.vmap(one_worker)(worker_parameters, self._seen(statistics, observation), keys), None
+        return jax.vmap(one_worker)(
+            worker_parameters, self.normalizers.seen(statistics, observation), keys
+        ), None
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
@@ -152,7 +154,9 @@ class A3C(A2C):
     def learn(self, learned, worker_parameters, running_return, trajectory):
         """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
         parameters, optimizer_state, *statistics = learned
-        seen, running_return, statistics = self._normalized(statistics, running_return, trajectory)
+        seen, running_return, statistics = self.normalizers.rollout(
+            statistics, running_return, trajectory, self.discount
+        )
         gradients, losses = self.gradient(worker_parameters, seen)
         *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)
         metrics = {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
@@ -161,7 +165,7 @@ class A3C(A2C):
     @fdg.fragment("gradient", in_axes=(0, 1))
     def gradient(self, worker_parameters, trajectory):
         """Gradients of the loss `[W, ...]`, each over one rollout `[T, E]`, and their losses `[W]`."""
-        return jax.vmap(jax.grad(self._loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
+        return jax.vmap(jax.grad(self.loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
 
     @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))
     def update(self, gradients, optimizer_state, parameters):

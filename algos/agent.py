@@ -1,20 +1,28 @@
 """What every algorithm here has: presets, the length of a run, stepping environments, updating parameters."""
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import jax
 import optax
 
 import fdg
-from algos import distributions, foreign, modules, optimizers
+from algos import distributions, foreign, modules, networks, optimizers, outputs
 from algos.acting import Actor, Policy, chosen
-from algos.hyperparameters import hyperparameter, require, require_positive, require_types, require_within
-from algos.parts import Part
-from algos.precision import Precise
+from algos.hyperparameters import (
+    PRECISION,
+    hyperparameter,
+    require,
+    require_positive,
+    require_types,
+    require_within,
+)
+from algos.networks import Network
+from algos.parts import Part, parts_of
 from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
-from envs import Environment, Observation, check_spec, num_agents
+from envs import Environment, Observation, check_spec, composite, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, listed
@@ -41,28 +49,33 @@ class Rollouts(Part):
     num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
     total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
 
+    def check(self, algorithm: Any) -> None:
+        """Refuses counts that are not positive."""
+        require_positive(algorithm, "num_envs", "num_steps", "total_steps")
 
-class Agent(HasPresets, Precise):
+
+@dataclasses.dataclass(frozen=True)
+class Agent(HasPresets):
     """Base of the algorithms of this package; a user's own needs none.
 
-    A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
-    constructed, and says what its `updates_per_iteration` and its `_optimizer` are, and how it acts: `actor`.
+    A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
+    and `OptimizerSettings`; it calls `_check` when constructed, and says what its `updates_per_iteration` and
+    its `_optimizer` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
       several_agents: whether its environments are those of several agents, or of one.
+      precision: of the operands of matrix products in networks. Parameters, optimisers, losses, normalisers,
+        and what networks give, are float32 all the same
+        ([decision 061](docs/decisions/061-precision.md)).
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
     several_agents: ClassVar[bool] = False
 
-    env: Environment
-    num_envs: int  # stepped together
-    num_steps: int  # of each environment in one iteration
-    total_steps: int  # of all environments in the whole run
-    learning_rate: float
-    anneal_learning_rate: bool  # let it fall linearly to zero
-    discount: float
+    precision: Literal["float32", "bfloat16"] = dataclasses.field(
+        default="float32", metadata=PRECISION, kw_only=True
+    )
 
     @property
     def steps_per_iteration(self) -> int:
@@ -116,12 +129,36 @@ class Agent(HasPresets, Precise):
         """One step of the optimiser: the parameters after it, and its state."""
         return self._one_update(gradient, optimizer_state, parameters)
 
+    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+    def observe(self, statistics, observation):
+        """The statistics after the observations `[T, B, *obs]` too, of agents that learn from replay."""
+        return self.normalizers.observed(statistics, observation)
+
     # --- parts ---
 
     def _own(self, field: str, sees: modules.Sees = "both") -> Any:
         """The network that a user has given in a field, as functions; None if none (see `algos.modules`)."""
         spaces = self.env.observation_space, self.env.action_space
         return modules.resolved(getattr(self, field), *spaces, field, sees)
+
+    def _computing(self, network: Any) -> Any:
+        """A network of any kind that computes in this `precision`."""
+        if self.precision == "float32":
+            return network
+        if hasattr(network, "unroll"):
+            return network._replace(unroll=_InBfloat16(network.unroll))
+        return network._replace(apply=_InBfloat16(network.apply))
+
+    def _actor_critic(self) -> Network:
+        """The field `network`, or the default actor-critic of `layers`."""
+        spaces = self.env.observation_space, self.env.action_space
+        return self._computing(self._own("network") or networks.actor_critic(*spaces, **vars(self.layers)))
+
+    def _check_actor_critic(self, network: Network, parameters: Any) -> None:
+        """Refuses an actor-critic whose results do not fit the action space."""
+        features = composite.types(self.env.observation_space, (self.num_envs,))
+        output = jax.eval_shape(network.apply, parameters, features)
+        outputs.actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """State and first observation of all environments, from one key."""
@@ -151,10 +188,11 @@ class Agent(HasPresets, Precise):
             return self.learning_rate
         return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
 
-    def _check_common(self) -> None:
-        """Raises an `FdgError` where a field is of another type, or one that all have is out of range."""
+    def _check(self) -> None:
+        """Raises an `FdgError` where a field is of another type, or one of a part is out of range."""
         self._check_types()
-        require_positive(self, "num_envs", "num_steps", "total_steps", "learning_rate")
+        for part in parts_of(self):
+            part.check(self)
         require_within(self, 0, 1, "discount")
         hidden = getattr(self, "hidden", None)
         require(
@@ -206,3 +244,13 @@ class Agent(HasPresets, Precise):
         for field in dataclasses.fields(self):
             if field.metadata.get("holds") == "network" and isinstance(getattr(self, field.name), str):
                 self._own(field.name)  # refuses a name that names nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class _InBfloat16:
+    """A function with its products in bfloat16 (`fdg.in_bfloat16`); of equal functions equal."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return fdg.in_bfloat16(self.function)(*arguments, **options)

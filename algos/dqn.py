@@ -22,7 +22,7 @@ from algos.exploration import Exploration
 from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
 from algos.layers import Layers
 from algos.networks import Network, of_action
-from algos.normalizing import ObservationNormalizer
+from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition
@@ -83,7 +83,7 @@ class DQN(ReplayedQLearning, QLearning):
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
-        self._check_common()
+        self._check()
         require(
             self,
             self.max_error is None or self.max_error > 0,
@@ -104,7 +104,7 @@ class DQN(ReplayedQLearning, QLearning):
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             learned=self._begin(parameters),
-            observation_statistics=self._first_statistics(),
+            observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self._replay.init(
                 observation, jnp.zeros((self.num_envs, *self._actions.shape), jnp.int32)
             ),
@@ -149,8 +149,8 @@ class DQN(ReplayedQLearning, QLearning):
 
     def _seen_minibatch(self, statistics: Any, minibatch: Transition) -> Transition:
         return minibatch._replace(
-            observation=self._seen(statistics, minibatch.observation),
-            next_observation=self._seen(statistics, minibatch.next_observation),
+            observation=self.normalizers.seen(statistics, minibatch.observation),
+            next_observation=self.normalizers.seen(statistics, minibatch.next_observation),
         )
 
     def _loss(self, parameters, target_parameters, transition: Transition, weight):

@@ -1,12 +1,13 @@
 """Acting on values: most often the best action, now and then any."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
-from algos.hyperparameters import hyperparameter
+from algos.hyperparameters import hyperparameter, require_within
 from algos.parts import Part
 
 
@@ -22,6 +23,10 @@ class Exploration(Part):
         """Probability of a random action in an iteration of so many: `[]` float32."""
         duration = self.exploration_fraction * num_iterations
         return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a probability or a fraction outside of [0, 1]."""
+        require_within(algorithm, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
 
 
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:

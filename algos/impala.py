@@ -1,33 +1,38 @@
 """IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
 
-This file has the actor and the loss; `algos/actor_critic.py` has the rest. Actors record the log-probability
-of their actions. The learner's policy is newer by then; V-trace corrects for that by importance weights. How
-old the actors' parameters are is a field of the distribution policy (`staleness`). With `staleness=0` the two
-policies are equal, and V-trace gives plain returns.
+Actors record the log-probability of their actions. The learner's policy is newer by then; V-trace corrects
+for that by importance weights. How old the actors' parameters are is a field of the distribution policy
+(`staleness`). With `staleness=0` the two policies are equal, and V-trace gives plain returns.
 
-Letters in shapes: `T` steps of a rollout, `B` environments.
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
 """
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fdg
-from algos.actor_critic import ActorCritic, Trajectory
-from algos.agent import Rollouts
+from algos import networks, on_policy, optimizers
+from algos.acting import Actor, without_memory
+from algos.agent import Agent, Rollouts
+from algos.distributions import Distribution
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, value_error, weighted_sum
 from algos.networks import Network
-from algos.normalizing import Normalizers
+from algos.normalize import Normalizers
+from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
-from envs import Environment
+from algos.rollout import episode_metrics, values_after
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 
 
 @dataclasses.dataclass(frozen=True)
-class IMPALA(ActorCritic):
+class IMPALA(Agent):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
     Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
@@ -40,6 +45,8 @@ class IMPALA(ActorCritic):
     >>> IMPALA(env=envs.make("CartPole-v1")).steps_per_iteration
     320
     """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
     rollouts = Rollouts(num_envs=16, num_steps=20, total_steps=1_000_000)
@@ -55,7 +62,7 @@ class IMPALA(ActorCritic):
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
-        self._check_common()
+        self._check()
         require_within(self, 0, 1, "trace_lambda")
         require_positive(self, "rho_clip", "c_clip")
         require(
@@ -64,24 +71,81 @@ class IMPALA(ActorCritic):
             f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace wants it at most equal",
         )
 
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        return on_policy.begin(
+            key,
+            self._reset,
+            self._network,
+            self._optimizer,
+            self.normalizers.begin(self.env.observation_space),
+            self.normalizers.begin_returns((self.num_envs,)),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments, and one update on it."""
+        return on_policy.iteration(
+            state, self.act, self.step, lambda *args: self.learn(*args[:3]), self.num_steps
+        )
+
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics."""
+
+        def policy(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._policy(state.parameters, seen)[0]
+
+        return without_memory(policy, self._for_environment)
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return 1
+
+    # --- fragments; `step` and `update` are those of every agent ---
+
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]` and its log-probability `[B]`."""
-        policy, _ = self._policy(parameters, self._seen(statistics, observation))
+        policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         action = policy.sample(keys)
         return action, policy.log_prob(action)
 
-    def _loss(self, parameters, trajectory: Trajectory):
-        policy, value = self._policy_over_time(parameters, trajectory.observation)
+    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
+    def learn(self, learned, running_return, trajectory):
+        """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
+        parameters, optimizer_state, *statistics = learned
+        seen, running_return, statistics = self.normalizers.rollout(
+            statistics, running_return, trajectory, self.discount
+        )
+        gradient, losses = self.gradient(parameters, seen)
+        learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
+        return learned, running_return, {**episode_metrics(trajectory.time_step), **losses}
+
+    @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
+    def gradient(self, parameters, trajectory):
+        """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
+
+    # --- parts ---
+
+    def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a rollout `[T, B]`, and what it is made of: scalars."""
+        policy, value = on_policy.over_time(
+            lambda rows: self._policy(parameters, rows), trajectory.observation
+        )
         log_prob = policy.log_prob(trajectory.action)
-        log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.log_prob
+        log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.decision
         time_step = trajectory.time_step
+        constant, known = jax.lax.stop_gradient((parameters, value))
         # Equation 1 of the paper, and the advantage of section 4.2.
         advantage, target = v_trace(
             jnp.exp(log_ratio),
             time_step.reward,
-            jax.lax.stop_gradient(value),
-            self._next_value(parameters, value, time_step),
+            known,
+            values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
             time_step.terminated,
             time_step.truncated,
             self.discount,
@@ -99,3 +163,19 @@ class IMPALA(ActorCritic):
             self.entropy_coefficient,
         )
         return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}  # how far the actors are behind
+
+    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
+        """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        self._check_actor_critic(self._network, state.parameters)
+
+    @property
+    def _network(self) -> Network:
+        return self._actor_critic()
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

@@ -3,10 +3,65 @@
 Every array is `[...]`, one number a sample, in any arrangement of samples.
 """
 
+import dataclasses
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from algos.distributions import Distribution
+from algos.hyperparameters import hyperparameter, require_positive
+from algos.parts import Part
+
+
+class Decision(NamedTuple):
+    """What the actor knew when it acted."""
+
+    log_prob: jax.Array  # [...] float32, of the action taken
+    value: jax.Array  # [...] float32, V(observation)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProximalLoss(Part):
+    """The loss of PPO."""
+
+    clip_ratio: float = hyperparameter(
+        0.2, "epsilon: the probability ratio is clipped to [1 - epsilon, 1 + epsilon]"
+    )
+    clip_value: bool = hyperparameter(True, "clip the change of the value by the same epsilon")
+    normalize_advantage: bool = hyperparameter(
+        True, "normalise advantages to zero mean and unit variance in each minibatch"
+    )
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a clip that is not positive."""
+        require_positive(algorithm, "clip_ratio")
+
+    def of(
+        self, policy: Distribution, value: jax.Array, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a minibatch, and its parts (`proximal_loss`).
+
+        Args:
+          policy, value: of each sample, now.
+          minibatch: any tuple with the fields `action`, `decision`, `advantage` and `target`.
+        """
+        return proximal_loss(
+            policy,
+            value,
+            minibatch.action,
+            minibatch.decision.log_prob,
+            minibatch.decision.value,
+            minibatch.advantage,
+            minibatch.target,
+            clip_ratio=self.clip_ratio,
+            clip_value=self.clip_value,
+            normalize_advantage=self.normalize_advantage,
+            value_coefficient=self.value_coefficient,
+            entropy_coefficient=self.entropy_coefficient,
+        )
 
 
 def proximal_loss(

@@ -4,16 +4,93 @@ Samples are kept *environment-major*: `[B, T]` flattened, those of one environme
 be one step, or a sequence of several (`per_env` of them an environment).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.parts import Part
+
 # Of the shuffle: more than are needed, by the tests, to make all orders of few rows equally probable.
 _ROUNDS = 24
 _LARGE = 1 << 16  # from here on there are more
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs(Part):
+    """How often a rollout is learned from, and in which minibatches."""
+
+    num_epochs: int = hyperparameter(4, "passes over each rollout")
+    num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
+    shuffle: Literal["each", "all", "time"] = hyperparameter(
+        "each",
+        "how an epoch shuffles; each: within each environment; all: all samples together (devices exchange"
+        " them); time: time steps, in the same order for every environment",
+    )
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps for one rollout."""
+        return self.num_epochs * self.num_minibatches
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses counts that are not positive, and another kind of shuffle."""
+        require_positive(algorithm, "num_epochs", "num_minibatches")
+        require(
+            algorithm,
+            self.shuffle in ("each", "all", "time"),
+            f"shuffle={self.shuffle!r}: it must be 'each', 'all' or 'time'",
+        )
+
+    def check_divides(
+        self, algorithm: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
+    ) -> None:
+        """Refuses a number of minibatches that does not divide the samples.
+
+        Args:
+          algorithm: whose `num_envs` counts.
+          per_env: samples of one environment.
+          of_env, of_all: what makes their number, for one environment and for all.
+        """
+        count, what = per_env, of_env
+        if self.shuffle != "time":
+            count, what = algorithm.num_envs * per_env, of_all
+        require(
+            algorithm,
+            count % self.num_minibatches == 0,
+            f"num_minibatches={self.num_minibatches} does not divide {what}={count}: choose a divisor",
+        )
+
+    def learn(
+        self,
+        key: jax.Array,
+        samples: Any,
+        num_envs: int,
+        parameters: Any,
+        optimizer_state: Any,
+        gradient: Callable[[Any, Any], tuple[Any, Any]],
+        update: Callable[[Any, Any, Any], tuple[Any, Any]],
+    ) -> tuple[Any, Any, Any]:
+        """Parameters and optimiser state after all epochs, and the mean losses; see `updated`.
+
+        `samples [B * per_env, ...]` are environment-major.
+        """
+        per_env = jax.tree.leaves(samples)[0].shape[0] // num_envs
+        blocks = own_blocks(num_envs, per_env, self.num_minibatches) if self.shuffle == "each" else 1
+        count = per_env if self.shuffle == "time" else num_envs * per_env // blocks
+        rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
+        return updated(
+            gradient, update, parameters, optimizer_state, rows,
+            lambda some: self.minibatch(samples, some, num_envs),
+        )  # fmt: skip
+
+    def minibatch(self, samples: Any, rows: jax.Array, num_envs: int) -> Any:
+        """The samples of some rows `[blocks, n]`; of time steps, those of every environment."""
+        return take_of_every_env(samples, rows, num_envs) if self.shuffle == "time" else take(samples, rows)
 
 
 def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:

@@ -48,11 +48,13 @@ class MultiAgentPPO(RecurrentPPO):
 
     # --- parts ---
 
-    def _reward(self, time_step: TimeStep, running_return, return_statistics):
-        return super()._reward(_of_each_agent(time_step), running_return, return_statistics)
-
-    def _advantage(self, reward, value, next_value, time_step: TimeStep):
-        return super()._advantage(reward, value, next_value, _of_each_agent(time_step))
+    def _ends(self, time_step: TimeStep) -> TimeStep:
+        """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
+        shape = time_step.reward.shape
+        return time_step._replace(
+            terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
+            truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
+        )
 
     @property
     def _length(self) -> int:
@@ -82,12 +84,3 @@ class MultiAgentPPO(RecurrentPPO):
                 **vars(self.layers),
             )
         )
-
-
-def _of_each_agent(time_step: TimeStep) -> TimeStep:
-    """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
-    shape = time_step.reward.shape
-    return time_step._replace(
-        terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
-        truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
-    )

@@ -2,7 +2,8 @@
 
 Statistics are arrays in the algorithm's state. They are read inside the rollout and updated once an
 iteration, from the whole `[T, B]` rollout: all steps of one rollout are normalised alike, and nothing waits
-for other environments inside the loop over steps.
+for other environments inside the loop over steps. The actor reads them as it reads parameters, so under a
+distribution policy with staleness they are as old as these.
 
 Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
@@ -14,7 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs import composite
+from algos.hyperparameters import hyperparameter, require
+from algos.parts import Part
+from envs import TimeStep, composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.errors import FdgError
@@ -39,6 +42,86 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     [1.0, 1.0, 1.0]
     """
     return RunningStatistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+# --- what algorithms are given ---
+
+
+@dataclass(frozen=True)
+class ObservationNormalizer(Part):
+    """Whether observations are normalised, and how."""
+
+    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+
+    def begin(self, space: ObservationSpace) -> Any:
+        """Statistics of no observations; None where observations are not normalised."""
+        return init_observations(space) if self.normalize_observation else None
+
+    def seen(self, statistics: Any, observation: Any) -> Any:
+        """Observations `[..., *obs]` as networks see them."""
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda features: normalize_observations(statistics, features), observation)
+
+    def observed(self, statistics: Any, observation: Any) -> Any:
+        """The statistics after the observations `[T, B, *obs]` too."""
+        if not self.normalize_observation:
+            return statistics
+        return update_observations(statistics, features_and_mask(observation)[0])
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses to normalise observations that have no mean or variance."""
+        space = algorithm.env.observation_space
+        require(
+            algorithm,
+            has_statistics(space) or not self.normalize_observation,
+            f"normalize_observation=True: {space} has no mean or variance; leave it False",
+        )
+
+
+@dataclass(frozen=True)
+class Normalizers(ObservationNormalizer):
+    """Whether observations and rewards are normalised, and how."""
+
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
+
+    def begin_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
+        """Statistics of no returns, and the returns so far of environments `shape`; None if not needed."""
+        return (init(()), jnp.zeros(shape)) if self.normalize_reward else (None, None)
+
+    def reward(
+        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
+    ) -> tuple[jax.Array, Any, Any]:
+        """Rewards `[T, B]` to learn from, the returns so far `[B]`, and the statistics of returns."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, statistics
+        running_return, returns = accumulate_returns(
+            running_return, time_step.reward, time_step.done, discount
+        )
+        statistics = update(statistics, returns)
+        return scale(statistics, time_step.reward), running_return, statistics
+
+    def rollout(
+        self, statistics: Any, running_return: Any, trajectory: Any, discount: float | jax.Array
+    ) -> tuple[Any, Any, tuple[Any, Any]]:
+        """A rollout as the loss sees it; the returns so far, and the statistics of both, after it.
+
+        `trajectory` is a named tuple with an `observation [T, B, *obs]` and a `time_step [T, B]`.
+        """
+        observation_statistics, return_statistics = statistics
+        time_step = trajectory.time_step
+        reward, running_return, return_statistics = self.reward(
+            time_step, running_return, return_statistics, discount
+        )
+        final = self.seen(observation_statistics, time_step.final_observation)
+        seen = trajectory._replace(
+            observation=self.seen(observation_statistics, trajectory.observation),
+            time_step=time_step._replace(reward=reward, final_observation=final),
+        )
+        observation_statistics = self.observed(observation_statistics, trajectory.observation)
+        return seen, running_return, (observation_statistics, return_statistics)
 
 
 # --- of observations, which may be in parts ---

@@ -18,10 +18,10 @@ import numpy as np
 import fdg
 from algos import distributions, networks, outputs
 from algos.acting import Actor, Policy, without_memory
+from algos.agent import Agent
 from algos.critic_readings import Distributions, Values, reading
 from algos.hyperparameters import require, require_positive, whole_updates
 from algos.networks import Network
-from algos.normalizing import NormalizedAgent
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
 from envs import Box, Observation
@@ -39,7 +39,7 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class OffPolicy(NormalizedAgent):
+class OffPolicy(Agent):
     """Base of algorithms with an actor and two critics that learn from replay, for bounded actions.
 
     A subclass has also the fields annotated here, a `_begin`, a `_policy`, an `_actor`, a `_learn_from`, and
@@ -66,7 +66,7 @@ class OffPolicy(NormalizedAgent):
         action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
         return State(
             learned=self._first(actor_key, critics_key, observation, action),
-            observation_statistics=self._first_statistics(),
+            observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self._replay.init(observation, action),
             env_state=env_state,
             observation=observation,
@@ -101,7 +101,7 @@ class OffPolicy(NormalizedAgent):
         actor = self._acting(state.learned)
 
         def policy(observation):
-            return self._policy(actor, self._seen(state.observation_statistics, observation))
+            return self._policy(actor, self.normalizers.seen(state.observation_statistics, observation))
 
         return without_memory(policy, self._for_environment)
 
@@ -112,15 +112,15 @@ class OffPolicy(NormalizedAgent):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
         # One key for both, of which only one is used.
         uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-        policy = self._policy(actor, self._seen(statistics, observation))
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         return jnp.where(learning, policy.sample(keys), uniform)
 
     @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
     def learn(self, learned, statistics, minibatches, key, learning):
         """One update for each of the minibatches `[U, N]`."""
         minibatches = minibatches._replace(
-            observation=self._seen(statistics, minibatches.observation),
-            next_observation=self._seen(statistics, minibatches.next_observation),
+            observation=self.normalizers.seen(statistics, minibatches.observation),
+            next_observation=self.normalizers.seen(statistics, minibatches.next_observation),
         )
         keys = jax.random.split(key, (self.updates_per_iteration, self.keys_a_sample, self.batch_size))
         updated, losses = jax.lax.scan(
@@ -171,8 +171,8 @@ class OffPolicy(NormalizedAgent):
 
     # --- parts ---
 
-    def _check_common(self) -> None:
-        super()._check_common()
+    def _check(self) -> None:
+        super()._check()
         require_positive(self, "batch_size")
         space = self.env.action_space
         require(

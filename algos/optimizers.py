@@ -1,13 +1,13 @@
 """Optimisers that several algorithms share: gradients clipped by global norm, step sizes that may fall."""
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from algos.hyperparameters import hyperparameter
+from algos.hyperparameters import hyperparameter, require_positive
 from algos.parts import Part
 
 # A step size is a number, a traced one too, or a schedule of the number of steps so far.
@@ -21,12 +21,21 @@ class OptimizerSettings(Part):
     learning_rate: float = hyperparameter(2.5e-4, "step size of the optimiser")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
 
+    def check(self, algorithm: Any) -> None:
+        """Refuses a step size that is not positive."""
+        require_positive(algorithm, "learning_rate")
+
 
 @dataclasses.dataclass(frozen=True)
 class ClippedOptimizer(OptimizerSettings):
     """The step size of an optimiser of clipped gradients, and what they are clipped to."""
 
     max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a step size or a norm that is not positive."""
+        super().check(algorithm)
+        require_positive(algorithm, "max_grad_norm")
 
 
 def annealed(

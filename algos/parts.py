@@ -34,6 +34,18 @@ class Part:
         own: Any = self
         return type(self)(**{field.name: getattr(instance, field.name) for field in dataclasses.fields(own)})
 
+    def check(self, algorithm: Any) -> None:
+        """Raises an `FdgError`, which names the algorithm, if a value is out of range."""
+
+
+def parts_of(instance: Any) -> list[Part]:
+    """The parts of an instance, in the order of its classes' definitions, base classes first."""
+    names = dict.fromkeys(
+        name for cls in reversed(type(instance).__mro__) for name, value in vars(cls).items()
+        if isinstance(value, Part)
+    )  # fmt: skip
+    return [getattr(instance, name) for name in names]
+
 
 def flattened(cls: _Class) -> _Class:
     """The class with the fields of each part in its place; for `dataclasses.dataclass` to read.

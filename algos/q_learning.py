@@ -16,29 +16,21 @@ import jax.numpy as jnp
 import fdg
 from algos import networks, outputs
 from algos.acting import Actor, empty_memory
+from algos.agent import Agent
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import epsilon_greedy
-from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
-from algos.normalizing import NormalizedAgent
 from envs import Discrete, MultiDiscrete, Observation, features_and_mask
 
 
-class EpsilonGreedy(NormalizedAgent):
+class EpsilonGreedy(Agent):
     """Base of agents that value discrete actions, and mostly take the best: the fields that they share."""
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
-    max_grad_norm: float  # global norm that gradients are clipped to
-
     def _epsilon(self, iteration: jax.Array) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
         return self.exploration.epsilon(iteration, self.num_iterations)
-
-    def _check_common(self) -> None:
-        super()._check_common()
-        require_positive(self, "max_grad_norm")
-        require_within(self, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
 
 
 class QLearning(EpsilonGreedy):
@@ -49,15 +41,12 @@ class QLearning(EpsilonGreedy):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
-    dueling: bool  # a value, and advantages of actions
-    network: Network | None  # any (init, apply) pair that values every action, in place of the default
-
     # --- fragments; `step` is that of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
     def act(self, parameters, statistics, epsilon, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
-        values = self._values(parameters, self._seen(statistics, observation))
+        values = self._values(parameters, self.normalizers.seen(statistics, observation))
         return epsilon_greedy(values, epsilon).sample(keys)
 
     # --- parts ---
@@ -66,7 +55,7 @@ class QLearning(EpsilonGreedy):
         """How it acts: with the best action, or drawn as in training, now and then any."""
 
         def act(memory, observation, start, keys, greedy):
-            values = self._values(parameters, self._seen(statistics, observation))
+            values = self._values(parameters, self.normalizers.seen(statistics, observation))
             policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(iteration))
             return self._chosen(policy, keys, greedy), memory
 

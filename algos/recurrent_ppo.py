@@ -5,29 +5,35 @@ is unrolled over them, and forgets where an episode starts. Stored memories grow
 against that there is the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences.
 
-Reads like `algos/ppo.py`, with which it shares its loss and its epochs (`algos/proximal.py`). A feed-forward
-network is the special case of one with an empty memory (`algos.recurrent.without_memory`).
+Reads like `algos/ppo.py`. A feed-forward network is the special case of one with an empty memory
+(`algos.recurrent.without_memory`).
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
 sequences.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fdg
-from algos import distributions, normalize, outputs
+from algos import distributions, normalize, optimizers, outputs
 from algos.acting import Actor
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive
-from algos.losses import explained_variance
+from algos.agent import Agent, Rollouts
+from algos.distributions import Distribution
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.layers import PolicyLayers
+from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, MemorySizes
+from algos.minibatches import Epochs
 from algos.networks import Network
-from algos.normalize import RunningStatistics
-from algos.proximal import Decision, ProximalAgent
+from algos.normalize import Normalizers, RunningStatistics
+from algos.optimizers import ClippedOptimizer
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
+from algos.returns import generalized_advantage_estimation
 from algos.rollout import (
     Recollection,
     environment_major,
@@ -35,7 +41,7 @@ from algos.rollout import (
     rollout_with_memory,
     values_after,
 )
-from envs import Observation, features_and_mask
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
 
 
 class Past(NamedTuple):
@@ -76,7 +82,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentPPO(ProximalAgent):
+class RecurrentPPO(Agent):
     """PPO with a memory in the actor and one in the critic: a GRU, or what `memory` says.
 
     Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
@@ -90,7 +96,17 @@ class RecurrentPPO(ProximalAgent):
     488
     """
 
-    num_envs: int = hyperparameter(8, "environments stepped together")
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+
+    env: Environment
+    rollouts = Rollouts(num_envs=8, num_steps=128, total_steps=500_000)
+    epochs = Epochs()
+    optimizer_settings = ClippedOptimizer(learning_rate=2.5e-4, anneal_learning_rate=True, max_grad_norm=0.5)
+    discount: float = hyperparameter(0.99, "gamma")
+    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+    objective = ProximalLoss()
+    normalizers = Normalizers()
+    layers = PolicyLayers()
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
@@ -118,7 +134,19 @@ class RecurrentPPO(ProximalAgent):
             0 <= self.burn_in <= self._length,
             f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence, {self._length}",
         )
-        super().__post_init__()
+        self._check()
+        require_within(self, 0, 1, "gae_lambda")
+        if self._length > 1:
+            of_env = "num_steps / sequence_length"
+            of_all = "the number of sequences, num_envs * num_steps / sequence_length"
+            self.epochs.check_divides(self, self.num_steps // self._length, of_env, of_all)
+        else:
+            self.epochs.check_divides(self, self.num_steps)
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.epochs.updates
 
     # --- the two functions of every algorithm ---
 
@@ -197,18 +225,20 @@ class RecurrentPPO(ProximalAgent):
         """How it acts with these parameters and statistics, and a memory of its own."""
 
         def act(memory, observation, start, keys, greedy):
-            seen = self._seen(state.observation_statistics, observation)
+            seen = self.normalizers.seen(state.observation_statistics, observation)
             policy, _, memory = self._one_step(state.parameters, seen, Recollection(memory, start))
             return self._chosen(policy, keys, greedy), memory
 
         return Actor(self._network.memory, act)
 
-    # --- fragments; `gradient` is that of `ProximalAgent`, `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are those of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
     def act(self, parameters, statistics, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, `Decision [B]`, memory `[B, ...]`."""
-        policy, value, memory = self._one_step(parameters, self._seen(statistics, observation), recollection)
+        policy, value, memory = self._one_step(
+            parameters, self.normalizers.seen(statistics, observation), recollection
+        )
         action = policy.sample(keys)
         return action, Decision(policy.log_prob(action), value), memory
 
@@ -217,11 +247,14 @@ class RecurrentPPO(ProximalAgent):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         (observation, action), (decision, start), time_step = trajectory
-        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
-        seen = self._seen(observation_statistics, observation)
+        ends = self._ends(time_step)
+        reward, running_return, return_statistics = self.normalizers.reward(
+            ends, running_return, return_statistics, self.discount
+        )
+        seen = self.normalizers.seen(observation_statistics, observation)
         _, _, memories = self._unroll(parameters, memory, seen, start)
         next_value = self._next_value(parameters, observation_statistics, decision.value, time_step, memories)
-        advantage, target = self._advantage(reward, decision.value, next_value, time_step)
+        advantage, target = self.advantage(reward, decision.value, next_value, ends)
 
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
         sequences = (seen, start, action, decision, advantage, target)
@@ -230,8 +263,10 @@ class RecurrentPPO(ProximalAgent):
             self._burn_in(past, observation_statistics, observation, start),
             *jax.tree.map(lambda x: _sequence_rows(x.reshape(-1, self._length, *x.shape[1:])), sequences),
         )
-        parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
-        observation_statistics = self._with_observed(observation_statistics, observation)
+        parameters, optimizer_state, losses = self.epochs.learn(
+            key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
+        )
+        observation_statistics = self.normalizers.observed(observation_statistics, observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,
@@ -243,6 +278,11 @@ class RecurrentPPO(ProximalAgent):
             self._next_past(before, observation, start),
             metrics,
         )
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, minibatch):
+        """Gradient of the loss over a minibatch of sequences `[S]`, and what the loss is made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose results do not fit the action space."""
@@ -257,7 +297,21 @@ class RecurrentPPO(ProximalAgent):
 
     # --- parts ---
 
-    def _predict(self, parameters, minibatch):
+    def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """PPO's loss over a minibatch of sequences `[S]`, and its parts."""
+        policy, value = self._predict(parameters, minibatch)
+        return self.objective.of(policy, value, minibatch)
+
+    def advantage(
+        self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
+    ) -> tuple[jax.Array, jax.Array]:
+        """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
+        return generalized_advantage_estimation(
+            reward, value, next_value, time_step.terminated, time_step.truncated,
+            self.discount, self.gae_lambda,
+        )  # fmt: skip
+
+    def _predict(self, parameters: Any, minibatch: Minibatch) -> tuple[Distribution, jax.Array]:
         """Distribution over actions, and value, of each step of the sequences, `[S, L]`."""
         memory = minibatch.memory
         if minibatch.burn_in is not None:
@@ -278,7 +332,7 @@ class RecurrentPPO(ProximalAgent):
         def value_of(final):
             observation, memory = final
             recollection = Recollection(memory, jnp.zeros(self.num_envs, bool))
-            return self._one_step(parameters, self._seen(statistics, observation), recollection)[1]
+            return self._one_step(parameters, self.normalizers.seen(statistics, observation), recollection)[1]
 
         return values_after(value, time_step, value_of, (time_step.final_observation, memories))
 
@@ -323,7 +377,7 @@ class RecurrentPPO(ProximalAgent):
         observation, start = jax.tree.map(
             lambda old, new: _sequence_rows(jnp.concatenate([old, new])[rows]), earlier, (observation, start)
         )
-        return self._seen(statistics, observation), start
+        return self.normalizers.seen(statistics, observation), start
 
     def _next_past(self, before, observation, start) -> Past | None:
         """What the next rollout's first sequences burn in from: the last steps of this one."""
@@ -342,16 +396,9 @@ class RecurrentPPO(ProximalAgent):
         """The axes of agents, which follow those of environments: none."""
         return ()
 
-    @property
-    def _samples_per_env(self) -> int:
-        return self.num_steps // self._length
-
-    @property
-    def _shuffled(self) -> tuple[int, str]:
-        count, _ = super()._shuffled
-        if self.shuffle == "time":
-            return count, "num_steps / sequence_length"
-        return count, "the number of sequences, num_envs * num_steps / sequence_length"
+    def _ends(self, time_step: TimeStep) -> TimeStep:
+        """Time steps whose ends have the shape of their rewards."""
+        return time_step
 
     @property
     def _network(self) -> RecurrentNetwork:
@@ -369,6 +416,10 @@ class RecurrentPPO(ProximalAgent):
     @property
     def _remembers(self) -> MemoryKind:
         return self.remembering.of(self.memory or "gru")
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
 
 def _time_first(x: jax.Array) -> jax.Array:

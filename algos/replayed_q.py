@@ -142,8 +142,8 @@ class ReplayedQLearning(EpsilonGreedy):
         """
         return self.observe(statistics, observation) if self.normalize_observation else statistics
 
-    def _check_common(self) -> None:
-        super()._check_common()
+    def _check(self) -> None:
+        super()._check()
         require_positive(self, "target_period")
         require_within(self, 0, 1, "target_rate", "importance_exponent")
         # Refuse sizes that do not fit.

@@ -20,7 +20,7 @@ from algos.distributions import TanhNormal
 from algos.hyperparameters import NETWORK, hyperparameter, require_positive
 from algos.layers import Layers
 from algos.networks import Network
-from algos.normalizing import ObservationNormalizer
+from algos.normalize import ObservationNormalizer
 from algos.off_policy import OffPolicy, State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates
@@ -68,7 +68,7 @@ class SoftActorCritic(OffPolicy):
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
-        self._check_common()
+        self._check()
         require_positive(self, "initial_temperature")
 
     def check_when_traced(self, state: State) -> None:

@@ -22,7 +22,7 @@ from algos.distributions import Normal
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.layers import Layers
 from algos.networks import Network
-from algos.normalizing import ObservationNormalizer
+from algos.normalize import ObservationNormalizer
 from algos.off_policy import OffPolicy, State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
@@ -100,7 +100,7 @@ class TD3(OffPolicy):
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
-        self._check_common()
+        self._check()
         require_positive(self, "exploration_noise", "policy_delay")
         require_within(self, 0, 1, "target_rate")
         for name in ("target_noise", "target_noise_clip"):

@@ -33,7 +33,7 @@ from algos.hyperparameters import NETWORK, hyperparameter, require, require_posi
 from algos.layers import Layers
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import Network, of_action
-from algos.normalizing import ObservationNormalizer
+from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayState, Step
@@ -117,7 +117,7 @@ class ValueDecomposition(ReplayedQLearning):
             f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}:"
             " choose a divisor",
         )
-        self._check_common()
+        self._check()
 
     @property
     def updates_per_iteration(self) -> int:
@@ -138,7 +138,7 @@ class ValueDecomposition(ReplayedQLearning):
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
             learned=self._begin(Parameters(agents, self._mixer_parameters(mixer_key, values, observation))),
-            observation_statistics=self._first_statistics(),
+            observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self._replay.init_of(memory, observation, action, each),
             env_state=env_state,
             observation=observation,
@@ -198,7 +198,7 @@ class ValueDecomposition(ReplayedQLearning):
         def act(memory, observation, start, keys, greedy):
             values, memory = self._one_step(
                 state.learned.parameters.agents,
-                self._seen(state.observation_statistics, observation),
+                self.normalizers.seen(state.observation_statistics, observation),
                 Recollection(memory, start),
             )
             policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(state.iteration))
@@ -211,7 +211,7 @@ class ValueDecomposition(ReplayedQLearning):
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, agents, statistics, epsilon, observation, recollection, keys):
         """`observation [B, A, *obs]`, `keys [B]` -> `action [B, A, *action]`, memory `[B, ...]`."""
-        values, memory = self._one_step(agents, self._seen(statistics, observation), recollection)
+        values, memory = self._one_step(agents, self.normalizers.seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
     def check_when_traced(self, state: State) -> None:
@@ -245,8 +245,8 @@ class ValueDecomposition(ReplayedQLearning):
     def _seen_minibatch(self, statistics: Any, minibatch: Sequences) -> Sequences:
         steps = minibatch.steps
         steps = steps._replace(
-            observation=self._seen(statistics, steps.observation),
-            final_observation=self._seen(statistics, steps.final_observation),
+            observation=self.normalizers.seen(statistics, steps.observation),
+            final_observation=self.normalizers.seen(statistics, steps.final_observation),
         )
         return minibatch._replace(steps=steps)
 

@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 from algos import optimizers
-from algos.actor_critic import Trajectory
+from algos.on_policy import Trajectory
 from envs import TimeStep
 from tests.algos import probes
 
@@ -48,7 +48,7 @@ def three_steps(log_prob=None):
     return Trajectory(
         observation=column(2.0, 4.0, 8.0)[..., None],
         action=column(1, 0, 1),
-        log_prob=log_prob,
+        decision=log_prob,
         time_step=TimeStep(
             observation=None,
             reward=column(1.0, 2.0, 3.0),
@@ -70,7 +70,7 @@ def test_loss_by_hand():
     """
     algorithm = algos.A2C(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
     parameters = LINEAR.init(None, None)
-    loss, parts = algorithm._loss(parameters, three_steps())
+    loss, parts = algorithm.loss(parameters, three_steps())
     assert float(parts["policy_loss"]) == pytest.approx(-2.5 / 3 * math.log(2), rel=1e-6)
     assert float(parts["value_loss"]) == pytest.approx(28.25 / 3, rel=1e-6)
     assert float(parts["entropy"]) == pytest.approx(math.log(2), rel=1e-6)

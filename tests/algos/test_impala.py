@@ -45,7 +45,7 @@ def test_loss_by_hand():
     Value: 1/2 (1.25^2 + 0.5^2 + 5^2) / 3 = 26.8125 / 6.
     """
     algorithm = algos.IMPALA(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
-    loss, parts = algorithm._loss(LINEAR.init(None, None), off_policy())
+    loss, parts = algorithm.loss(LINEAR.init(None, None), off_policy())
     assert float(parts["policy_loss"]) == pytest.approx(-3.25 / 3 * math.log(2), rel=1e-6)
     assert float(parts["value_loss"]) == pytest.approx(26.8125 / 6, rel=1e-6)
     # Ratios less one, less their logarithms: (1 - 1/2) / 3, for the logarithms cancel.
@@ -69,7 +69,7 @@ def test_clips_and_lambda_by_hand():
         c_clip=0.5,
         trace_lambda=0.5,
     )
-    _, parts = algorithm._loss(LINEAR.init(None, None), off_policy())
+    _, parts = algorithm.loss(LINEAR.init(None, None), off_policy())
     assert float(parts["policy_loss"]) == pytest.approx(-2.8125 / 3 * math.log(2), rel=1e-6)
     assert float(parts["value_loss"]) == pytest.approx((1.5625**2 + 0.5**2 + 5**2) / 6, rel=1e-6)
 

@@ -83,8 +83,8 @@ def test_an_episode_ends_for_all_agents():
         episode_return=nothing,
         episode_length=nothing,
     )
-    advantage, target = algorithm._advantage(
-        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), time_step
+    advantage, target = algorithm.advantage(
+        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), algorithm._ends(time_step)
     )
     assert advantage[:, 0].tolist() == target[:, 0].tolist() == [[1.0, 0.0], [7.0, 5.0], [8.0, 5.0]]
 

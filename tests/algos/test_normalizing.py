@@ -15,8 +15,8 @@ import algos
 import envs
 import fdg
 import policies
-from algos import normalize, pqn
-from algos.actor_critic import Trajectory
+from algos import normalize
+from algos.on_policy import Trajectory
 from algos.replay import Step, Transition
 from algos.sequences import Sequences
 from envs import TimeStep
@@ -140,7 +140,8 @@ def test_minibatches_of_values_against_numpy():
 
     team = algos.QMIX(env=envs.make("probe:agents"), **TEAM, normalize_observation=True)
     seen, final = rng.normal(1.0, 3.0, size=(2, 3, 2, 2, 2)).astype(np.float32)  # [N, L, A, *obs]
-    statistics = team.observe(team._first_statistics(), jnp.asarray(seen))  # of all agents together
+    none = team.normalizers.begin(team.env.observation_space)
+    statistics = team.observe(none, jnp.asarray(seen))  # of all agents together
     steps = Step(jnp.asarray(seen), None, ones, None, None, jnp.asarray(final))
     found = team._seen_minibatch(statistics, Sequences(None, None, steps)).steps
     mean, std = (x.reshape(1, 1, 1, 2) for x in (seen.mean((0, 1, 2)), seen.std((0, 1, 2))))
@@ -160,7 +161,7 @@ def test_a_learner_of_rollouts_values_against_numpy():
     action = np.zeros((STEPS, ENVIRONMENTS), np.int32)
     value = rng.normal(size=(STEPS, ENVIRONMENTS)).astype(np.float32)
     time_step = TimeStep(None, reward, never, never, final, zero, zero)
-    rollout = jax.tree.map(jnp.asarray, pqn.Trajectory(observation, action, value, time_step))
+    rollout = jax.tree.map(jnp.asarray, Trajectory(observation, action, value, time_step))
     start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
     statistics = normalize.update(start.observation_statistics, jnp.asarray(seen))
     learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)

@@ -15,7 +15,7 @@ import envs
 import fdg
 import policies
 from algos import normalize
-from algos.proximal import Decision
+from algos.losses import Decision
 from envs import TimeStep
 
 # --- probe environments: each isolates one thing that can be wrong ---
@@ -173,7 +173,7 @@ def test_loss_by_hand():
         advantage=jnp.array([1.0, -3.0]),
         target=jnp.array([2.0, 1.0]),
     )
-    loss, parts = algorithm._loss({}, minibatch)
+    loss, parts = algorithm.loss({}, minibatch)
     assert float(loss) == pytest.approx(1.5180685, rel=1e-6)
     assert float(parts["policy_loss"]) == pytest.approx(0.9, rel=1e-6)
     assert float(parts["value_loss"]) == pytest.approx(1.25, rel=1e-6)
@@ -314,5 +314,5 @@ def test_minibatches_of_the_time_shuffle_take_whole_steps():
     """Rows are time steps: each minibatch has all environments at the same steps."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, shuffle="time")
     samples = (jnp.arange(3)[:, None] * 100 + jnp.arange(8)[None]).reshape(-1)  # environment-major: 100 b + t
-    taken = algorithm._take(samples, jnp.array([[5, 2]]))
+    taken = algorithm.epochs.minibatch(samples, jnp.array([[5, 2]]), num_envs=3)
     assert taken.tolist() == [5, 2, 105, 102, 205, 202]

@@ -187,7 +187,6 @@ def test_truncation_is_not_termination(devices):
         ),
         ({"q_lambda": 1.5}, "q_lambda=1.5: it must be from 0 to 1"),
         ({"reward_scale": 0.0}, "reward_scale=0.0: it must be above zero"),
-        ({"shuffle": "time"}, "shuffle='time': it must be 'each' or 'all'"),
     ],
 )
 def test_values_out_of_range_are_refused(fields, words):
