@@ -62,7 +62,7 @@ class C51(DistributionalDQN):
         """Means over the atoms, of logits."""
         return self._grid.value(numbers)
 
-    def _loss(self, parameters, target_parameters, transition: Transition, weight):
+    def loss(self, parameters, target_parameters, transition: Transition, weight):
         """Cross-entropy of the projected target and the prediction (algorithm 1, its last line)."""
         logits = of_action(self._numbers(parameters, transition.observation), transition.action)
         target, outside = jax.lax.stop_gradient(self._projected(parameters, target_parameters, transition))

@@ -28,6 +28,33 @@ class ReturnGrid(Part):
     value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
     value_max: float = hyperparameter(250.0, "the largest")
 
+    @property
+    def reading(self) -> "Values | Distributions":
+        """How what critics give is read."""
+        if self.atoms is None:
+            return Values()
+        return Distributions(self.atoms, self.value_min, self.value_max)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses values of which no grid can be made."""
+        if self.atoms is None:
+            return
+        require(algorithm, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
+        require(
+            algorithm,
+            self.value_min < self.value_max,
+            f"value_min={self.value_min}, value_max={self.value_max}: the first must be the lower one",
+        )
+
+    def lower(self, given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Of what two critics give, the lower value, `[N]`."""
+        return jnp.minimum(*map(self.reading.value, given))
+
+    def errors(self, given: tuple[jax.Array, jax.Array], target: jax.Array) -> jax.Array:
+        """How far both critics are from their target, together."""
+        first, second = given
+        return self.reading.error(first, target) + self.reading.error(second, target)
+
 
 @dataclasses.dataclass(frozen=True)
 class Values:
@@ -115,20 +142,3 @@ class Distributions:
     @property
     def _spacing(self) -> float | jax.Array:
         return (self.high - self.low) / (self.atoms - 1)
-
-
-def reading(algorithm: Any) -> Values | Distributions:
-    """Of an algorithm with the fields `atoms`, `value_min` and `value_max`.
-
-    Raises:
-      FdgError: no grid can be made of them.
-    """
-    if algorithm.atoms is None:
-        return Values()
-    require(algorithm, algorithm.atoms >= 2, f"atoms={algorithm.atoms}: a grid has two at least")
-    require(
-        algorithm,
-        algorithm.value_min < algorithm.value_max,
-        f"value_min={algorithm.value_min}, value_max={algorithm.value_max}: the first must be the lower one",
-    )
-    return Distributions(algorithm.atoms, algorithm.value_min, algorithm.value_max)

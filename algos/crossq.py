@@ -2,26 +2,43 @@
 
 Soft actor-critic without target networks. Its critics are normalised by batch, and see what was done and what
 would follow in one minibatch, so that both are normalised alike; that is what keeps them from diverging. The
-actor and the temperature are those of `algos/soft.py`, which learn less often; how it acts, stores and draws
-minibatches is `algos/off_policy.py`.
+actor and the temperature, as of SAC, learn less often.
 
 Letters in shapes: `N` samples of a minibatch.
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import batch_renorm
+from algos import batch_renorm, off_policy, outputs, soft
+from algos.acting import Actor, without_memory
+from algos.agent import Agent, Rollouts
 from algos.batch_renorm import NormedNetwork
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
-from algos.replay import Transition
-from algos.soft import Parameters, SoftActorCritic
+from algos.critic_readings import ReturnGrid
+from algos.distributions import TanhNormal, stretched
+from algos.hyperparameters import (
+    NETWORK,
+    hyperparameter,
+    require,
+    require_positive,
+    require_within,
+    whole_updates,
+)
+from algos.layers import Layers
+from algos.networks import Network
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.optimizers import OptimizerSettings
+from algos.replay import ReplayUpdates, Transition
+from algos.soft import Entropy, Parameters
+from envs import Box, Environment, Observation
 
 
 class Statistics(NamedTuple):
@@ -48,7 +65,7 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CrossQ(SoftActorCritic):
+class CrossQ(Agent):
     """CrossQ for continuous actions within bounds.
 
     Defaults are those of the paper (its table of hyperparameters), but for critics of half the width, as in
@@ -63,7 +80,24 @@ class CrossQ(SoftActorCritic):
     8
     """
 
-    learning_rate: float = hyperparameter(1e-3, "Adam's step size, for actor, critics and temperature")
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
+    replaying = ReplayUpdates(
+        buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
+    )
+    optimizer_settings = OptimizerSettings(learning_rate=1e-3)
+    discount: float = hyperparameter(0.99, "gamma")
+    entropy = Entropy()
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
+    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     first_moment_decay: float = hyperparameter(0.5, "Adam's beta_1: short, since targets move at once")
     policy_delay: int = hyperparameter(3, "updates of the critics for each of the actor and the temperature")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
@@ -75,7 +109,8 @@ class CrossQ(SoftActorCritic):
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        self._check()
+        off_policy.check(self)
         require_positive(self, "policy_delay")
         require_within(self, 0, 1, "first_moment_decay", "norm_decay")
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
@@ -86,7 +121,44 @@ class CrossQ(SoftActorCritic):
             f"critic_hidden={self.critic_hidden}: widths are above zero",
         )
 
-    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
+    @property
+    def updates_per_iteration(self) -> int:
+        """U, gradient steps in one iteration."""
+        return whole_updates(self)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        return off_policy.begin(self, key, self._first)
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Some steps of all environments, and all gradient steps that they are due."""
+        return off_policy.iteration(self, state, _acting(state.learned))
+
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics; `greedy` is without noise."""
+
+        def policy(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._policy(_acting(state.learned), seen)
+
+        return without_memory(policy, self._for_environment)
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, actor, statistics, learning, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+        return off_policy.explored(policy, keys, learning, self.env.action_space.shape)
+
+    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
+    def learn(self, learned, statistics, minibatches, key, learning):
+        """One gradient step for each of the minibatches `[U, N]`."""
+        see = functools.partial(self.normalizers.seen, statistics)
+        keys = jax.random.split(key, (self.updates_per_iteration, 2, self.batch_size))
+        return off_policy.learned_from(self._learn_from, learned, minibatches, see, keys, learning)
 
     @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=None)
     def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
@@ -130,7 +202,7 @@ class CrossQ(SoftActorCritic):
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         actor, actor_statistics = self._normed_actor.init(actor_key, observation)
         critics, critics_statistics = self._normed_critics.init(critics_key, observation, action)
-        log_temperature = jnp.log(jnp.float32(self.initial_temperature))
+        log_temperature = self.entropy.begin()
         init = self._optimizer.init
         return Learned(
             Parameters(actor, critics, log_temperature),
@@ -167,11 +239,12 @@ class CrossQ(SoftActorCritic):
             renormalize=renormalize,
         )
         (first, next_first), (second, next_second) = map(_apart, values)
-        target = self._target(transition, temperature, (next_first, next_second), next_log_prob)
-        loss = self._errors((first, second), target)
+        following = next_first, next_second
+        target = soft.target(self.grid.reading, transition, temperature, following, next_log_prob)
+        loss = self.grid.errors((first, second), target)
         return loss, (after, {
             "critic_loss": loss,
-            "value": jnp.mean(self._lower((first, second))),
+            "value": jnp.mean(self.grid.lower((first, second))),
             "entropy": -jnp.mean(next_log_prob),
             "temperature": temperature,
         })  # fmt: skip
@@ -182,20 +255,34 @@ class CrossQ(SoftActorCritic):
         output, after = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
-        action, log_prob = self._squashed(output).sample_with_log_prob(keys)
-        value = self._lower(self._values(critics, statistics.critics, observation, action))
-        actor_loss, temperature_loss, _ = self._soft_losses(log_temperature, log_prob, value)
+        action, log_prob = soft.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
+        value = self.grid.lower(self._values(critics, statistics.critics, observation, action))
+        actor_loss, temperature_loss, _ = self.entropy.losses(
+            log_temperature, log_prob, value, self.env.action_space.shape
+        )
         return actor_loss + temperature_loss, after
 
-    def _acting(self, learned: Learned) -> tuple[Any, Any]:
-        return learned.parameters.actor, learned.statistics.actor
+    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        return soft.squashed(self._of_actor(actor, observation), self.env.action_space.shape)
 
-    def _of_actor(self, actor, observation) -> jax.Array:
+    def _of_actor(self, actor: Any, observation: Observation) -> jax.Array:
+        """What the actor's network gives by its running statistics: `[N, 2 * D]`."""
         output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
         return output
 
-    def _valued(self, learned: Learned, observation, action):
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        actor = jax.eval_shape(self._of_actor, _acting(state.learned), state.observation)
+        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        off_policy.check_critics(self, self._valued, state)
+
+    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
+        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
         return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
+
+    def _for_environment(self, action):
+        return stretched(action, self.env.action_space)
 
     def _values(self, critics, statistics, observation, action):
         """What the critics give by their running statistics, each `[N, ...]`."""
@@ -217,12 +304,17 @@ class CrossQ(SoftActorCritic):
         own = self._own("critic_network", "critic")
         return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
             self.env.observation_space, dataclasses.replace(self.layers, hidden=self.critic_hidden),
-            self.norm_decay, self._reading.outputs,
+            self.norm_decay, self.grid.reading.outputs,
         ))  # fmt: skip
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self._step_size, b1=self.first_moment_decay)
+
+
+def _acting(learned: Learned) -> tuple[Any, Any]:
+    """What acts: the actor's parameters and running statistics."""
+    return learned.parameters.actor, learned.statistics.actor
 
 
 def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:

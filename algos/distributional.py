@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from algos import networks, outputs
-from algos.distributions import allowed_only
+from algos import networks
+from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN
 from algos.hyperparameters import hyperparameter, require
-from algos.networks import Network
+from algos.q_learning import choices
 from algos.replay import Transition
 from envs import Discrete, Observation, features_and_mask
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributionalDQN(DQN):
-    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `_loss`.
+    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `loss`.
 
     One choice alone: the returns of branches that are fitted to a mean have no distribution of their own.
     """
@@ -50,12 +50,6 @@ class DistributionalDQN(DQN):
         """K."""
         raise NotImplementedError
 
-    def check_when_traced(self, state: Any) -> None:
-        """Refuses a network that does not give K numbers for each action."""
-        features = features_and_mask(state.observation)[0]
-        found = jax.eval_shape(self._network.apply, state.learned.parameters, features)
-        outputs.action_values(found, self._outputs.n, self.num_envs)
-
     # --- parts ---
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
@@ -81,16 +75,7 @@ class DistributionalDQN(DQN):
 
     @property
     def _outputs(self) -> Discrete:
-        space = self.env.action_space
-        assert isinstance(space, Discrete)  # checked when constructed
-        return Discrete(space.n * self.numbers_of_an_action)
-
-    @property
-    def _network(self) -> Network:
-        return self._computing(self._own("network", "actor") or networks.q_network(
-            self.env.observation_space, self._outputs,
-            dueling=self.dueling, **vars(self.layers),
-        ))  # fmt: skip
+        return Discrete(sum(sizes(choices(self.env))) * self.numbers_of_an_action)
 
 
 def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:

@@ -2,33 +2,35 @@
 
 With what was added to it as options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-How it stores, samples and what it fits, top to bottom; `algos/q_learning.py` has how it acts, and
-`algos/replayed_q.py` how it learns. Nothing here knows of devices: the `fdg.fragment`s in those files, and in
-`algos/replay.py`, say what the parts are, and which axis of their arrays is the batch.
+Nothing here knows of devices: the `fdg.fragment`s, here and in `algos/replay.py`, say what the parts are, and
+which axis of their arrays is the batch.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+import fdg
+from algos import networks, optimizers, q_learning, replayed_q
 from algos.acting import Actor
-from algos.agent import Rollouts
-from algos.exploration import Exploration
+from algos.agent import Agent, Rollouts
+from algos.exploration import Exploration, epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
 from algos.layers import Layers
 from algos.networks import Network, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import QLearning, for_each_choice, over_choices
+from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, over_choices
 from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition
-from algos.replayed_q import Learned, Priorities, ReplayedQLearning, TargetUpdates
+from algos.replayed_q import Learned, Priorities, TargetUpdates
 from algos.rollout import episode_metrics, rollout
-from envs import Environment, Observation, features_and_mask
+from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 
 
 class State(NamedTuple):
@@ -44,7 +46,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(ReplayedQLearning, QLearning):
+class DQN(Agent):
     """Deep Q-learning for discrete actions; of several choices with a branch for each (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
@@ -59,6 +61,8 @@ class DQN(ReplayedQLearning, QLearning):
     >>> DQN(env=envs.make("CartPole-v1")).updates_per_iteration
     8
     """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=8, total_steps=500_000)
@@ -89,6 +93,7 @@ class DQN(ReplayedQLearning, QLearning):
             self.max_error is None or self.max_error > 0,
             f"max_error={self.max_error}: it must be above zero, or None",
         )
+        _ = self._replay  # refuses sizes that do not fit
 
     @property
     def updates_per_iteration(self) -> int:
@@ -103,10 +108,10 @@ class DQN(ReplayedQLearning, QLearning):
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
-            learned=self._begin(parameters),
+            learned=replayed_q.begin(parameters, self._optimizer),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self._replay.init(
-                observation, jnp.zeros((self.num_envs, *self._actions.shape), jnp.int32)
+                observation, jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
             ),
             env_state=env_state,
             observation=observation,
@@ -117,7 +122,8 @@ class DQN(ReplayedQLearning, QLearning):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon, statistics = self._epsilon(state.iteration), state.observation_statistics
+        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+        statistics = state.observation_statistics
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
             act=lambda observation, keys: (
                 self.act(state.learned.parameters, statistics, epsilon, observation, keys), ()
@@ -129,10 +135,18 @@ class DQN(ReplayedQLearning, QLearning):
             num_steps=self.num_steps,
         )  # fmt: skip
         replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
-        learned, replay, losses = self._improved(
-            state.learned, statistics, replay, replay_key, state.iteration
+        learned, replay, losses = self.priorities.improve(
+            lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
+            state.learned,
+            self._replay,
+            replay,
+            jax.random.split(replay_key, self.updates_per_iteration),
+            state.iteration,
+            self.num_iterations,
         )
-        statistics = self._after_observing(statistics, observations)
+        # Only now, so that all that one iteration acts on and learns from is normalised alike.
+        if self.normalize_observation:
+            statistics = self.observe(statistics, observations)
         metrics = {
             **episode_metrics(time_steps),
             **losses,
@@ -143,17 +157,57 @@ class DQN(ReplayedQLearning, QLearning):
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
-        return self._acting(state.learned.parameters, state.observation_statistics, state.iteration)
+
+        def values_of(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._values(state.learned.parameters, seen)
+
+        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+        return epsilon_greedy_actor(values_of, epsilon, self._for_environment)
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, parameters, statistics, epsilon, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
+        values = self._values(parameters, self.normalizers.seen(statistics, observation))
+        return epsilon_greedy(values, epsilon).sample(keys)
+
+    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+    def learn(self, learned, statistics, minibatch, weight, ready):
+        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        see = functools.partial(self.normalizers.seen, statistics)
+        minibatch = minibatch._replace(
+            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
+        )
+        gradient, error, losses = self.gradient(
+            learned.parameters, learned.target_parameters, minibatch, weight
+        )
+        parameters, optimizer_state = self.update(
+            gradient, learned.optimizer_state, learned.parameters, ready
+        )
+        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_parameters, minibatch, weight):
+        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+        gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
+            parameters, target_parameters, minibatch, weight
+        )
+        return gradient, error, losses
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters, ready):
+        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+        new = self._one_update(gradient, optimizer_state, parameters)
+        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     # --- parts ---
 
-    def _seen_minibatch(self, statistics: Any, minibatch: Transition) -> Transition:
-        return minibatch._replace(
-            observation=self.normalizers.seen(statistics, minibatch.observation),
-            next_observation=self.normalizers.seen(statistics, minibatch.next_observation),
-        )
-
-    def _loss(self, parameters, target_parameters, transition: Transition, weight):
+    def loss(
+        self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+        """The loss over a minibatch `[N]` with weights `[N]`; each sample's error `[N]`, and metrics."""
         value = of_action(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = for_each_choice(target, value) - value
@@ -177,6 +231,32 @@ class DQN(ReplayedQLearning, QLearning):
         else:  # the same paper, equation 2 with the target network of Mnih et al.
             next_value = jnp.max(next_values, axis=-1)
         return transition.reward + transition.discount * over_choices(next_value)
+
+    def _values(self, parameters: Any, observation: Observation) -> jax.Array:
+        """Q of every action, for observations `[N, *obs]` (`q_learning.values`)."""
+        return q_learning.values(self._network, parameters, observation, choices(self.env))
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network that does not give a number for each output."""
+        q_learning.check_values(
+            self._network, state.learned.parameters, self.env, self.num_envs, self._outputs
+        )
+
+    @property
+    def _outputs(self) -> Discrete | MultiDiscrete:
+        """A number for each of these is what the network gives."""
+        return choices(self.env)
+
+    @property
+    def _network(self) -> Network:
+        default = networks.q_network(
+            self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
+        )
+        return self._computing(self._own("network", "actor") or default)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def _replay(self) -> Replay:

@@ -1,27 +1,25 @@
-"""What off-policy actor-critics share (SAC, CrossQ, TD3): acting, storing, minibatches for all updates.
+"""Actor-critics that learn from replay (SAC, CrossQ, TD3), as functions: acting, storing, gradient steps.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
 minibatches drawn from all that it holds. Between the fragments actions are in [-1, 1]; `step` stretches them
 to the environment's bounds, so that its units count for nothing. What is replayed are observations as they
 were; networks see them by the statistics of the moment.
 
-Letters in shapes: `B` environments, `U` updates of an iteration, `N` samples of a minibatch.
+Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fdg
-from algos import distributions, networks, outputs
-from algos.acting import Actor, Policy, without_memory
+from algos import outputs
+from algos.acting import Policy
 from algos.agent import Agent
-from algos.critic_readings import Distributions, Values, reading
-from algos.hyperparameters import require, require_positive, whole_updates
-from algos.networks import Network
+from algos.hyperparameters import require
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
 from envs import Box, Observation
@@ -39,194 +37,135 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class OffPolicy(Agent):
-    """Base of algorithms with an actor and two critics that learn from replay, for bounded actions.
+def check(algorithm: Any) -> None:
+    """Refuses actions without bounds, and sizes that do not divide."""
+    space, num_envs, batch_size = algorithm.env.action_space, algorithm.num_envs, algorithm.batch_size
+    require(
+        algorithm,
+        isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
+        f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
+    )
+    require(
+        algorithm,
+        batch_size % num_envs == 0,
+        f"num_envs={num_envs} does not divide batch_size={batch_size}: choose a divisor",
+    )
+    replay_of(algorithm)  # refuses sizes that do not fit
 
-    A subclass has also the fields annotated here, a `_begin`, a `_policy`, an `_actor`, a `_learn_from`, and
-    says how many keys a sample of a minibatch gets: `keys_a_sample`.
+
+def replay_of(algorithm: Any) -> Replay:
+    """The buffer, no longer than a run fills it; draws the minibatches of all gradient steps at once."""
+    return Replay(
+        num_envs=algorithm.num_envs,
+        buffer_size=min(algorithm.buffer_size, algorithm.num_iterations * algorithm.steps_per_iteration),
+        batch_size=algorithm.updates_per_iteration * algorithm.batch_size,
+        discount=algorithm.discount,
+    )
+
+
+def begin(
+    algorithm: Agent, key: jax.Array, first: Callable[[jax.Array, jax.Array, Observation, jax.Array], Any]
+) -> State:
+    """The state before the first iteration.
+
+    Args:
+      algorithm: whose environments, buffer and normalisers they are.
+      key: one key.
+      first: `(actor_key, critics_key, observation [B, *obs], action [B, *action])` to all that an update
+        changes; of observations and actions only types count.
     """
+    actor_key, critics_key, env_key, key = jax.random.split(key, 4)
+    env_state, observation = algorithm._reset(env_key)
+    action = jnp.zeros((algorithm.num_envs, *algorithm.env.action_space.shape))
+    return State(
+        learned=first(actor_key, critics_key, observation, action),
+        observation_statistics=algorithm.normalizers.begin(algorithm.env.observation_space),
+        replay=replay_of(algorithm).init(observation, action),
+        env_state=env_state,
+        observation=observation,
+        key=key,
+        iteration=jnp.int32(0),
+    )
 
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
-    keys_a_sample: ClassVar[int]
 
-    critic_network: Network | None  # of observations and actions, two values, each [N]
+def iteration(algorithm: Any, state: State, actor: Any) -> tuple[State, dict[str, jax.Array]]:
+    """Some steps of all environments, and all gradient steps that they are due.
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """U, gradient steps in one iteration."""
-        return whole_updates(self)
+    Args:
+      algorithm: with the fragments `act`, `step`, `learn` and `observe`.
+      state: before the iteration.
+      actor: what of `state.learned` acts.
+    """
+    key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
+    statistics, replay = state.observation_statistics, replay_of(algorithm)
+    learning = state.iteration >= math.ceil(algorithm.learning_starts / algorithm.steps_per_iteration)
+    env_state, observation, ((observations, actions), _, time_steps) = rollout(
+        act=lambda observation, keys: (algorithm.act(actor, statistics, learning, observation, keys), None),
+        step=algorithm.step,
+        key=rollout_key,
+        env_state=state.env_state,
+        observation=state.observation,
+        num_steps=algorithm.num_steps,
+    )
+    replay_state = replay.add(state.replay, Step.of(observations, actions, time_steps))
+    samples = replay.sample(replay_state, sample_key).transition
+    drawn = jax.tree.map(
+        lambda x: minibatches(x, algorithm.num_envs, algorithm.updates_per_iteration), samples
+    )
+    learned, losses = algorithm.learn(state.learned, statistics, drawn, learn_key, learning)
+    # Only now, so that all that one iteration acts on and learns from is normalised alike.
+    if algorithm.normalize_observation:
+        statistics = algorithm.observe(statistics, observations)
+    state = State(learned, statistics, replay_state, env_state, observation, key, state.iteration + 1)
+    return state, {**episode_metrics(time_steps), **losses}
 
-    # --- the two functions of every algorithm ---
 
-    def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
-        actor_key, critics_key, env_key, key = jax.random.split(key, 4)
-        env_state, observation = self._reset(env_key)
-        action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
-        return State(
-            learned=self._first(actor_key, critics_key, observation, action),
-            observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self._replay.init(observation, action),
-            env_state=env_state,
-            observation=observation,
-            key=key,
-            iteration=jnp.int32(0),
-        )
+def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
+    """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
+    by_environment = x.reshape(num_envs, updates, -1, *x.shape[1:])
+    return by_environment.swapaxes(0, 1).reshape(updates, -1, *x.shape[1:])
 
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Some steps of all environments, and all updates that they are due."""
-        key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-        actor, statistics = self._acting(state.learned), state.observation_statistics
-        learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(actor, statistics, learning, observation, keys), None),
-            step=self.step,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            num_steps=self.num_steps,
-        )
-        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
-        minibatches = jax.tree.map(self._cut, self._replay.sample(replay, sample_key).transition)
-        learned, losses = self.learn(state.learned, statistics, minibatches, learn_key, learning)
-        # Only now, so that all that one iteration acts on and learns from is normalised alike.
-        if self.normalize_observation:
-            statistics = self.observe(statistics, observations)
-        state = State(learned, statistics, replay, env_state, observation, key, state.iteration + 1)
-        return state, {**episode_metrics(time_steps), **losses}
 
-    def actor(self, state: State) -> Actor:
-        """How it acts with these parameters and statistics; `greedy` is without noise."""
-        actor = self._acting(state.learned)
+def explored(policy: Policy, keys: jax.Array, learning: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Actions `[B, *shape]` in [-1, 1]: of the policy, and uniform until learning begins."""
+    # One key for both, of which only one is used.
+    uniform = jax.vmap(Box(-1.0, 1.0, shape).sample)(keys)
+    return jnp.where(learning, policy.sample(keys), uniform)
 
-        def policy(observation):
-            return self._policy(actor, self.normalizers.seen(state.observation_statistics, observation))
 
-        return without_memory(policy, self._for_environment)
+def learned_from(
+    one_step: Callable[[Any, Transition, jax.Array], tuple[Any, dict[str, jax.Array]]],
+    learned: Any,
+    minibatches: Transition,
+    see: Callable[[Observation], Observation],
+    keys: jax.Array,
+    learning: jax.Array,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """One gradient step for each of the minibatches `[U, N]`, and the means of their losses.
 
-    # --- fragments; `step` is that of every agent ---
+    Args:
+      one_step: `(learned, minibatch [N], keys) -> (learned, losses)`.
+      learned: before them.
+      minibatches: as they were stored.
+      see: observations as networks see them.
+      keys: `[U, ...]`.
+      learning: `[]` bool, whether learning has begun.
+    """
+    minibatches = minibatches._replace(
+        observation=see(minibatches.observation), next_observation=see(minibatches.next_observation)
+    )
+    after, losses = jax.lax.scan(
+        lambda learned, minibatch: one_step(learned, *minibatch), learned, (minibatches, keys)
+    )
+    # Before learning begins steps are taken too, and thrown away: fragments in a branch could not be placed
+    # apart.
+    learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), after, learned)
+    return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
 
-    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
-    def act(self, actor, statistics, learning, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
-        # One key for both, of which only one is used.
-        uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
-        return jnp.where(learning, policy.sample(keys), uniform)
 
-    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
-    def learn(self, learned, statistics, minibatches, key, learning):
-        """One update for each of the minibatches `[U, N]`."""
-        minibatches = minibatches._replace(
-            observation=self.normalizers.seen(statistics, minibatches.observation),
-            next_observation=self.normalizers.seen(statistics, minibatches.next_observation),
-        )
-        keys = jax.random.split(key, (self.updates_per_iteration, self.keys_a_sample, self.batch_size))
-        updated, losses = jax.lax.scan(
-            lambda learned, minibatch: self._learn_from(learned, *minibatch), learned, (minibatches, keys)
-        )
-        # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
-        # placed apart.
-        learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
-        return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses critics that do not give two values; a subclass also looks at its actor."""
-        count, space = self.num_envs, self.env.action_space
-        action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-        critics = jax.eval_shape(self._valued, state.learned, state.observation, action)
-        outputs.twins(critics, count, self._reading.outputs)
-
-    # --- what a subclass says ---
-
-    def _first(self, actor_key: jax.Array, critics_key: jax.Array, observation: Any, action: Any) -> Any:
-        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
-        actor = self._actor.init(actor_key, observation)
-        return self._begin(actor, self._critics.init(critics_key, observation, action))
-
-    def _begin(self, actor: Any, critics: Any) -> Any:
-        """The same, from the first parameters."""
-        raise NotImplementedError
-
-    def _learn_from(self, learned: Any, transition: Transition, keys: jax.Array) -> tuple[Any, Any]:
-        """One update on a minibatch `[N]`, `keys [keys_a_sample, N]`; its losses."""
-        raise NotImplementedError
-
-    def _policy(self, actor: Any, observation: Observation) -> Policy:
-        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        raise NotImplementedError
-
-    def _acting(self, learned: Any) -> Any:
-        """What of all that is learned acts: `actor` of `_policy`."""
-        return learned.parameters.actor
-
-    def _valued(self, learned: Any, observation: Observation, action: jax.Array) -> Any:
-        """What the critics say of actions `[N, *action]`: two values, each `[N]`."""
-        return self._critics.apply(learned.parameters.critics, observation, action)
-
-    @property
-    def _actor(self) -> Network:
-        raise NotImplementedError
-
-    # --- parts ---
-
-    def _check(self) -> None:
-        super()._check()
-        require_positive(self, "batch_size")
-        space = self.env.action_space
-        require(
-            self,
-            isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
-            f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
-        )
-        require(
-            self,
-            self.batch_size % self.num_envs == 0,
-            f"num_envs={self.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
-        )
-        require(self, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero")
-        # Refuse sizes that do not fit.
-        _ = self.updates_per_iteration
-        _ = self._replay
-        _ = self._reading
-
-    @property
-    def _reading(self) -> Values | Distributions:
-        """How what critics give is read."""
-        return reading(self)
-
-    def _lower(self, given: Any) -> jax.Array:
-        """Of both critics' values the lower, `[N]`."""
-        return jnp.minimum(*map(self._reading.value, given))
-
-    def _errors(self, given: Any, target: jax.Array) -> jax.Array:
-        """How far both critics are from their target, together."""
-        first, second = given
-        return self._reading.error(first, target) + self._reading.error(second, target)
-
-    def _for_environment(self, action):
-        return distributions.stretched(action, self.env.action_space)
-
-    def _cut(self, x: jax.Array) -> jax.Array:
-        """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
-        by_environment = x.reshape(self.num_envs, self.updates_per_iteration, -1, *x.shape[1:])
-        return by_environment.swapaxes(0, 1).reshape(
-            self.updates_per_iteration, self.batch_size, *x.shape[1:]
-        )
-
-    @property
-    def _replay(self) -> Replay:
-        """Draws the minibatches of all updates at once; no longer than the run fills it."""
-        return Replay(
-            num_envs=self.num_envs,
-            buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
-            batch_size=self.updates_per_iteration * self.batch_size,
-            discount=self.discount,
-        )
-
-    @property
-    def _critics(self) -> Network:
-        return self._computing(self._own("critic_network", "critic") or networks.twin_critics(
-            self.env.observation_space, outputs=self._reading.outputs, **vars(self.layers),
-        ))  # fmt: skip
+def check_critics(algorithm: Any, critics: Callable[..., Any], state: State) -> None:
+    """Refuses critics that do not give two values: `critics(learned, observation, action)`."""
+    count, space = algorithm.num_envs, algorithm.env.action_space
+    action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
+    found = jax.eval_shape(critics, state.learned, state.observation, action)
+    outputs.twins(found, count, algorithm.grid.reading.outputs)

@@ -4,23 +4,23 @@ Q-learning without replay and without a target network (arXiv 2407.04811): many 
 samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
 of Peng and Williams 1994.
 
-This file has the targets and the updates, top to bottom; `algos/q_learning.py` has the acting. Nothing here
-refers to devices: each `fdg.fragment` names a part of the algorithm, and the batch axis of its arrays.
+Nothing here refers to devices: each `fdg.fragment` names a part of the algorithm, and the batch axis of its
+arrays.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import on_policy, optimizers
+from algos import networks, on_policy, optimizers, q_learning
 from algos.acting import Actor
-from algos.agent import Rollouts
+from algos.agent import Agent, Rollouts
 from algos.exploration import Exploration, epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require_positive, require_within
 from algos.layers import Layers
@@ -29,10 +29,10 @@ from algos.networks import Network, of_action
 from algos.normalize import Normalizers
 from algos.on_policy import State
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import QLearning, for_each_choice, over_choices
+from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, over_choices
 from algos.returns import lambda_returns
 from algos.rollout import environment_major, episode_metrics, values_after
-from envs import Environment, Observation, TimeStep
+from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 
 
 class Minibatch(NamedTuple):
@@ -44,7 +44,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(QLearning):
+class PQN(Agent):
     """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/q_learning.py`).
 
     Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers. Frozen and hashable;
@@ -57,6 +57,8 @@ class PQN(QLearning):
     >>> PQN(env=envs.make("CartPole-v1")).num_iterations
     244
     """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
     rollouts = Rollouts(num_envs=32, num_steps=64, total_steps=500_000)
@@ -97,7 +99,7 @@ class PQN(QLearning):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
-        epsilon = self._epsilon(state.iteration)
+        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
 
         def act(parameters, statistics, observation, keys):
             return self.act(parameters, statistics, epsilon, observation, keys)
@@ -107,7 +109,13 @@ class PQN(QLearning):
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
-        return self._acting(state.parameters, state.observation_statistics, state.iteration)
+
+        def values_of(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._values(state.parameters, seen)
+
+        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+        return epsilon_greedy_actor(values_of, epsilon, self._for_environment)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -153,6 +161,22 @@ class PQN(QLearning):
             self.reward_scale * time_step.reward, next_value,
             time_step.terminated, time_step.truncated, self.discount, self.q_lambda,
         )  # fmt: skip
+
+    def _values(self, parameters: Any, observation: Observation) -> jax.Array:
+        """Q of every action, for observations `[N, *obs]` (`q_learning.values`)."""
+        return q_learning.values(self._network, parameters, observation, choices(self.env))
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network that does not value each action."""
+        space = choices(self.env)
+        q_learning.check_values(self._network, state.parameters, self.env, self.num_envs, space)
+
+    @property
+    def _network(self) -> Network:
+        default = networks.q_network(
+            self.env.observation_space, self.env.action_space, dueling=self.dueling, **vars(self.layers)
+        )
+        return self._computing(self._own("network", "actor") or default)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -45,7 +45,8 @@ class QRDQN(DistributionalDQN):
         """Means of quantiles (equation 1 of the paper's section 3)."""
         return jnp.mean(numbers, axis=-1)
 
-    def _loss(self, parameters, target_parameters, transition: Transition, weight):
+    def loss(self, parameters, target_parameters, transition: Transition, weight):
+        """As of `DQN`: quantile regression (equations 9 and 10)."""
         quantiles = of_action(self._numbers(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         # Equations 9 and 10: every quantile against every target's.

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.parts import Part
 from algos.returns import n_step_sums
 from envs import Observation, TimeStep
@@ -40,6 +40,14 @@ class ReplayUpdates(Part):
     updates_per_step: float = hyperparameter(
         1.0, "gradient steps for each environment step", structural="how often a loop runs"
     )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses sizes that are not positive, and gradient steps that are no whole number."""
+        require_positive(algorithm, "batch_size")
+        require(
+            algorithm, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero"
+        )
+        whole_updates(algorithm)
 
 
 class Step(NamedTuple):

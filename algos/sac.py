@@ -1,23 +1,34 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
 
 Two critics of observation and action, targets that follow them, a squashed Gaussian actor, and a temperature
-that weighs its entropy against reward. Equations below are numbered as in the paper. The actor and the
-temperature are in `algos/soft.py`; how it acts, stores and draws minibatches is `algos/off_policy.py`.
+that weighs its entropy against reward. Equations below are numbered as in the paper.
 
-Letters in shapes: `N` samples of a minibatch.
+Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require_within
-from algos.replay import Transition
-from algos.soft import Parameters, SoftActorCritic
+from algos import networks, off_policy, outputs, soft
+from algos.acting import Actor, without_memory
+from algos.agent import Agent, Rollouts
+from algos.critic_readings import ReturnGrid
+from algos.distributions import TanhNormal, stretched
+from algos.hyperparameters import NETWORK, hyperparameter, require_within, whole_updates
+from algos.layers import Layers
+from algos.networks import Network
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.optimizers import OptimizerSettings
+from algos.replay import ReplayUpdates, Transition
+from algos.soft import Entropy, Parameters
+from envs import Box, Environment, Observation
 
 
 class Learned(NamedTuple):
@@ -29,10 +40,13 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(SoftActorCritic):
-    """SAC for continuous actions within bounds; its defaults are said at `SoftActorCritic`.
+class SAC(Agent):
+    """SAC for continuous actions within bounds.
 
-    Frozen and hashable; equal values are equal algorithms.
+    Defaults are those of the paper (table 1), but for four environments that are stepped together and a start
+    as in CleanRL (Huang et al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for
+    each environment step, however many environments there are. Frozen and hashable; equal values are equal
+    algorithms.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -43,18 +57,74 @@ class SAC(SoftActorCritic):
     (8, 125000)
     """
 
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
+    replaying = ReplayUpdates(
+        buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
+    )
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
+    discount: float = hyperparameter(0.99, "gamma")
+    entropy = Entropy()
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
+    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
 
     def __post_init__(self):
-        super().__post_init__()
+        self._check()
+        off_policy.check(self)
         require_within(self, 0, 1, "target_rate")
 
-    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
+    @property
+    def updates_per_iteration(self) -> int:
+        """U, gradient steps in one iteration."""
+        return whole_updates(self)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        return off_policy.begin(self, key, self._first)
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Some steps of all environments, and all gradient steps that they are due."""
+        return off_policy.iteration(self, state, state.learned.parameters.actor)
+
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics; `greedy` is without noise."""
+
+        def policy(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._policy(state.learned.parameters.actor, seen)
+
+        return without_memory(policy, self._for_environment)
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, actor, statistics, learning, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+        return off_policy.explored(policy, keys, learning, self.env.action_space.shape)
+
+    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
+    def learn(self, learned, statistics, minibatches, key, learning):
+        """One gradient step for each of the minibatches `[U, N]`."""
+        see = functools.partial(self.normalizers.seen, statistics)
+        keys = jax.random.split(key, (self.updates_per_iteration, 2, self.batch_size))
+        return off_policy.learned_from(self._learn_from, learned, minibatches, see, keys, learning)
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=None)
     def gradient(self, parameters, target_critics, transition, keys):
         """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`, and what they are made of."""
-        return jax.grad(self._loss, has_aux=True)(parameters, target_critics, transition, keys)
+        return jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned):
@@ -68,15 +138,19 @@ class SAC(SoftActorCritic):
 
     # --- parts ---
 
-    def _begin(self, actor: Any, critics: Any) -> Learned:
-        parameters = Parameters(actor, critics, jnp.log(jnp.float32(self.initial_temperature)))
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
+        critics = self._critics.init(critics_key, observation, action)
+        parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
 
     def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
         gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
         return self.update(gradient, learned), losses
 
-    def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
+    def loss(
+        self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The sum of three losses, each of which has a gradient by its own part of the parameters only.
 
         One sum and one gradient, so all parts move at once; in algorithm 1 they move one after the other.
@@ -87,17 +161,53 @@ class SAC(SoftActorCritic):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
         following = self._critics.apply(target_critics, transition.next_observation, next_action)
-        target = self._target(transition, jnp.exp(constant.log_temperature), following, next_log_prob)
+        target = soft.target(
+            self.grid.reading, transition, jnp.exp(constant.log_temperature), following, next_log_prob
+        )
         given = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss = self._errors(given, target)
+        critic_loss = self.grid.errors(given, target)
 
         # Actor and temperature, with the lower of both critics (section 6).
         action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
             keys[1]
         )
-        value = self._lower(self._critics.apply(constant.critics, transition.observation, action))
-        actor_loss, temperature_loss, told = self._soft_losses(parameters.log_temperature, log_prob, value)
-        return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **told}
+        value = self.grid.lower(self._critics.apply(constant.critics, transition.observation, action))
+        actor_loss, temperature_loss, metrics = self.entropy.losses(
+            parameters.log_temperature, log_prob, value, self.env.action_space.shape
+        )
+        return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **metrics}
+
+    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        return soft.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
+
+    def _for_environment(self, action):
+        return stretched(action, self.env.action_space)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        parameters = state.learned.parameters
+        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
+        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        off_policy.check_critics(self, self._valued, state)
+
+    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
+        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
+        return self._critics.apply(learned.parameters.critics, observation, action)
+
+    @property
+    def _actor(self) -> Network:
+        default = networks.gaussian_actor(
+            self.env.observation_space, self.env.action_space, **vars(self.layers)
+        )
+        return self._computing(self._own("actor_network", "actor") or default)
+
+    @property
+    def _critics(self) -> Network:
+        default = networks.twin_critics(
+            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
+        )
+        return self._computing(self._own("critic_network", "critic") or default)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

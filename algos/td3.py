@@ -1,13 +1,13 @@
 """Twin delayed deep deterministic policy gradient (TD3; Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477).
 
 A deterministic actor that explores with noise, two critics fitted to the lower of two targets, whose actions
-are smoothed by noise, and an actor that is updated less often than they are. How it acts, stores and draws
-minibatches is `algos/off_policy.py`.
+are smoothed by noise, and an actor that is updated less often than they are.
 
 Letters in shapes: `D` components of an action, `N` samples of a minibatch.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,18 +15,26 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, outputs
-from algos.agent import Rollouts
+from algos import networks, off_policy, outputs
+from algos.acting import Actor, without_memory
+from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import Normal
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.distributions import Normal, stretched
+from algos.hyperparameters import (
+    NETWORK,
+    hyperparameter,
+    require,
+    require_positive,
+    require_within,
+    whole_updates,
+)
 from algos.layers import Layers
 from algos.networks import Network
 from algos.normalize import ObservationNormalizer
-from algos.off_policy import OffPolicy, State
+from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
-from envs import Environment
+from envs import Box, Environment, Observation
 
 
 class Parameters(NamedTuple):
@@ -63,7 +71,7 @@ class NoisyAction(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(OffPolicy):
+class TD3(Agent):
     """TD3 for continuous actions within bounds.
 
     Defaults are those of the paper (section 6.1 and its supplement C) as CleanRL has them, but for four
@@ -77,7 +85,8 @@ class TD3(OffPolicy):
     8
     """
 
-    keys_a_sample: ClassVar[int] = 1
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -101,13 +110,51 @@ class TD3(OffPolicy):
 
     def __post_init__(self):
         self._check()
+        off_policy.check(self)
         require_positive(self, "exploration_noise", "policy_delay")
         require_within(self, 0, 1, "target_rate")
         for name in ("target_noise", "target_noise_clip"):
             value = getattr(self, name)
             require(self, value >= 0, f"{name}={value}: it is below zero")
 
-    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
+    @property
+    def updates_per_iteration(self) -> int:
+        """U, gradient steps in one iteration."""
+        return whole_updates(self)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        return off_policy.begin(self, key, self._first)
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Some steps of all environments, and all gradient steps that they are due."""
+        return off_policy.iteration(self, state, state.learned.parameters.actor)
+
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics; `greedy` is without noise."""
+
+        def policy(observation):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            return self._policy(state.learned.parameters.actor, seen)
+
+        return without_memory(policy, self._for_environment)
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, actor, statistics, learning, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+        return off_policy.explored(policy, keys, learning, self.env.action_space.shape)
+
+    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
+    def learn(self, learned, statistics, minibatches, key, learning):
+        """One gradient step for each of the minibatches `[U, N]`."""
+        see = functools.partial(self.normalizers.seen, statistics)
+        keys = jax.random.split(key, (self.updates_per_iteration, 1, self.batch_size))
+        return off_policy.learned_from(self._learn_from, learned, minibatches, see, keys, learning)
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=None)
     def gradient(self, parameters, targets, is_due, transition, keys):
@@ -144,13 +191,21 @@ class TD3(OffPolicy):
         """Refuses networks whose results do not fit the action space."""
         actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
         outputs.actions(actor, self.env.action_space, self.num_envs)
-        super().check_when_traced(state)
+        off_policy.check_critics(self, self._valued, state)
+
+    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
+        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
+        return self._critics.apply(learned.parameters.critics, observation, action)
 
     # --- parts ---
 
-    def _begin(self, actor: Any, critics: Any) -> Learned:
-        parameters = Parameters(actor, critics)
-        optimizer_state = Parameters(self._optimizer.init(actor), self._optimizer.init(critics))
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
+        critics = self._critics.init(critics_key, observation, action)
+        parameters = Parameters(self._actor.init(actor_key, observation), critics)
+        optimizer_state = Parameters(
+            self._optimizer.init(parameters.actor), self._optimizer.init(parameters.critics)
+        )
         return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer_state, jnp.int32(0))
 
     def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
@@ -162,8 +217,8 @@ class TD3(OffPolicy):
         """The squared errors of both critics, and what is told of them."""
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
         given = self._critics.apply(critics, transition.observation, transition.action)
-        loss = self._errors(given, target)
-        return loss, {"critic_loss": loss, "value": jnp.mean(self._lower(given))}
+        loss = self.grid.errors(given, target)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.lower(given))}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """What the critics are fitted to: equation 14, with the clipped noise of target smoothing."""
@@ -174,25 +229,35 @@ class TD3(OffPolicy):
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero where the episode terminated, and not where it was truncated.
         free = jnp.zeros_like(transition.reward)
-        return self._reading.target(transition.reward, transition.discount, first, second, free)
+        return self.grid.reading.target(transition.reward, transition.discount, first, second, free)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Minus the first critic's value of what the actor does: the deterministic policy gradient."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
-        return -jnp.mean(self._reading.value(first))
+        return -jnp.mean(self.grid.reading.value(first))
 
     def _policy(self, actor, observation) -> NoisyAction:
         """Actions in [-1, 1] with noise about them, for observations `[N, *obs]`."""
         action = jnp.tanh(self._actor.apply(actor, observation))
         return NoisyAction(action, self.exploration_noise, self.env.action_space.shape)
 
+    def _for_environment(self, action):
+        return stretched(action, self.env.action_space)
+
     @property
     def _actor(self) -> Network:
-        return self._computing(self._own("actor_network", "actor") or networks.deterministic_actor(
-            self.env.observation_space, self.env.action_space,
-            **vars(self.layers),
-        ))  # fmt: skip
+        default = networks.deterministic_actor(
+            self.env.observation_space, self.env.action_space, **vars(self.layers)
+        )
+        return self._computing(self._own("actor_network", "actor") or default)
+
+    @property
+    def _critics(self) -> Network:
+        default = networks.twin_critics(
+            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
+        )
+        return self._computing(self._own("critic_network", "critic") or default)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

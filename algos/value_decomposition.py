@@ -18,15 +18,17 @@ minibatch.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fdg
-from algos import agent_values, layers, outputs
+from algos import agent_values, layers, optimizers, outputs, replayed_q
 from algos.acting import Actor
-from algos.agent import Rollouts
+from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import Exploration, epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
@@ -35,9 +37,10 @@ from algos.memories import MemoryKind, MemorySizes
 from algos.networks import Network, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
+from algos.q_learning import choices
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayState, Step
-from algos.replayed_q import Learned, Priorities, ReplayedQLearning, TargetUpdates
+from algos.replayed_q import Learned, Priorities, TargetUpdates
 from algos.returns import lambda_returns
 from algos.rollout import Recollection, episode_metrics, rollout_with_memory
 from algos.sequences import SequenceReplay, Sequences
@@ -65,7 +68,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueDecomposition(ReplayedQLearning):
+class ValueDecomposition(Agent):
     """Base of `VDN` and `QMIX`: discrete actions of several agents, feed-forward or recurrent.
 
     The team earns the mean over its agents' rewards, as `episode_return` has it. All agents have the same
@@ -118,6 +121,7 @@ class ValueDecomposition(ReplayedQLearning):
             " choose a divisor",
         )
         self._check()
+        _ = self._replay  # refuses sizes that do not fit
 
     @property
     def updates_per_iteration(self) -> int:
@@ -134,10 +138,12 @@ class ValueDecomposition(ReplayedQLearning):
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
         each = jnp.zeros((self.num_envs, self._agents))
-        action = jnp.zeros((*each.shape, *self._actions.shape), jnp.int32)
+        action = jnp.zeros((*each.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=self._begin(Parameters(agents, self._mixer_parameters(mixer_key, values, observation))),
+            learned=replayed_q.begin(
+                Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
+            ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self._replay.init_of(memory, observation, action, each),
             env_state=env_state,
@@ -150,7 +156,8 @@ class ValueDecomposition(ReplayedQLearning):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon, statistics = self._epsilon(state.iteration), state.observation_statistics
+        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+        statistics = state.observation_statistics
         one_sequence = self._length == self.num_steps
 
         def act(observation, recollection, keys):
@@ -178,10 +185,18 @@ class ValueDecomposition(ReplayedQLearning):
         )
         sequences = self._replay.cut(first, start, Step.of(observations, actions, time_steps))
         replay = self._replay.add(state.replay, sequences)
-        learned, replay, losses = self._improved(
-            state.learned, statistics, replay, replay_key, state.iteration
+        learned, replay, losses = self.priorities.improve(
+            lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
+            state.learned,
+            self._replay,
+            replay,
+            jax.random.split(replay_key, self.updates_per_iteration),
+            state.iteration,
+            self.num_iterations,
         )
-        statistics = self._after_observing(statistics, observations)
+        # Only now, so that all that one iteration acts on and learns from is normalised alike.
+        if self.normalize_observation:
+            statistics = self.observe(statistics, observations)
         metrics = {
             **episode_metrics(time_steps),
             **losses,
@@ -201,18 +216,48 @@ class ValueDecomposition(ReplayedQLearning):
                 self.normalizers.seen(state.observation_statistics, observation),
                 Recollection(memory, start),
             )
-            policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(state.iteration))
+            epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+            policy = Categorical(values) if greedy else epsilon_greedy(values, epsilon)
             return self._chosen(policy, keys, greedy), memory
 
         return Actor(self._network.memory, act)
 
-    # --- fragments; `learn`, `gradient` and `update` are those of `ReplayedQLearning` ---
+    # --- fragments; `step` and `observe` are those of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, agents, statistics, epsilon, observation, recollection, keys):
         """`observation [B, A, *obs]`, `keys [B]` -> `action [B, A, *action]`, memory `[B, ...]`."""
         values, memory = self._one_step(agents, self.normalizers.seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
+
+    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+    def learn(self, learned, statistics, minibatch, weight, ready):
+        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        steps, see = minibatch.steps, functools.partial(self.normalizers.seen, statistics)
+        steps = steps._replace(
+            observation=see(steps.observation), final_observation=see(steps.final_observation)
+        )
+        gradient, error, losses = self.gradient(
+            learned.parameters, learned.target_parameters, minibatch._replace(steps=steps), weight
+        )
+        parameters, optimizer_state = self.update(
+            gradient, learned.optimizer_state, learned.parameters, ready
+        )
+        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_parameters, minibatch, weight):
+        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+        gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
+            parameters, target_parameters, minibatch, weight
+        )
+        return gradient, error, losses
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters, ready):
+        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+        new = self._one_update(gradient, optimizer_state, parameters)
+        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
@@ -222,7 +267,7 @@ class ValueDecomposition(ReplayedQLearning):
         )
         agents, memory = state.learned.parameters.agents, state.recollection.memory
         found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
-        actions = sum(sizes(self._actions))
+        actions = sum(sizes(choices(self.env)))
         outputs.agent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- what a subclass says ---
@@ -242,15 +287,7 @@ class ValueDecomposition(ReplayedQLearning):
 
     # --- parts ---
 
-    def _seen_minibatch(self, statistics: Any, minibatch: Sequences) -> Sequences:
-        steps = minibatch.steps
-        steps = steps._replace(
-            observation=self.normalizers.seen(statistics, steps.observation),
-            final_observation=self.normalizers.seen(statistics, steps.final_observation),
-        )
-        return minibatch._replace(steps=steps)
-
-    def _loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
+    def loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
         """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
         sequences = jax.tree.map(_time_first, minibatch._replace(memory=None))
         steps = sequences.steps
@@ -326,7 +363,7 @@ class ValueDecomposition(ReplayedQLearning):
         """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
-        return allowed_values(self._actions, values, action_mask), memories
+        return allowed_values(choices(self.env), values, action_mask), memories
 
     def _one_step(self, agents, observation, recollection: Recollection):
         """Values of all actions `[B, A, ..., n]` for observations `[B, A, *obs]`, and the memory after it."""
@@ -346,10 +383,8 @@ class ValueDecomposition(ReplayedQLearning):
         return agents
 
     @property
-    def _actions(self) -> Discrete | MultiDiscrete:
-        space = self.env.action_space
-        assert isinstance(space, Discrete | MultiDiscrete)  # checked when constructed
-        return space
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def _replay(self) -> SequenceReplay:
@@ -371,7 +406,7 @@ class ValueDecomposition(ReplayedQLearning):
             return self._computing(each)
         default = agent_values.agent_q_network(
             self.env.observation_space,
-            self._actions,
+            choices(self.env),
             self._agents,
             dueling=self.dueling,
             memory=self._remembers,

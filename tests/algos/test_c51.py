@@ -79,7 +79,7 @@ def test_a_projection_keeps_the_mean(kind, keeps):
 
 def test_the_loss_by_hand():
     """Of what was done: 1/4, 1/4, 1/2, then 1/2, 1/4, 1/4, then the first again; weights 1, 1 and 2."""
-    loss, (error, parts) = algorithm()._loss(ONLINE, TARGET, STEPS, jnp.array([1.0, 1.0, 2.0]))
+    loss, (error, parts) = algorithm().loss(ONLINE, TARGET, STEPS, jnp.array([1.0, 1.0, 2.0]))
     log = np.log(2.0)
     crossed = np.array([1.5 * log, 2 * log, 0.75 * 2 * log + 0.25 * log])
     assert float(loss) == pytest.approx(float(crossed @ [1, 1, 2]) / 3, rel=1e-5)

@@ -73,8 +73,8 @@ def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
     for time in range(3):
         given = algorithm._valued(learned, seen, action)
         assert [one.shape for one in given] == [(4, 5), (4, 5)]
-        values.append(float(jnp.mean(algorithm._lower(given))))
-        keys = jax.random.split(jax.random.key(time), (algorithm.keys_a_sample, 4))
+        values.append(float(jnp.mean(algorithm.grid.lower(given))))
+        keys = jax.random.split(jax.random.key(time), (2, 4))
         learned, losses = update(learned, transition, keys)
         assert losses["critic_loss"] > 0
     assert values[0] < values[1] < values[2] < 2.0

@@ -47,7 +47,7 @@ def test_targets_by_hand():
 def test_the_loss_by_hand():
     """Quantiles 0 and 2 of what was done, at 1/4 and 3/4; the target is 1 and 4 (reward 1, next 0 and 3)."""
     online, target = jnp.array([0.0, 2.0, 0.0, 0.0]), jnp.array([0.0, 3.0, -9.0, -9.0])
-    loss, (error, _) = algorithm()._loss(
+    loss, (error, _) = algorithm().loss(
         online, target, transition([0, 0], [1.0, 1.0], [1.0, 1.0]), jnp.ones(2)
     )
     # Errors of quantile 0: 1 and 4, Huber 0.5 and 3.5, both above: 1/4 of each; in the mean 0.5.

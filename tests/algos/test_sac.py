@@ -19,6 +19,8 @@ import algos
 import envs
 import fdg
 import policies
+from algos import off_policy, soft
+from algos.critic_readings import Values
 from algos.replay import Replay, Transition
 from algos.sac import Learned
 from algos.soft import Parameters
@@ -57,10 +59,10 @@ def keys(count):
 
 def test_targets_by_hand():
     """Discount 1/2. The first episode goes on, the second terminated, the third was cut off by its limit."""
-    algorithm = one_number(discount=0.5)
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
-    target = algorithm._target(
-        transition=transition,
+    target = soft.target(
+        Values(),
+        transition,
         temperature=0.5,
         following=(jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])),
         next_log_prob=jnp.array([-2.0, -2.0, 4.0]),
@@ -123,14 +125,19 @@ def test_an_update_by_hand():
 
 
 def test_every_minibatch_has_samples_of_every_environment():
-    algorithm = one_number(num_envs=3, updates_per_step=2 / 3, batch_size=6)
     samples = 100 * jnp.repeat(jnp.arange(3), 4) + jnp.tile(jnp.arange(4), 3)  # environment-major: 100 b + i
-    assert algorithm._cut(samples).tolist() == [[0, 1, 100, 101, 200, 201], [2, 3, 102, 103, 202, 203]]
+    assert off_policy.minibatches(samples, num_envs=3, updates=2).tolist() == [
+        [0, 1, 100, 101, 200, 201],
+        [2, 3, 102, 103, 202, 203],
+    ]
 
 
 def test_the_entropy_aimed_at_is_minus_one_for_each_component():
-    assert algos.SAC(env=envs.make("probe:continuous", size=3))._target_entropy == -3.0
-    assert one_number(target_entropy=0.0)._target_entropy == 0.0
+    for target_entropy, expected in ((None, -3.0), (0.0, 0.0)):
+        temperature_loss = soft.Entropy(target_entropy=target_entropy).losses(
+            jnp.zeros(()), jnp.array([-5.0]), jnp.zeros(1), shape=(3,)
+        )[1]
+        assert float(temperature_loss) == 5.0 - expected
 
 
 def test_the_buffer_is_made_of_the_hyperparameters_and_no_longer_than_the_run():
@@ -138,7 +145,9 @@ def test_the_buffer_is_made_of_the_hyperparameters_and_no_longer_than_the_run():
         algorithm = one_number(
             num_envs=2, batch_size=4, buffer_size=100, discount=0.9, total_steps=total_steps
         )
-        assert algorithm._replay == Replay(num_envs=2, buffer_size=kept, batch_size=8, discount=0.9)
+        assert off_policy.replay_of(algorithm) == Replay(
+            num_envs=2, buffer_size=kept, batch_size=8, discount=0.9
+        )
 
 
 def test_the_temperature_and_the_deviations_start_where_they_are_told():

@@ -81,10 +81,16 @@ def test_gradients_by_hand():
         assert float(gradient.actor) == pytest.approx(-2.25 if is_due else 0.0, rel=1e-5)
 
 
+def learned_from(algorithm, parameters):
+    """What an update changes, before the first."""
+    optimizer_state = Parameters(*map(algorithm._optimizer.init, parameters))
+    return Learned(parameters, parameters, optimizer_state, jnp.int32(0))
+
+
 def test_actor_and_targets_move_at_every_second_update():
     """Adam's first step is the learning rate, against the gradient's sign; the targets go 1/4 of the way."""
     algorithm = one_number(learning_rate=0.5, target_rate=0.25)
-    first = algorithm._begin(jnp.float32(0.0), jnp.array([8.0, 8.0]))
+    first = learned_from(algorithm, Parameters(jnp.float32(0.0), jnp.array([8.0, 8.0])))
     gradient = Parameters(jnp.float32(-2.0), jnp.array([3.0, 0.0]))
     once = algorithm.update(gradient, first, False)
     assert float(once.parameters.actor) == 0.0 and int(once.updates) == 1
@@ -98,7 +104,7 @@ def test_actor_and_targets_move_at_every_second_update():
 
 def test_every_so_many_updates_the_actor_is_due():
     algorithm = one_number(policy_delay=3)
-    learned = algorithm._begin(HALF, jnp.ones(2))
+    learned = learned_from(algorithm, Parameters(HALF, jnp.ones(2)))
     moved = []
     for _ in range(6):
         after, _ = algorithm._learn_from(learned, transitions([0.5], [1.0], [0.5]), keys(1))
