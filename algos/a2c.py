@@ -45,6 +45,7 @@ class A2C(Agent):
     80
     """
 
+    presets_of: ClassVar[str] = "A2C"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -164,5 +165,5 @@ class A2C(Agent):
         return self._actor_critic()
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

@@ -10,7 +10,7 @@ Letters in shapes: `T` steps of a rollout, `W` workers, `E` environments of each
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,8 @@ class A3C(A2C):
     >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
     2
     """
+
+    presets_of: ClassVar[str] = "A3C"
 
     num_workers: int = hyperparameter(4, "workers, each with parameters and environments of its own")
 

@@ -60,7 +60,7 @@ class Agent(HasPresets):
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
     and `OptimizerSettings`; it calls `_check` when constructed, and says what its `updates_per_iteration` and
-    its `_optimizer` are, and how it acts: `actor`.
+    its `_default_optimizer` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -179,6 +179,12 @@ class Agent(HasPresets):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
+        """The optimiser that a user gave, or the algorithm's."""
+        clip = getattr(self, "max_grad_norm", None)
+        return optimizers.given(self.optimizer, self._step_size, clip) or self._default_optimizer
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
         raise NotImplementedError
 
     @property

@@ -7,6 +7,7 @@ Letters in shapes: `N` samples of a minibatch, `n` actions, `K` atoms.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,8 @@ class C51(DistributionalDQN):
     >>> C51(env=envs.make("CartPole-v1"), atoms=5)._grid.returns.tolist()
     [-100.0, -50.0, 0.0, 50.0, 100.0]
     """
+
+    presets_of: ClassVar[str] = "C51"
 
     atoms: int = hyperparameter(101, "K, returns of the grid")
     value_min: float = hyperparameter(-100.0, "the smallest of them")

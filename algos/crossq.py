@@ -36,7 +36,7 @@ from algos.networks import Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition
+from algos.replay import Replay, ReplayUpdates, Transition
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
 
@@ -80,6 +80,7 @@ class CrossQ(Agent):
     8
     """
 
+    presets_of: ClassVar[str] = "CrossQ"
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
     default_env: ClassVar[str] = "Pendulum-v1"
 
@@ -125,6 +126,11 @@ class CrossQ(Agent):
     def updates_per_iteration(self) -> int:
         """U, gradient steps in one iteration."""
         return whole_updates(self)
+
+    @property
+    def buffer(self) -> Replay:
+        """Where steps are kept, and minibatches are drawn from."""
+        return off_policy.buffer(self)
 
     # --- the two functions of every algorithm ---
 
@@ -308,7 +314,7 @@ class CrossQ(Agent):
         ))  # fmt: skip
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self._step_size, b1=self.first_moment_decay)
 
 

@@ -62,6 +62,7 @@ class DQN(Agent):
     8
     """
 
+    presets_of: ClassVar[str] = "DQN"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
@@ -93,7 +94,7 @@ class DQN(Agent):
             self.max_error is None or self.max_error > 0,
             f"max_error={self.max_error}: it must be above zero, or None",
         )
-        _ = self._replay  # refuses sizes that do not fit
+        _ = self.buffer  # refuses sizes that do not fit
 
     @property
     def updates_per_iteration(self) -> int:
@@ -110,7 +111,7 @@ class DQN(Agent):
         return State(
             learned=replayed_q.begin(parameters, self._optimizer),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self._replay.init(
+            replay=self.buffer.init(
                 observation, jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
             ),
             env_state=env_state,
@@ -134,11 +135,11 @@ class DQN(Agent):
             observation=state.observation,
             num_steps=self.num_steps,
         )  # fmt: skip
-        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
+        replay = self.buffer.add(state.replay, Step.of(observations, actions, time_steps))
         learned, replay, losses = self.priorities.improve(
             lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
             state.learned,
-            self._replay,
+            self.buffer,
             replay,
             jax.random.split(replay_key, self.updates_per_iteration),
             state.iteration,
@@ -255,11 +256,12 @@ class DQN(Agent):
         return self._computing(self._own("network", "actor") or default)
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
-    def _replay(self) -> Replay:
+    def buffer(self) -> Replay:
+        """Where steps are kept, and minibatches are drawn from."""
         return Replay(
             num_envs=self.num_envs,
             buffer_size=self.buffer_size,

@@ -46,6 +46,7 @@ class IMPALA(Agent):
     320
     """
 
+    presets_of: ClassVar[str] = "IMPALA"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -177,5 +178,5 @@ class IMPALA(Agent):
         return self._actor_critic()
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

@@ -24,4 +24,5 @@ class IPPO(MultiAgentPPO):
     2048
     """
 
+    presets_of: ClassVar[str] = "IPPO"
     central_value: ClassVar[bool] = False

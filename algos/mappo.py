@@ -29,6 +29,7 @@ class MAPPO(MultiAgentPPO):
     4
     """
 
+    presets_of: ClassVar[str] = "MAPPO"
     central_value: ClassVar[bool] = True
 
     recurrent: bool = hyperparameter(True, "actor and critic have a memory, as in RecurrentPPO")

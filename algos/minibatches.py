@@ -194,7 +194,7 @@ def updated(
       take: the minibatch of some rows, `[blocks, n] -> minibatch`.
 
     Returns:
-      Parameters and optimiser state after the last update, and the means over all updates of the losses.
+      Parameters and optimiser state after the last update, and the means of the losses over all updates.
 
     >>> gradient = lambda w, x: (x.sum(), {"loss": w})
     >>> update = lambda gradient, count, w: (w + gradient, count + 1)
@@ -210,4 +210,4 @@ def updated(
         return update(direction, optimizer_state, parameters), losses
 
     (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
-    return parameters, optimizer_state, jax.tree.map(jnp.mean, losses)
+    return parameters, optimizer_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

@@ -18,7 +18,6 @@ import numpy as np
 
 from algos import outputs
 from algos.acting import Policy
-from algos.agent import Agent
 from algos.hyperparameters import require
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
@@ -50,10 +49,10 @@ def check(algorithm: Any) -> None:
         batch_size % num_envs == 0,
         f"num_envs={num_envs} does not divide batch_size={batch_size}: choose a divisor",
     )
-    replay_of(algorithm)  # refuses sizes that do not fit
+    _ = algorithm.buffer  # refuses sizes that do not fit
 
 
-def replay_of(algorithm: Any) -> Replay:
+def buffer(algorithm: Any) -> Replay:
     """The buffer, no longer than a run fills it; draws the minibatches of all gradient steps at once."""
     return Replay(
         num_envs=algorithm.num_envs,
@@ -64,7 +63,7 @@ def replay_of(algorithm: Any) -> Replay:
 
 
 def begin(
-    algorithm: Agent, key: jax.Array, first: Callable[[jax.Array, jax.Array, Observation, jax.Array], Any]
+    algorithm: Any, key: jax.Array, first: Callable[[jax.Array, jax.Array, Observation, jax.Array], Any]
 ) -> State:
     """The state before the first iteration.
 
@@ -80,7 +79,7 @@ def begin(
     return State(
         learned=first(actor_key, critics_key, observation, action),
         observation_statistics=algorithm.normalizers.begin(algorithm.env.observation_space),
-        replay=replay_of(algorithm).init(observation, action),
+        replay=algorithm.buffer.init(observation, action),
         env_state=env_state,
         observation=observation,
         key=key,
@@ -97,7 +96,7 @@ def iteration(algorithm: Any, state: State, actor: Any) -> tuple[State, dict[str
       actor: what of `state.learned` acts.
     """
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-    statistics, replay = state.observation_statistics, replay_of(algorithm)
+    statistics, replay = state.observation_statistics, algorithm.buffer
     learning = state.iteration >= math.ceil(algorithm.learning_starts / algorithm.steps_per_iteration)
     env_state, observation, ((observations, actions), _, time_steps) = rollout(
         act=lambda observation, keys: (algorithm.act(actor, statistics, learning, observation, keys), None),
@@ -160,7 +159,7 @@ def learned_from(
     # Before learning begins steps are taken too, and thrown away: fragments in a branch could not be placed
     # apart.
     learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), after, learned)
-    return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
+    return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
 
 
 def check_critics(algorithm: Any, critics: Callable[..., Any], state: State) -> None:

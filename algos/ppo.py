@@ -9,6 +9,7 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.minibatches import Epochs
 from algos.networks import Network
 from algos.normalize import Normalizers
-from algos.on_policy import State
+from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rnd import Distillation, Novelty, agent_of
@@ -60,6 +61,7 @@ class PPO(Agent):
     976
     """
 
+    presets_of: ClassVar[str] = "PPO"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -137,14 +139,13 @@ class PPO(Agent):
             *learned, known = learned
             running, running_novelty = running
         parameters, optimizer_state, observation_statistics, return_statistics = learned
-        observation, action, decision, time_step = trajectory
+        decision, time_step = trajectory.decision, trajectory.time_step
         reward, running, return_statistics = self.normalizers.reward(
             time_step, running, return_statistics, self.discount
         )
         # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
         # under a distribution policy with staleness the actor's, as its parameters, are older than these.
         see = functools.partial(self.normalizers.seen, observation_statistics)
-        seen = see(observation)
         next_value = values_after(
             decision.value, time_step, lambda final: self._policy(parameters, see(final))[1]
         )
@@ -157,20 +158,21 @@ class PPO(Agent):
                 parameters,
                 known,
                 running_novelty,
-                (seen, see(last)),
+                (see(trajectory.observation), see(last)),
                 time_step,
                 jax.random.fold_in(key, 1),
             )
             advantage += self.intrinsic_coefficient * by_novelty
+        samples = self.samples(see, trajectory, advantage, target)
+        if self.rnd:
+            samples = samples._replace(novelty=novelty)
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.
-        samples = jax.tree.map(
-            environment_major, Minibatch(seen, action, decision, advantage, target, novelty)
-        )
+        samples = jax.tree.map(environment_major, samples)
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
-        observation_statistics = self.normalizers.observed(observation_statistics, observation)
+        observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,
@@ -199,6 +201,23 @@ class PPO(Agent):
             parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
         )
         return loss + more, {**parts, **of_novelty}
+
+    def samples(
+        self,
+        see: Callable[[Observation], Observation],
+        trajectory: Trajectory,
+        advantage: jax.Array,
+        target: jax.Array,
+    ) -> Any:
+        """What minibatches are drawn from, and `loss` gets: `Minibatch [T, B]`, or a tuple with more fields.
+
+        Args:
+          see: observations as the network sees them.
+          trajectory: `[T, B]`, as it was recorded.
+          advantage, target: `[T, B]`.
+        """
+        observation, action, decision, _ = trajectory
+        return Minibatch(see(observation), action, decision, advantage, target)
 
     def advantage(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
@@ -236,5 +255,5 @@ class PPO(Agent):
         return self._actor_critic()
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)

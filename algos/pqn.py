@@ -58,6 +58,7 @@ class PQN(Agent):
     244
     """
 
+    presets_of: ClassVar[str] = "PQN"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
@@ -179,7 +180,7 @@ class PQN(Agent):
         return self._computing(self._own("network", "actor") or default)
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_radam(self._step_size, self.max_grad_norm)
 
 

@@ -6,6 +6,7 @@ with each of these values, by weights that depend on what all agents see.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
@@ -30,6 +31,8 @@ class QMIX(ValueDecomposition):
     >>> QMIX(env=envs.make("probe:agents")).mixer_size
     32
     """
+
+    presets_of: ClassVar[str] = "QMIX"
 
     mixer_size: int = hyperparameter(32, "units of the mixing network's hidden layer")
     hypernetwork: tuple[int, ...] = hyperparameter(

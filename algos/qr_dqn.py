@@ -6,6 +6,7 @@ Letters in shapes: `N` samples of a minibatch, `n` actions, `K` quantiles.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ class QRDQN(DistributionalDQN):
     >>> QRDQN(env=envs.make("CartPole-v1")).quantiles
     51
     """
+
+    presets_of: ClassVar[str] = "QRDQN"
 
     quantiles: int = hyperparameter(51, "K, of each action's return")
     huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")

@@ -96,6 +96,7 @@ class RecurrentPPO(Agent):
     488
     """
 
+    presets_of: ClassVar[str] = "RecurrentPPO"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -418,7 +419,7 @@ class RecurrentPPO(Agent):
         return self.remembering.of(self.memory or "gru")
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
 

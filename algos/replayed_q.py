@@ -106,4 +106,4 @@ class Priorities(Part):
         # Where no step changes what the next one draws, all minibatches are drawn at once.
         draws = keys if self.priority_exponent else buffer.samples(replay, keys)
         (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
-        return learned, replay, jax.tree.map(jnp.mean, losses)
+        return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

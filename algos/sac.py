@@ -26,7 +26,7 @@ from algos.networks import Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition
+from algos.replay import Replay, ReplayUpdates, Transition
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
 
@@ -57,6 +57,7 @@ class SAC(Agent):
     (8, 125000)
     """
 
+    presets_of: ClassVar[str] = "SAC"
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
     default_env: ClassVar[str] = "Pendulum-v1"
 
@@ -86,6 +87,11 @@ class SAC(Agent):
     def updates_per_iteration(self) -> int:
         """U, gradient steps in one iteration."""
         return whole_updates(self)
+
+    @property
+    def buffer(self) -> Replay:
+        """Where steps are kept, and minibatches are drawn from."""
+        return off_policy.buffer(self)
 
     # --- the two functions of every algorithm ---
 
@@ -210,5 +216,5 @@ class SAC(Agent):
         return self._computing(self._own("critic_network", "critic") or default)
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self._step_size)

@@ -33,7 +33,7 @@ from algos.networks import Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition
+from algos.replay import Replay, ReplayUpdates, Transition
 from envs import Box, Environment, Observation
 
 
@@ -85,6 +85,7 @@ class TD3(Agent):
     8
     """
 
+    presets_of: ClassVar[str] = "TD3"
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
     default_env: ClassVar[str] = "Pendulum-v1"
 
@@ -121,6 +122,11 @@ class TD3(Agent):
     def updates_per_iteration(self) -> int:
         """U, gradient steps in one iteration."""
         return whole_updates(self)
+
+    @property
+    def buffer(self) -> Replay:
+        """Where steps are kept, and minibatches are drawn from."""
+        return off_policy.buffer(self)
 
     # --- the two functions of every algorithm ---
 
@@ -260,5 +266,5 @@ class TD3(Agent):
         return self._computing(self._own("critic_network", "critic") or default)
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self._step_size)

@@ -121,7 +121,7 @@ class ValueDecomposition(Agent):
             " choose a divisor",
         )
         self._check()
-        _ = self._replay  # refuses sizes that do not fit
+        _ = self.buffer  # refuses sizes that do not fit
 
     @property
     def updates_per_iteration(self) -> int:
@@ -145,7 +145,7 @@ class ValueDecomposition(Agent):
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self._replay.init_of(memory, observation, action, each),
+            replay=self.buffer.init_of(memory, observation, action, each),
             env_state=env_state,
             observation=observation,
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
@@ -183,12 +183,12 @@ class ValueDecomposition(Agent):
             if one_sequence
             else jax.tree.map(lambda x: x[:: self._length], before)
         )
-        sequences = self._replay.cut(first, start, Step.of(observations, actions, time_steps))
-        replay = self._replay.add(state.replay, sequences)
+        sequences = self.buffer.cut(first, start, Step.of(observations, actions, time_steps))
+        replay = self.buffer.add(state.replay, sequences)
         learned, replay, losses = self.priorities.improve(
             lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
             state.learned,
-            self._replay,
+            self.buffer,
             replay,
             jax.random.split(replay_key, self.updates_per_iteration),
             state.iteration,
@@ -383,11 +383,12 @@ class ValueDecomposition(Agent):
         return agents
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _default_optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
-    def _replay(self) -> SequenceReplay:
+    def buffer(self) -> SequenceReplay:
+        """Where sequences are kept, and minibatches are drawn from."""
         return SequenceReplay(
             num_envs=self.num_envs,
             buffer_size=self.buffer_size,

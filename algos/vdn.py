@@ -5,6 +5,7 @@ Multi-Agent Learning Based On Team Reward", arXiv 1706.05296).
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ class VDN(ValueDecomposition):
     >>> VDN(env=envs.make("probe:agents")).steps_per_iteration
     256
     """
+
+    presets_of: ClassVar[str] = "VDN"
 
     def _mixed(self, mixer, values: jax.Array, observation) -> jax.Array:
         """The sum (the paper's section 3, "the joint action-value function")."""

@@ -22,9 +22,12 @@ class HasPresets(_AnyFields):
 
     Attributes:
       default_env: the environment of the command line, where it names none.
+      presets_of: the algorithm whose presets it takes, also under another name or in another package; "" for
+        none.
     """
 
     default_env: ClassVar[str] = "CartPole-v1"
+    presets_of: ClassVar[str] = ""
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
@@ -62,12 +65,12 @@ class HasPresets(_AnyFields):
           env_name: as `envs.make` knows it.
           env: the environment, whose spaces count where its name says nothing.
         """
-        return presets.of(cls.based_on(), env_name, env)
+        return presets.of(cls.presets_of, env_name, env)
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Field values: those that are given, and of a preset what goes with them."""
-        name, own = cls.preset_name(given), cls.based_on()
+        name, own = cls.preset_name(given), cls.presets_of
         found = cls.preset(env_name, env) if name is None else dict(presets.named(own, name).values)
         kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
         return cls.settled({**kept, **given}, given)
@@ -98,9 +101,3 @@ class HasPresets(_AnyFields):
         """The same with other values of some fields; fields that change no number follow them."""
         made: Any = self
         return dataclasses.replace(made, **values)
-
-    @classmethod
-    def based_on(cls) -> str:
-        """Name of the algorithm of this package that it is, or is derived from."""
-        ours = __name__.partition(".")[0]
-        return next(kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] == ours).__name__

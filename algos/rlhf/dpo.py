@@ -5,7 +5,7 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ class DPO(PreferenceAgent, JudgedAgent):
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
     """
+
+    presets_of: ClassVar[str] = "DPO"
 
     respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
     beta: float = hyperparameter(0.1, "how strongly the reference holds")

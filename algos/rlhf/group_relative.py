@@ -11,7 +11,7 @@ a minibatch or a micro-batch of it.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,8 @@ class GRPO(PolicyGradientAgent):
     >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
     0.28
     """
+
+    presets_of: ClassVar[str] = "GRPO"
 
     num_prompts: int = hyperparameter(16, "prompts of an iteration")
     group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")

@@ -10,7 +10,7 @@ a minibatch or a micro-batch of it.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,8 @@ class PPORLHF(PolicyGradientAgent):
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
     """
+
+    presets_of: ClassVar[str] = "PPORLHF"
 
     num_prompts: int = hyperparameter(64, "prompts of an iteration")
     group_size: int = hyperparameter(1, "responses to each prompt")

@@ -48,6 +48,7 @@ class RewardModel(PreferenceAgent):
     32
     """
 
+    presets_of: ClassVar[str] = "RewardModel"
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
     # Who responds is the policy that the run begins with; what learns begins as it, without a head.

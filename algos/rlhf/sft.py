@@ -65,6 +65,7 @@ class SFT(LanguageAgent):
     20
     """
 
+    presets_of: ClassVar[str] = "SFT"
     steps_are: ClassVar[str] = "demonstrations"
     _imitates: ClassVar[bool] = True
 

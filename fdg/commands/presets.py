@@ -146,4 +146,4 @@ def _based_on(cls: type) -> str | None:
     if not issubclass(cls, HasPresets):
         return None
     written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
-    return cls.based_on() if written is vars(HasPresets)["preset"] else None
+    return cls.presets_of if written is vars(HasPresets)["preset"] else None

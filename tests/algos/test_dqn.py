@@ -172,7 +172,7 @@ class Spy:
 
 
 class Spying(algos.DQN):
-    _replay = Spy
+    buffer = Spy
 
 
 def test_weights_and_priorities_by_hand():
@@ -197,7 +197,7 @@ def test_weights_and_priorities_by_hand():
 def test_the_buffer_is_made_of_the_hyperparameters():
     fields = {"buffer_size": 400, "learning_starts": 12, "n_step": 3, "priority_exponent": 0.6}
     algorithm = dqn(batch_size=8, discount=0.9, **fields)
-    assert algorithm._replay == Replay(num_envs=4, batch_size=8, discount=0.9, **fields)
+    assert algorithm.buffer == Replay(num_envs=4, batch_size=8, discount=0.9, **fields)
 
 
 # --- probe environments ---

@@ -145,9 +145,7 @@ def test_the_buffer_is_made_of_the_hyperparameters_and_no_longer_than_the_run():
         algorithm = one_number(
             num_envs=2, batch_size=4, buffer_size=100, discount=0.9, total_steps=total_steps
         )
-        assert off_policy.replay_of(algorithm) == Replay(
-            num_envs=2, buffer_size=kept, batch_size=8, discount=0.9
-        )
+        assert algorithm.buffer == Replay(num_envs=2, buffer_size=kept, batch_size=8, discount=0.9)
 
 
 def test_the_temperature_and_the_deviations_start_where_they_are_told():
