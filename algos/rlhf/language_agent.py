@@ -21,6 +21,7 @@ from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
+from algos.optimizers import ClippedOptimizer
 from algos.presets.preferring import HasPresets
 from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
@@ -104,11 +105,9 @@ class LanguageAgent(HasPresets):
         None,
         "responses at once in a network, on all devices; changes no number (None: all of a minibatch)",
     )
-    learning_rate: float = hyperparameter(1e-3, "AdamW's step size")
-    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    optimizer_settings = ClippedOptimizer(learning_rate=1e-3, max_grad_norm=1.0)
     warmup: int = hyperparameter(0, "updates over which the step size grows linearly at first")
     weight_decay: float = hyperparameter(0.0, "AdamW's, decoupled")
-    max_grad_norm: float = hyperparameter(1.0, "gradients are clipped to this global norm")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling and in learning")
     top_k: int = hyperparameter(0, "sample from so many tokens, the most likely; 0: all")
     top_p: float = hyperparameter(
@@ -133,13 +132,15 @@ class LanguageAgent(HasPresets):
             )
         keep_absolute(self)
         require_types(self)
-        require_positive(self, "num_prompts", "total_steps", "learning_rate", "num_epochs", "num_minibatches")
+        require_positive(self, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
         zero = f"temperature={self.temperature}: it must be above zero; greedy=True takes the likeliest token"
         require(self, self.temperature > 0, zero)
-        require_positive(self, "max_grad_norm")
+        self.optimizer_settings.check(self)
         for name in ("dataset_size", "micro_batch", "slots"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
+        decays = self.optimizer is None or not self.weight_decay
+        require(self, decays, f"weight_decay={self.weight_decay} is of AdamW: leave it out with an optimizer")
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
         named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():
@@ -397,13 +398,10 @@ class LanguageAgent(HasPresets):
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         total = self.num_iterations * self.updates_per_iteration
-        return updates.adamw(
-            self.learning_rate,
-            self.warmup,
-            total if self.anneal_learning_rate else None,
-            self.weight_decay,
-            self.max_grad_norm,
+        step_size = updates.warmed_up(
+            self.learning_rate, self.warmup, total if self.anneal_learning_rate else None
         )
+        return updates.optimizer(self.optimizer, step_size, self.weight_decay, self.max_grad_norm)
 
     @property
     def _speaker(self) -> Speaker:

@@ -318,4 +318,4 @@ class PPORLHF(PolicyGradientAgent):
 
     @property
     def _critic_optimizer(self) -> optax.GradientTransformation:
-        return dataclasses.replace(self, learning_rate=self.critic_learning_rate)._optimizer
+        return self.changed(learning_rate=self.critic_learning_rate)._optimizer

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algos import optimizers
 from algos.minibatches import own_blocks, shuffled_rows, take
 
 
@@ -120,31 +121,42 @@ def epochs(
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
+def optimizer(
+    own: Any, step_size: optax.Schedule, weight_decay: float, max_grad_norm: float
+) -> optax.GradientTransformation:
+    """The optimiser that a user gave (`algos.optimizers.given`), or AdamW (arXiv 1711.05101).
+
+    Args:
+      own: of a user's own; None for AdamW, whose betas are 0.9 and 0.999.
+      step_size: at each update.
+      weight_decay: of AdamW, decoupled.
+      max_grad_norm: global norm that gradients are clipped to.
+    """
+    given = optimizers.given(own, step_size, max_grad_norm)
+    if given is not None:  # it may count nothing, and `count` is asked for
+        return optax.chain(optax.scale_by_schedule(lambda _: 1.0), given)
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(step_size, weight_decay=weight_decay),
+    )
+
+
 def count(optimizer_state: Any) -> jax.Array:
     """Updates that an optimiser has made, `[]` int32.
 
-    >>> optimizer = adamw(1e-3, 0, None, 0.0, 1.0)
-    >>> int(count(optimizer.init(jnp.zeros(3))))
+    >>> int(count(optax.adam(1e-3).init(jnp.zeros(3))))
     0
     """
     return optax.tree.get_all_with_path(optimizer_state, "count")[0][1]
 
 
-def adamw(
-    learning_rate: float,
-    warmup: int,
-    updates: int | None,
-    weight_decay: float,
-    max_grad_norm: float,
-) -> optax.GradientTransformation:
-    """AdamW (arXiv 1711.05101) on gradients clipped to a global norm; its betas are 0.9 and 0.999.
+def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
+    """A step size that grows linearly and falls linearly to zero, both from the start of a run.
 
     Args:
       learning_rate: at its largest.
-      warmup: updates over which it grows linearly; the first one is already above zero.
-      updates: of the whole run, over which it decays linearly to zero; None: no decay.
-      weight_decay: decoupled.
-      max_grad_norm: of the gradient, at most.
+      warmup: updates over which it grows; the first one is already above zero.
+      updates: of the whole run, over which it falls; None: it does not.
     """
 
     def step_size(count: jax.Array) -> jax.Array:
@@ -155,10 +167,7 @@ def adamw(
             rate = rate * jnp.maximum(1.0 - count / updates, 0.0)
         return rate
 
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(step_size, weight_decay=weight_decay),
-    )
+    return step_size
 
 
 def divides(count: int, groups: int, num_minibatches: int) -> bool:

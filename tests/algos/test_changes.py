@@ -1,0 +1,103 @@
+"""Algorithms that a user changed (`tests/user_changes.py`): the same numbers under every policy."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from tests import user_changes
+from tests.conformance.comparison import assert_same, plain
+
+ENV = envs.make("CartPole-v1")
+ON_POLICY = {"env": ENV, "num_envs": 8, "num_steps": 4, "num_epochs": 1, "num_minibatches": 2}
+PPO = {**ON_POLICY, "hidden": (8,)}
+REPLAYED = {
+    "env": ENV,
+    "num_envs": 8,
+    "num_steps": 4,
+    "batch_size": 16,
+    "learning_starts": 16,
+    "hidden": (8,),
+}
+RECURRENT = {**PPO, "memory_size": 8}
+
+CHANGES = {
+    "an auxiliary loss": lambda: user_changes.Predicting(
+        **ON_POLICY, network=user_changes.with_forward_model(ENV)
+    ),
+    "another advantage": lambda: user_changes.OneStep(**PPO),
+    "another optimiser": lambda: algos.PPO(**PPO, optimizer=optax.contrib.muon),
+    "a name of an optimiser": lambda: algos.DQN(**REPLAYED, optimizer="lion"),
+    "a shared trunk": lambda: algos.PPO(**ON_POLICY, network=user_changes.Shared),
+    "a bonus on PPO": lambda: user_changes.curious(algos.PPO)(**PPO),
+    "a bonus on recurrent PPO": lambda: user_changes.curious(algos.RecurrentPPO)(**RECURRENT),
+    "a bonus on DQN": lambda: user_changes.curious(algos.DQN)(**REPLAYED),
+    "a replay": lambda: user_changes.SignDQN(**REPLAYED),
+    "a histogram": lambda: user_changes.Histogram(**PPO),
+    "frozen parameters": lambda: algos.PPO(**PPO, optimizer=user_changes.frozen_critic),
+}
+POLICIES = {
+    "gpu_only": policies.GPUOnly(),
+    "single_learner_coarse": policies.SingleLearnerCoarse(),
+    "multi_learner": policies.MultiLearner(),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_has_the_same_numbers_under_every_policy(change, policy):
+    algorithm = CHANGES[change]()
+    expected = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 3)
+    engine = fdg.compile(algorithm, POLICIES[policy], jax.devices()[:4])
+    state, metrics = engine.run(engine.init(0), 3)
+    assert_same(expected, (engine.algorithm_state(state), metrics))
+
+
+def test_changes_do_what_they_say():
+    kept = {name: CHANGES[name]() for name in ("an auxiliary loss", "frozen parameters", "a histogram")}
+    runs = {name: plain(one, jax.jit(one.init)(jax.random.key(0)), 3) for name, one in kept.items()}
+    assert np.all(runs["an auxiliary loss"][1]["forward_error"] > 0)
+    counts = [runs["a histogram"][1][f"advantage_{i}"] for i in range(4)]
+    assert 0 < np.min(np.sum(counts, axis=0)) <= 16  # of 16 samples those within the range
+    state, _ = runs["frozen parameters"]
+    first = jax.jit(kept["frozen parameters"].init)(jax.random.key(0)).parameters
+    jax.tree.map(np.testing.assert_array_equal, state.parameters["critic"], first["critic"])
+    assert np.any(state.parameters["actor"]["head"]["kernel"] != first["actor"]["head"]["kernel"])
+
+
+def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):
+    """In a project of a user's own the file runs as it is: presets, flags and numbers."""
+    copy = tmp_path / "my_ppo.py"
+    copy.write_text(Path(algos.PPO.__module__.replace(".", "/") + ".py").read_text())
+    spec = importlib.util.spec_from_file_location("my_ppo", copy)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "my_ppo", module)
+    spec.loader.exec_module(module)
+    mine, ours = (one(**PPO) for one in (module.PPO, algos.PPO))
+    assert module.PPO.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
+    one, other = (plain(each, jax.jit(each.init)(jax.random.key(0)), 2) for each in (mine, ours))
+    assert_same(jax.tree.leaves(one), jax.tree.leaves(other))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (5, "optimizer=5 is int: give a name"),
+        ("lionn", "unknown optimizer 'lionn': did you mean 'lion'?"),
+        ("no:such", "there is no module 'no'"),
+        (lambda: optax.sgd(0.1), "fails for a step size alone"),
+        (lambda step_size: 3, "returns int for a step size: it must return an optax.GradientTransformation"),
+    ],
+)
+def test_what_makes_no_optimiser_is_refused(optimizer, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.PPO(**PPO, optimizer=optimizer)
+    assert words in str(error.value)

@@ -1,0 +1,105 @@
+"""What users change in an algorithm, by public names alone; docs/how-to/change.md shows the same."""
+
+from collections import namedtuple
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import algos
+from algos.networks import actor_critic
+from algos.ppo import Minibatch
+from algos.replay import Replay
+
+# --- an auxiliary loss: predict the next observation ---
+
+Samples = namedtuple("Samples", [*Minibatch._fields, "following"])
+
+
+class Predicting(algos.PPO):
+    def samples(self, see, trajectory, advantage, target):
+        found = super().samples(see, trajectory, advantage, target)
+        return Samples(*found, see(trajectory.time_step.final_observation))
+
+    def loss(self, parameters, minibatch):
+        loss, metrics = super().loss(parameters, minibatch)
+        predicted = minibatch.observation @ parameters["forward"]
+        error = jnp.mean(jnp.square(predicted - minibatch.following))
+        return loss + 0.1 * error, {**metrics, "forward_error": error}
+
+
+def with_forward_model(env):
+    base, size = actor_critic(env.observation_space, env.action_space), env.observation_space.shape[0]
+    return algos.Network(
+        init=lambda key, observation: {"base": base.init(key, observation), "forward": jnp.eye(size)},
+        apply=lambda parameters, observation: base.apply(parameters["base"], observation),
+    )
+
+
+# --- another advantage: one step ---
+
+
+class OneStep(algos.PPO):
+    def advantage(self, reward, value, next_value, time_step):
+        target = reward + self.discount * jnp.where(time_step.terminated, 0.0, next_value)
+        return target - value, target
+
+
+# --- another optimiser; a part of the parameters frozen ---
+
+
+def frozen_critic(step_size):
+    def label(parameters):
+        return {name: "frozen" if name == "critic" else "trained" for name in parameters}
+
+    return optax.multi_transform({"trained": optax.adam(step_size), "frozen": optax.set_to_zero()}, label)
+
+
+# --- a shared trunk in NNX ---
+
+
+class Shared(nnx.Module):
+    def __init__(self, rngs):
+        self.trunk = nnx.Linear(4, 8, rngs=rngs)
+        self.policy, self.value = nnx.Linear(8, 2, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, observation):
+        hidden = nnx.tanh(self.trunk(observation))
+        return self.policy(hidden), self.value(hidden)[:, 0]
+
+
+# --- a bonus of one's own, for any algorithm ---
+
+
+def curious(base):
+    class Curious(base):
+        def step(self, keys, env_state, action):
+            env_state, step = super().step(keys, env_state, action)
+            bonus = 0.1 * jnp.abs(step.final_observation[:, 0])
+            return env_state, step._replace(reward=step.reward + bonus)
+
+    return Curious
+
+
+# --- a replay of one's own: it keeps the signs of rewards ---
+
+
+class Signs(Replay):
+    def add(self, state, steps):
+        return super().add(state, steps._replace(reward=jnp.sign(steps.reward)))
+
+
+class SignDQN(algos.DQN):
+    @property
+    def buffer(self):
+        return Signs(**vars(super().buffer))
+
+
+# --- a histogram among the metrics ---
+
+
+class Histogram(algos.PPO):
+    def loss(self, parameters, minibatch):
+        loss, metrics = super().loss(parameters, minibatch)
+        counts, _ = jnp.histogram(minibatch.advantage, bins=4, range=(-2.0, 2.0))
+        return loss, {**metrics, **{f"advantage_{i}": n.astype(float) for i, n in enumerate(counts)}}
