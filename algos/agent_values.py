@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
-from algos.hyperparameters import number
+from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, checked_widths
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
@@ -103,7 +103,7 @@ def monotonic_mixer(
     >>> jax.eval_shape(mixer.apply, parameters, values, state).shape
     (5,)
     """
-    module = MonotonicMixer(units, tuple(hypernetwork), number(scale))
+    module = MonotonicMixer(units, tuple(hypernetwork), float_or_array(scale))
     return of_module(module)
 
 

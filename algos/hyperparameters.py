@@ -23,7 +23,7 @@ def hyperparameter(
     """A dataclass field that the command line shows with this description.
 
     Args:
-      default: its value where none is given.
+      default: its default value.
       description: a phrase.
       structural: a phrase that says what this float decides about the compiled program. Such a float cannot
         be traced, so it cannot be swept. None for all other fields.
@@ -49,7 +49,7 @@ def keep_absolute(algorithm: Any) -> None:
         object.__setattr__(algorithm, field.name, absolute_folder(field, getattr(algorithm, field.name)))
 
 
-# Of fields that hold a network of a user's own: the command line takes its name.
+# Metadata of fields that hold a user's own network: the command line takes its name.
 NETWORK: dict[str, Any] = {
     "help": "module:name of a network, or of a function of the spaces that returns one "
     "(None: built from --hidden and its like)",
@@ -66,8 +66,8 @@ OF_NETWORK = frozenset(
 )
 """Fields that define the network: a run that starts from another one's weights takes them from it."""
 
-MOST = 2**31 - 1  # of a size or a count: what an int32 index holds
-MOST_STEPS = 10**12  # of the longest runs
+MOST = 2**31 - 1  # largest size or count: the largest int32
+MOST_STEPS = 10**12  # largest `total_steps`
 
 PRECISION: dict[str, Any] = {
     "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
@@ -77,7 +77,7 @@ PRECISION: dict[str, Any] = {
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
     """Raises an `FdgError` that names the algorithm, unless the condition holds.
 
-    A condition on traced values cannot be checked here and passes: whoever traces the values checks them.
+    A condition on traced values cannot be checked here and passes: the code that traces the values checks it.
     """
     if not is_traced(condition) and not condition:
         raise FdgError(f"{type(algorithm).__name__}: {message}")
@@ -92,8 +92,8 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def number(value: Any) -> Any:
-    """A float, or an array of one number as it is: it may be traced."""
+def float_or_array(value: Any) -> Any:
+    """Converts a number to a float; returns a JAX array unchanged, because it may be traced."""
     return value if isinstance(value, jax.Array) else float(value)
 
 
@@ -116,7 +116,7 @@ def require_types(algorithm: Any) -> None:
     annotations = _annotations(cls)
     for field in dataclasses.fields(algorithm):
         value, kind = getattr(algorithm, field.name), annotations[field.name]
-        if not _fits(value, kind):
+        if not _matches(value, kind):
             require(
                 algorithm,
                 False,
@@ -134,7 +134,7 @@ def require_types(algorithm: Any) -> None:
 
 
 def _schedule(cls: Any, name: str, value: Any) -> str:
-    """The switch that lets a number fall, where a function of the progress was given in its place."""
+    """A fix for a field that was given a schedule: the switch that anneals the field; "" if it has none."""
     switch = f"anneal_{name}"
     return f": write one, and {switch}=True lets it fall" if callable(value) and hasattr(cls, switch) else ""
 
@@ -144,13 +144,13 @@ def _annotations(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotation; of those that are not known here, everything is."""
-    return kinds.fits(value, kind, _is_leaf)
+def _matches(value: Any, kind: Any) -> bool:
+    """Whether a value matches an annotation; every value matches an annotation that is unknown here."""
+    return kinds.matches(value, kind, _matches_plain)
 
 
-def _is_leaf(value: Any, kind: Any) -> bool | None:
-    """`_fits` for an annotation without type arguments; an array is no integer, because fields are hashed."""
+def _matches_plain(value: Any, kind: Any) -> bool | None:
+    """`_matches` for an annotation without type arguments. Arrays are no integers: they do not hash."""
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is float and isinstance(value, jax.Array):  # it may be traced
@@ -158,14 +158,14 @@ def _is_leaf(value: Any, kind: Any) -> bool | None:
     name = getattr(kind, "__name__", "")
     if name == "Network" and foreign.is_network(value):
         return True
-    if name in _PARTS:
-        return all(callable(getattr(value, part, None)) for part in _PARTS[name])
+    if name in _METHODS:
+        return all(callable(getattr(value, part, None)) for part in _METHODS[name])
     return True if isinstance(kind, type) and kind not in _PLAIN else None
 
 
-# Networks are known by their functions: a pair of somebody's own will do.
-_PARTS = {"Network": ("init", "apply"), "RecurrentNetwork": ("init", "memory", "unroll")}
-_NAMES = {
+# Networks are recognised by their methods, so a user's own class will do.
+_METHODS = {"Network": ("init", "apply"), "RecurrentNetwork": ("init", "memory", "unroll")}
+_DESCRIPTIONS = {
     "Network": "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one",
     "RecurrentNetwork": "an algos.RecurrentNetwork(init, memory, unroll)",
 }
@@ -173,25 +173,25 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _expected(kind: Any) -> str:
-    """What an annotation asks for, in words.
+    """Describes in English the values that an annotation allows.
 
     >>> _expected(tuple[int, ...] | None)
     'a tuple of integers, or None'
     """
-    words = kinds.words(kind, _NAMES)
+    texts = kinds.describe_alternatives(kind, _DESCRIPTIONS)
     if typing.get_origin(kind) is typing.Literal:
-        return listed(words)
-    return ", or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+        return listed(texts)
+    return ", or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
 def _suggestion(name: str, value: Any, kind: Any) -> str:
-    """What was meant, where the value says so: `: write hidden=(64, 64)`."""
+    """A fix if the value shows what the user meant, such as ": write hidden=(64, 64)"; else ""."""
     word: Any = None
-    if isinstance(value, list) and _fits(tuple(value), kind):
+    if isinstance(value, list) and _matches(tuple(value), kind):
         word = tuple(value)
-    elif _fits((value,), kind):
+    elif _matches((value,), kind):
         word = (value,)
-    elif isinstance(value, float) and value.is_integer() and _fits(int(value), kind):
+    elif isinstance(value, float) and value.is_integer() and _matches(int(value), kind):
         word = int(value)
     elif isinstance(value, str):
         choices = [one for one in typing.get_args(kind) if isinstance(one, str)]
@@ -200,7 +200,7 @@ def _suggestion(name: str, value: Any, kind: Any) -> str:
         else:
             with contextlib.suppress(ValueError, SyntaxError):
                 read = ast.literal_eval(value)
-                word = read if _fits(read, kind) else None
+                word = read if _matches(read, kind) else None
             if word is None:
                 return kinds.as_number(value, kind, name)
     elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
@@ -227,10 +227,10 @@ def require_within(algorithm: Any, low: float, high: float, *names: str) -> None
 
 
 def whole_updates(algorithm: Any) -> int:
-    """Gradient steps in one iteration: `updates_per_step` for each environment step, of all environments.
+    """Gradient steps in one iteration: `updates_per_step` times the environment steps of all environments.
 
     Raises:
-      FdgError: they are no whole number above zero.
+      FdgError: the product is not a whole number above zero.
     """
     require(
         algorithm, not is_traced(algorithm.updates_per_step), "updates_per_step cannot be a traced number"

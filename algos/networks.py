@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from algos import distributions, outputs
 from algos.distributions import Distribution
-from algos.hyperparameters import number
+from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
@@ -89,7 +89,7 @@ def actor_critic(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    layers = PolicyLayers(widths, activation, convolve, layer_norm, number(initial_log_std))
+    layers = PolicyLayers(widths, activation, convolve, layer_norm, float_or_array(initial_log_std))
     module = ActorCritic(observation_space, action_space, layers)
     return Network(_Init(module), _Apply(module))
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions, outputs
-from algos.hyperparameters import number
+from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, PolicyLayers, checked_widths, head, hidden_layers
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_and_critic_features
@@ -100,7 +100,7 @@ def recurrent_actor_critic(
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        PolicyLayers(widths, activation, convolve, layer_norm, number(initial_log_std)),
+        PolicyLayers(widths, activation, convolve, layer_norm, float_or_array(initial_log_std)),
         memory,
         num_agents,
         central,

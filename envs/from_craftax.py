@@ -31,7 +31,7 @@ from envs.quiet import quietly, tolerantly
 from envs.spaces import Box, Discrete
 from envs.undrawn import undrawn
 from fdg.errors import FdgError
-from fdg.kinds import words
+from fdg.kinds import describe_alternatives
 
 # Name: whether it is Classic, and whether it is shown as a picture.
 NAMES = {
@@ -124,7 +124,7 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
         if expected is float and type(value) is int:
             value = float(value)
         if type(value) is not expected:
-            raise FdgError(f"environment '{name}': {field}={value!r} must be {words(expected)[0]}")
+            raise FdgError(f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}")
         checked[field] = value
     if checked.get("max_timesteps", 1) < 1:
         raise FdgError(f"environment '{name}': max_timesteps={checked['max_timesteps']} must be at least 1")

@@ -37,7 +37,7 @@ from envs.environment import Vectorized, vectorize
 from envs.spaces import Box, Discrete, Space, bound
 from envs.undrawn import undrawn
 from fdg.errors import FdgError
-from fdg.kinds import words
+from fdg.kinds import describe_alternatives
 
 # Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
 NAMES = (
@@ -189,7 +189,7 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
             if expected is float and type(value) is int:
                 value = float(value)
             if type(value) is not expected:
-                raise FdgError(f"environment '{name}': {field}={value!r} must be {words(expected)[0]}")
+                raise FdgError(f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}")
         if field == "max_steps_in_episode" and value < 1:
             raise FdgError(f"environment '{name}': {field}={value!r} must be at least 1")
         checked[field] = value

@@ -31,7 +31,7 @@ from envs.spaces import Box
 from envs.undrawn import undrawn
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
-from fdg.kinds import words
+from fdg.kinds import describe_alternatives
 
 PREFIX = "playground:"
 
@@ -143,7 +143,7 @@ def _check(task: str, overrides: dict[str, Any]) -> None:
             raise FdgError(f"{where}: unknown parameter '{name}': takes {takes}")
         expected = type(plain[name])
         if not (type(value) is expected or (expected is float and type(value) is int)):
-            raise FdgError(f"{where}: {name}={value!r} must be {words(expected)[0]}")
+            raise FdgError(f"{where}: {name}={value!r} must be {describe_alternatives(expected)[0]}")
     for name in ("episode_length", "action_repeat"):
         if overrides.get(name, 1) < 1:
             raise FdgError(f"{where}: {name}={overrides[name]} must be at least 1")

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import instead, ours
 from fdg.errors import FdgError, FrozenError, listed, one_line, unknown_name
-from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, fits, words
+from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternatives, matches
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -220,7 +220,7 @@ def _bound(
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 kind = dict(_annotated(function)).get(p.name)
-                fix = f": give {listed(words(kind))}" if kind else ""
+                fix = f": give {listed(describe_alternatives(kind))}" if kind else ""
                 if all(
                     one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in positional
                 ):
@@ -292,8 +292,8 @@ def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     fdg.errors.FdgError: environment 'maze': slippery='no' must be True or False
     """
     for name, kind in _option_kinds(takes).items():
-        if name in given and not fits(given[name], kind):
-            expected = listed(dict.fromkeys(words(kind)))
+        if name in given and not matches(given[name], kind):
+            expected = listed(dict.fromkeys(describe_alternatives(kind)))
             fix = as_number(given[name], kind, name)
             raise FdgError(f"{where}: {name}={quoted(given[name])} must be {expected}{fix}")
 
@@ -317,12 +317,12 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
 
 
 def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
-    if not fits(value, kind):
-        whole = isinstance(value, float) and value.is_integer() and fits(int(value), kind)
+    if not matches(value, kind):
+        whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if whole else as_number(value, kind, name)
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
-        what = listed(dict.fromkeys(words(kind)))
+        what = listed(dict.fromkeys(describe_alternatives(kind)))
         raise FdgError(f"{_name(function)}({name}={quoted(value)}): give {what}{fix}")
 
 

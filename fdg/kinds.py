@@ -15,12 +15,12 @@ import numpy as np
 
 from fdg.errors import nearest
 
-TOO_LARGE = 10**18  # what JAX counts with has 63 bits
+TOO_LARGE = 10**18  # JAX's counters have 63 bits
 
-Leaf = Callable[[Any, Any], bool | None]  # of a value and an annotation; None where it does not know
+Leaf = Callable[[Any, Any], bool | None]  # (value, annotation) -> whether it matches; None: undecided
 
 
-def fits(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
+def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
     """Whether a value matches a type annotation.
 
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
@@ -31,14 +31,14 @@ def fits(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
       kind: the annotation.
       leaf: called first, for the annotation and those nested in it; None means undecided.
 
-    >>> fits(3, int | None), fits((3, 4.5), tuple[int, ...]), fits("stop", Literal["stop", "warn"])
+    >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)
     """
-    if (said := leaf(value, kind)) is not None:
-        return said
+    if (decided := leaf(value, kind)) is not None:
+        return decided
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one, leaf) for one in arguments)
+        return any(matches(value, one, leaf) for one in arguments)
     if origin is Literal:
         return isinstance(value, str | int | None) and value in arguments
     cls = origin or kind
@@ -50,35 +50,35 @@ def fits(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
         is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
         if cls is tuple and arguments and arguments[-1] is not ...:
             pairs = zip(value, arguments, strict=False) if is_one else ()
-            return is_one and len(value) == len(arguments) and all(fits(*pair, leaf) for pair in pairs)
+            return is_one and len(value) == len(arguments) and all(matches(*pair, leaf) for pair in pairs)
         inner = arguments[0] if arguments else Any
-        return is_one and (cls is Iterable or all(fits(one, inner, leaf) for one in value))
+        return is_one and (cls is Iterable or all(matches(one, inner, leaf) for one in value))
     return isinstance(value, cls)
 
 
-def words(kind: Any, names: Mapping[str, str] | None = None) -> list[str]:
-    """What an annotation asks for: the words of each of its alternatives, None last.
+def describe_alternatives(kind: Any, names: Mapping[str, str] | None = None) -> list[str]:
+    """Describes each alternative of an annotation in English; None comes last.
 
     Args:
       kind: the annotation.
-      names: words for classes, by their names.
+      names: descriptions of classes, by class name.
 
-    >>> words(tuple[int, ...] | None)
+    >>> describe_alternatives(tuple[int, ...] | None)
     ['a tuple of integers', 'None']
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         kinds = sorted(arguments, key=lambda one: one is types.NoneType)
-        return [word for one in kinds for word in words(one, names)]
+        return [text for one in kinds for text in describe_alternatives(one, names)]
     if origin is Literal:
         return [repr(one) for one in arguments]
     cls = origin or kind
-    if cls in _WORDS:
-        return [_WORDS[cls]]
+    if cls in _DESCRIPTIONS:
+        return [_DESCRIPTIONS[cls]]
     if cls is tuple and arguments and arguments[-1] is not ...:
-        return [f"a tuple ({', '.join(words(one)[0] for one in arguments)})"]
+        return [f"a tuple ({', '.join(describe_alternatives(one)[0] for one in arguments)})"]
     if cls in (Sequence, list, tuple, Iterable):
-        inner = words(arguments[0])[0].partition(" ")[2] if arguments else "values"
+        inner = describe_alternatives(arguments[0])[0].partition(" ")[2] if arguments else "values"
         plural = inner if inner.endswith("s") else f"{inner}s"
         return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
     name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
@@ -111,12 +111,12 @@ def reader(kind: Any) -> Callable[[str], Any]:
     raise TypeError(f"no flag can have a value of type {kind}")
 
 
-def meant(word: str) -> float | None:
+def parse_quantity(word: str) -> float | None:
     """Parses a number with thousands separators, a suffix or a unit; None if it is not one.
 
-    >>> meant("500k"), meant("1,000,000"), meant("64 GB"), meant("10%"), meant("30s"), meant("400 Gbit/s")
+    >>> parse_quantity("500k"), parse_quantity("1,000,000"), parse_quantity("64 GB"), parse_quantity("10%"), parse_quantity("30s"), parse_quantity("400 Gbit/s")
     (500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0)
-    >>> meant("many"), meant("1,2")
+    >>> parse_quantity("many"), parse_quantity("1,2")
     (None, None)
     """
     found = _QUANTITY.fullmatch(word.strip())
@@ -150,23 +150,17 @@ _SCALES = {
     "ms": 1e-3,
     "ns": 1e-9,
 }
-_TIMES = (
-    "ms",
-    "us",
-    "ns",
-    "seconds",
-    "minutes",
-    "hours",
-)  # units that names end in, and that others scale to
+# Units of time that names end in; values with other units of time are converted to them.
+_TIMES = ("ms", "us", "ns", "seconds", "minutes", "hours")
 
 
 def as_number(word: Any, kind: Any, name: str = "") -> str:
-    """The number to write in place of a word that means one, where a kind has numbers: `: write 5e5`.
+    """A fix for text that means a number, such as ": write 5e5"; "" if the annotation takes no number.
 
     Args:
-      word: what was given.
+      word: the value that was given.
       kind: the annotation.
-      name: of what it was given for, which may end in a unit, `latency_ms`.
+      name: the parameter; it may end in a unit, as `latency_ms` does.
 
     >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
     (': write 500_000 or 5e5', ': write 0.1', '', '')
@@ -179,7 +173,7 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     if found is None or not (mentions(kind, float) or mentions(kind, int)):
         return ""
     unit, own = found[2], name.rpartition("_")[2]
-    number = meant(found[1]) if own and unit.lower() == own else meant(word)
+    number = parse_quantity(found[1]) if own and unit.lower() == own else parse_quantity(word)
     if number is None:
         return f": write the number alone, without '{unit}'" if unit and mentions(kind, float) else ""
     if own in _TIMES and unit.lower() != own and unit.lower() in _SCALES:
@@ -252,14 +246,14 @@ _READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float,
 
 
 def is_tuple(kind: Any) -> bool:
-    """Whether values of an annotation are, or may be, tuples."""
+    """Whether an annotation is a tuple, or a union with one."""
     return typing.get_origin(kind) is tuple or any(
         typing.get_origin(one) is tuple for one in typing.get_args(kind)
     )
 
 
 def to_json(value: Any) -> Any:
-    """A value as `config.json` has it; numbers that JSON lacks (infinity) become words."""
+    """A value as `config.json` stores it; numbers that JSON lacks (infinity) become strings."""
     if isinstance(value, tuple):
         return [to_json(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -269,7 +263,7 @@ def from_json(kind: Any, value: Any) -> Any:
     """The inverse of `to_json`, for a value of an annotation.
 
     Raises:
-      ValueError: a value that is not of the annotation; says what was expected.
+      ValueError: the value does not match the annotation; the message says what was expected.
 
     >>> from_json(tuple[int, ...], [64, 64]), from_json(float | None, "inf"), from_json(float, 1)
     ((64, 64), inf, 1.0)
@@ -284,13 +278,13 @@ def from_json(kind: Any, value: Any) -> Any:
         return int(one) if whole else one
 
     made = tuple(map(read, value)) if isinstance(value, list) else read(value)
-    if not fits(made, kind):
+    if not matches(made, kind):
         raise ValueError(_expected(kind))
     return made
 
 
 def _expected(kind: Any) -> str:
-    """What the reader of an annotation says of a word that it cannot take."""
+    """What the annotation's reader expects, as its error message says."""
     try:
         reader(kind)("\0")
     except ValueError as error:
@@ -299,7 +293,7 @@ def _expected(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on a command line."""
+    """A value as a user writes it on a command line."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -318,7 +312,7 @@ def is_writable(kind: Any) -> bool:
 
 
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
-    """The fields of a dataclass, or of an instance of one; none of another class."""
+    """The fields of a dataclass or of its instance; empty for any other class."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
@@ -352,7 +346,7 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
     Callable: callable,
     Mapping: lambda value: isinstance(value, Mapping),
 }
-_WORDS: dict[Any, str] = {
+_DESCRIPTIONS: dict[Any, str] = {
     types.NoneType: "None",
     bool: "True or False",
     int: "an integer",
@@ -366,7 +360,7 @@ _WORDS: dict[Any, str] = {
 
 
 def annotations_of(cls: Any) -> dict[str, Any]:
-    """The annotations of a class's fields; `Any` for all, where one is a name for type checkers alone."""
+    """The annotations of a class's fields; `Any` for all if one exists only under `TYPE_CHECKING`."""
     try:
         return typing.get_type_hints(cls)
     except NameError:

@@ -29,7 +29,7 @@ from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.machine import FIX, calibrated
 from fdg.errors import FdgError, FdgWarning, unknown_name
-from fdg.kinds import as_number, meant
+from fdg.kinds import as_number, parse_quantity
 
 HERE = "this machine"
 # By key: the field of a `Cluster`, what the number is, and an example.
@@ -150,7 +150,7 @@ def _number(
       odd: what looks wrong about one; empty where nothing does.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        number = meant(value) if isinstance(value, str) else None
+        number = parse_quantity(value) if isinstance(value, str) else None
         fix = (
             (odd(number) if odd and number else "")
             or as_number(value, float, name)
