@@ -1,7 +1,7 @@
-"""How the processes of a run find each other: process 0 opens a door, the others knock until they are let in.
+"""Rendezvous: process 0 listens; the others connect and authenticate.
 
-Anybody may connect to a port. Each who does is heard in a thread of its own, for a few seconds: one who says
-nothing, or the wrong thing, keeps nobody waiting.
+Any program may connect to the port. Each connection gets a thread and a few seconds to authenticate, so a
+silent or foreign connection delays no other.
 """
 
 import json
@@ -16,25 +16,25 @@ from fdg.errors import FdgError
 from fdg.processes.lines import HANDSHAKE_SECONDS, KEY_VARIABLE, Line, StrangerError, key_of_run
 from fdg.processes.ports import listen
 
-_HEARD_AT_ONCE = 64  # who comes then is sent away, and a process of ours comes again
+_MAX_HANDSHAKES = 64  # at once; further connections are closed, and processes of the run retry
 
 
 class Hello(NamedTuple):
-    """How a process introduces itself."""
+    """The first message of a process."""
 
-    who: str  # as errors name it
+    who: str  # its name in error messages
     process: int  # its index
-    processes: int  # how many there are, as far as it knows
+    processes: int  # how many processes it expects
 
 
 class Door:
-    """Process 0's: a context in which processes of the run can join.
+    """The listener of process 0: a context in which the other processes of the run can join.
 
     Attributes:
-      strangers: how many connections were refused.
+      strangers: the number of refused connections.
 
     Raises:
-      FdgError: something else listens at the address, or it is not this machine's.
+      FdgError: the address is taken, or does not belong to this machine.
     """
 
     def __init__(self, host: str, port: int):
@@ -44,8 +44,8 @@ class Door:
             raise FdgError(f"process 0 cannot listen on {host}:{port}: {error}") from error
         self.strangers = 0
         self._key = key_of_run(port)
-        self._came: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
-        self._closing, self._places = threading.Event(), threading.BoundedSemaphore(_HEARD_AT_ONCE)
+        self._joined: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
+        self._closing, self._places = threading.Event(), threading.BoundedSemaphore(_MAX_HANDSHAKES)
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> "Door":
@@ -59,9 +59,9 @@ class Door:
         self._thread.join()
 
     def wait(self, seconds: float) -> tuple[Line, Hello] | None:
-        """The next process that came, and how it introduced itself; None if none came in time."""
+        """The next process that connected, and its `Hello`; None if none connected in time."""
         try:
-            return self._came.get(timeout=max(0.0, seconds))
+            return self._joined.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return None
 
@@ -71,21 +71,21 @@ class Door:
             while not self._closing.is_set():
                 try:
                     connected = self._server.accept()[0]
-                except OSError:  # none within the time, or one that is gone already
+                except OSError:  # no connection within the timeout, or it is closed already
                     continue
                 if not self._places.acquire(blocking=False):
                     connected.close()
                     continue
-                threading.Thread(target=self._hear, args=(connected,), daemon=True).start()
+                threading.Thread(target=self._handshake, args=(connected,), daemon=True).start()
 
-    def _hear(self, connected: socket.socket) -> None:
+    def _handshake(self, connected: socket.socket) -> None:
         line = None
         try:
             line = Line(connected)
-            line.prove(self._key, asks_first=True)
-            said = json.loads(line.read_hello(HANDSHAKE_SECONDS))
-            line.who = str(said["who"])
-            self._came.put((line, Hello(line.who, int(said["process"]), int(said["processes"]))))
+            line.authenticate(self._key, asks_first=True)
+            hello = json.loads(line.read_hello(HANDSHAKE_SECONDS))
+            line.who = str(hello["who"])
+            self._joined.put((line, Hello(line.who, int(hello["process"]), int(hello["processes"]))))
         except (StrangerError, OSError, ValueError, TypeError, KeyError):
             self.strangers += 1
             (connected if line is None else line).close()
@@ -93,18 +93,18 @@ class Door:
             self._places.release()
 
 
-def knock(host: str, port: int, seconds: float) -> Line:
-    """The other processes: a line to process 0, as soon as it is there.
+def connect(host: str, port: int, seconds: float) -> Line:
+    """Connects to process 0; retries until it listens. For the other processes.
 
     Raises:
-      FdgError: it was not there within so many seconds, or what listens there has another key.
+      FdgError: process 0 did not listen within `seconds`, or the listener has another key.
     """
     deadline = time.monotonic() + seconds
     while True:
         line = None
         try:
             line = Line(socket.create_connection((host, port), timeout=5))
-            line.prove(key_of_run(port), asks_first=False)
+            line.authenticate(key_of_run(port), asks_first=False)
             return line
         except StrangerError as error:
             assert line is not None

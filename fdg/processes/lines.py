@@ -45,14 +45,14 @@ class Line:
     """A connection that carries whole messages.
 
     Attributes:
-      who: the process at its other end, as errors name it.
-      inbox: its data, as they came; None once a process is lost.
+      who: the process at the other end, as errors name it.
+      inbox: data from the other end, in order of arrival; None once that process is lost.
     """
 
     def __init__(self, connected: socket.socket):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.settimeout(None)
-        # A message that has begun and does not go on: `poll` below has seen its first byte only.
+        # For a message that stalls after its first byte, which is all that `poll` below waits for.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
@@ -60,12 +60,12 @@ class Line:
         self._sending = threading.Lock()
         self._connection = Connection(connected.detach())
 
-    def prove(self, key: bytes, asks_first: bool) -> None:
-        """Mutual authentication: each end proves to the other that it has the key.
+    def authenticate(self, key: bytes, asks_first: bool) -> None:
+        """Authenticates both ends of the connection: each proves that it has the key.
 
         Raises:
-          StrangerError: it has another key, or speaks something else.
-          OSError: it is gone, or took longer than `HANDSHAKE_SECONDS`.
+          StrangerError: the other end has another key, or uses another protocol.
+          OSError: the other end is gone, or took longer than `HANDSHAKE_SECONDS`.
         """
         clock = threading.Timer(HANDSHAKE_SECONDS, self._cut)  # the calls below may wait for ever
         clock.daemon = True
@@ -85,7 +85,7 @@ class Line:
 
         Args:
           kind: one of `HELLO`, `BEAT`, `DATA`, `END`.
-          data: what it says.
+          data: its content.
           wait: seconds, if another thread is sending; -1 for as long as it takes.
         """
         if not self._sending.acquire(timeout=wait):
@@ -100,15 +100,15 @@ class Line:
             self._sending.release()
 
     def read(self, seconds: float = BEAT_SECONDS, tries: int = SILENT_BEATS) -> tuple[bytes, bytes]:
-        """The next message: its kind, and what it says.
+        """The next message: its kind and its content.
 
         Args:
           seconds: to wait for it, and for each of its parts.
-          tries: how many waits; several short ones, so that after this process was suspended it waits again.
+          tries: the number of waits. Several short waits let a process that was suspended wait again.
 
         Raises:
-          TimeoutError: it did not come.
-          OSError: the other end is gone, or sent what is none of ours.
+          TimeoutError: no message came.
+          OSError: the other end is gone, or sent an invalid message.
         """
         parts = []
         while True:

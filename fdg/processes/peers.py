@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from fdg.addresses import split_address
 from fdg.errors import FdgError
-from fdg.processes.door import Door, Hello, knock
+from fdg.processes.door import Door, Hello, connect
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
 
 JOIN_SECONDS = 300.0  # in which all processes must connect; JAX's default
@@ -56,7 +56,7 @@ class Peers:
         host, port = split_address(address)
         self._lines = {} if index else self._welcome(host, port, notes)
         if index:
-            self._lines[0], notes = self._knock(host, port)
+            self._lines[0], notes = self._connect(host, port)
         self.notes = notes
         self.lost: LostError | None = None
         self._losing, self._dying, self._knows = threading.Lock(), threading.Lock(), threading.Event()
@@ -202,10 +202,10 @@ class Peers:
             return f"--process-id {hello.process} is that of {other} and of {hello.who}"
         return None
 
-    def _knock(self, host: str, port: int) -> tuple[Line, Any]:
-        """Other processes: connect to process 0, and wait until all processes have joined."""
+    def _connect(self, host: str, port: int) -> tuple[Line, Any]:
+        """Connects to process 0, and waits until all processes have joined. For the other processes."""
         hello = Hello(self.who, self.index, self.count)._asdict()
-        line = knock(host, port, JOIN_SECONDS)
+        line = connect(host, port, JOIN_SECONDS)
         try:
             line.send(HELLO, json.dumps(hello).encode())
             kind, data = line.read(JOIN_SECONDS, 1)

@@ -1,4 +1,4 @@
-"""How processes find each other, in one process: whoever comes early, late, or finds nobody."""
+"""Rendezvous, within one process: early and late processes, and a missing process 0."""
 
 import concurrent.futures
 import json
@@ -11,7 +11,7 @@ import pytest
 from fdg.commands import launch
 from fdg.errors import FdgError
 from fdg.processes import distributed, lines, peers, ports
-from fdg.processes.door import Door, Hello, knock
+from fdg.processes.door import Door, Hello, connect
 
 HELLO = json.dumps({"who": "process 1", "process": 1, "processes": 2}).encode()
 
@@ -23,13 +23,13 @@ def port():
 
 @pytest.mark.parametrize("late", ["door", "process"])
 def test_either_may_be_late(port, late):
-    """Nobody comes for a while, and the door stays open; nobody is there yet, and who knocks comes again."""
+    """The listener waits for late processes; an early process retries until process 0 listens."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        early = pool.submit(knock, "localhost", port, 10) if late == "door" else None
+        early = pool.submit(connect, "localhost", port, 10) if late == "door" else None
         time.sleep(0.25)
         with Door("localhost", port) as door:
             assert early is not None or door.wait(0.25) is None
-            one = knock("localhost", port, 10) if early is None else early.result(10)
+            one = connect("localhost", port, 10) if early is None else early.result(10)
             one.send(lines.HELLO, HELLO)
             found = door.wait(10)
             assert found is not None and found[1] == Hello("process 1", 1, 2) and door.strangers == 0
@@ -39,7 +39,7 @@ def test_either_may_be_late(port, late):
 
 def test_nobody_is_there(port):
     with pytest.raises(FdgError, match=rf"process 0 was not at localhost:{port} within 0 s: .*refused"):
-        knock("localhost", port, 0)
+        connect("localhost", port, 0)
 
 
 def test_two_doors_at_one_address(port):
