@@ -1,11 +1,11 @@
-"""Values that can be looked at: printed, and drawn in a notebook or a document."""
+"""Values that print as text and are drawn in notebooks and documents."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
 class Drawings(NamedTuple):
-    """How values of a type are shown; `fdg.showing` has them."""
+    """How to show values of a type; `fdg.showing` registers them."""
 
     text: Callable[[Any], str]
     mermaid: Callable[[Any], str]
@@ -16,12 +16,12 @@ _DRAWINGS: dict[type, Drawings] = {}
 
 
 def draw_with(kind: type, drawings: Drawings) -> None:
-    """Has values of type `kind` shown by these drawings. So a value need not know who draws it."""
+    """Registers how values of type `kind` are shown, so that their module need not import `fdg.showing`."""
     _DRAWINGS[kind] = drawings
 
 
 class Drawn:
-    """Shown by the drawings that are registered for its type; as its `repr` where there are none."""
+    """Base of values that are shown by the drawings registered for their type; by `repr` without any."""
 
     def __str__(self) -> str:
         drawings = _DRAWINGS.get(type(self))

@@ -1,4 +1,4 @@
-"""What JAX's versions differ in, and the inner names of JAX that fdg needs: all of them here."""
+"""All differences between JAX versions, and all private names of JAX that fdg uses."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ ONE_TYPE: bool = _types[0] is _types[1]
 
 
 def internal(module: str, name: str, purpose: str) -> Any:
-    """A value of `jax._src`, where JAX has no public name for it.
+    """A value from `jax._src` that has no public name.
 
     Raises:
       FdgError: this version of JAX has no such name.
@@ -35,14 +35,14 @@ def internal(module: str, name: str, purpose: str) -> Any:
 
 
 HIGH_LEVEL = ("call_hi_primitive", "call_hi_primitive_linearized")
-"""Primitives that stand for a function of others: `jnp.searchsorted` of JAX 0.12, `HiPrim`s of users."""
+"""Primitives that lower to several others: `jnp.searchsorted` from JAX 0.12 on, users' `HiPrim`s."""
 
 
 def check_settings() -> None:
-    """Looks at settings of JAX that change what it traces.
+    """Checks the JAX settings that change how it traces.
 
     Raises:
-      GraphError: loops are of a kind that fdg does not read, and JAX itself cannot map or differentiate.
+      GraphError: `jax_scan3` is on: fdg cannot read its loops, and JAX cannot map or differentiate them.
     """
     if getattr(jax.config, "jax_scan3", False):
         raise GraphError(
@@ -52,7 +52,7 @@ def check_settings() -> None:
 
 
 def lower_high_level(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with each high-level operation in it replaced by what it stands for."""
+    """The jaxpr with each high-level operation replaced by the operations that it lowers to."""
     lower = getattr(partial_eval, "lower_jaxpr2", None)  # public from JAX 0.11 on
     lower = lower or internal("interpreters.partial_eval", "lower_jaxpr2", "read high-level operations")
     return lower(jaxpr)

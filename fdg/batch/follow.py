@@ -32,7 +32,7 @@ from typing import Any
 from fdg import jaxprs
 from fdg.batch.equation import divisible, follow_operation, slice_shared
 from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
-from fdg.batch.lengths import alike, lengths_of
+from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.batch.requested import AS_MADE, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first, shape_of
@@ -50,9 +50,10 @@ def follow(
 
     Args:
       jaxpr: open or closed.
-      input_axes: the batch axes of its first inputs, None for those that are left out.
-      devices: how many; None for any number that divides all batches. Another axis is none.
-      output_axes: what its outputs are brought to; None for whatever they have.
+      input_axes: the batch axes of its first inputs; further inputs have none.
+      devices: the number of devices; None for any number that divides all batches. An axis that the number
+        does not divide counts as None.
+      output_axes: the batch axes that its outputs are resharded to; None to leave them as they are.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
@@ -61,7 +62,7 @@ def follow(
     outputs = None
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
-    return _follower(alike(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
+    return _follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
 def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:

@@ -1,10 +1,10 @@
-"""Which numbers of devices a jaxpr cannot tell apart: those that divide the same of its lengths.
+"""Numbers of devices that are equivalent for a jaxpr: those that divide the same of its axis lengths.
 
-    tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32 and 64 are alike: they divide 4096 and 64, and not 12
+    tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32, 64 are equivalent: they divide 4096 and 64, not 12
                                               4 divides all three, 12 divides 12 alone, 128 divides 4096 alone
 
-Where the batch goes depends on nothing else of how many devices there are, so what is worked out for one
-number serves the others of its kind: choosing among plans asks for many.
+Propagation of the batch axis depends on the number of devices in no other way. So one result is reused for
+all equivalent numbers: choosing among plans needs many.
 """
 
 import functools
@@ -16,10 +16,10 @@ from fdg import jaxprs
 from fdg.batch.rules.result import shape_of
 
 
-def alike(unit: int, lengths: frozenset[int]) -> int:
-    """The least number that divides the same of some lengths as `unit` does.
+def smallest_equivalent(unit: int, lengths: frozenset[int]) -> int:
+    """The least number that divides the same lengths as `unit` does.
 
-    >>> alike(64, frozenset({4096, 12, 64})), alike(6, frozenset({12, 9}))
+    >>> smallest_equivalent(64, frozenset({4096, 12, 64})), smallest_equivalent(6, frozenset({12, 9}))
     (8, 2)
     """
     others = [length for length in lengths if length % unit]
@@ -28,14 +28,14 @@ def alike(unit: int, lengths: frozenset[int]) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
-    """All of a number, the least first."""
+    """All divisors of a number, in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 @functools.lru_cache(maxsize=10_000)
 def lengths_of(jaxpr: Any) -> frozenset[int]:
-    """The lengths of all axes of everything in an open jaxpr, at any depth, and counts among parameters."""
+    """The lengths of all axes in an open jaxpr, at any depth, and the counts among its parameters."""
     found = set(_of_atoms((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     for eqn in jaxpr.eqns:
         found |= lengths_of_equation(eqn)
@@ -43,9 +43,9 @@ def lengths_of(jaxpr: Any) -> frozenset[int]:
 
 
 def lengths_of_equation(eqn: Any) -> set[int]:
-    """Likewise of one equation."""
+    """The same for one equation."""
     found = set(_of_atoms((*eqn.invars, *eqn.outvars)))
-    # What rules call `divided`: numbers of groups.
+    # Numbers of groups, such as `feature_group_count`; rules call them `divided`.
     found.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
     for body in jaxprs.bodies(eqn):
         found |= lengths_of(body.jaxpr)

@@ -4,13 +4,13 @@ XLA's CPU backend starts an operation as soon as its operands are ready, also wh
 all-reduce of a metric may run concurrently with collectives of the training loop:
 
     parameters = loop over minibatches: ... sum of gradients ...
-    error = sum over the batch (x)            # needs nothing of the loop
+    error = sum over the batch (x)            # does not depend on the loop
 
 A device that waits in two collectives blocks two threads. Each device would then need two threads, and more
 threads than cores slow all devices down (docs/decisions/069-a-thread-a-host-device.md). This pass adds a data
 dependency of the later collective on the earlier loop:
 
-    error = sum over the batch (x, once `parameters` are there)
+    error = sum over the batch (x, after `parameters`)
 
 The numbers are the same, bit for bit. Whether all collectives are ordered can only be seen in the compiled
 program: `running.order` checks it.
@@ -97,33 +97,33 @@ def _has_inner_collectives(flow: Flow) -> bool:
     return bool(flow.gathered) or any(map(_has_collectives, flow.equations))
 
 
-def _goes_on(step: EquationFlow) -> bool:
+def _overlaps_later(step: EquationFlow) -> bool:
     """Whether it has a loop or branch with collectives, during which XLA runs later operations."""
     return any(map(_has_inner_collectives, step.bodies)) and (
         step.eqn.primitive.name in _LOOPS
-        or any(_goes_on(inner) for body in step.bodies for inner in body.equations)
+        or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
     )
 
 
-class _Meeting:
+class _CollectiveStep:
     """An equation with a collective, and the variables that depend on it.
 
     Attributes:
-      goes_on: whether XLA runs later operations while it runs.
-      signs: results that others may wait for, each with its batch axis.
+      overlaps_later: whether XLA runs later operations while this equation runs.
+      results: results that later equations may wait for, each with its batch axis.
       behind: all variables that depend on one of its results.
     """
 
     def __init__(self, step: EquationFlow, read: set[Any]):
-        self.goes_on = _goes_on(step)
-        self.signs = _signs(step, read)
+        self.overlaps_later = _overlaps_later(step)
+        self.results = _awaitable_results(step, read)
         self.behind: set[Any] = set(step.eqn.outvars)
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
 
 
-def _signs(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
+def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
     """Results of a step that others can wait for. Of a loop only one: one that changes in each trip.
 
     Prefers floats, so as not to take the loop's counter. Skips unread results: XLA would compute them only
@@ -135,11 +135,11 @@ def _signs(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
         return possible
     replaced = _replaced(step).values()
 
-    def rank(sign: tuple[Any, Axis]) -> tuple[bool, bool, int]:
-        v, axis = sign
+    def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
+        v, axis = result
         return axis is not None, not jax.numpy.issubdtype(v.aval.dtype, jnp.floating), jaxprs.bytes_of(v.aval)
 
-    return sorted((sign for sign in possible if sign[0] in replaced), key=rank)[:1]
+    return sorted((result for result in possible if result[0] in replaced), key=rank)[:1]
 
 
 def _replaced(step: EquationFlow) -> dict[int, Any]:
@@ -156,24 +156,24 @@ def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
     equations: list[Any] = []
     atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
     read = set(jaxprs.variables(atoms))
-    before: list[_Meeting] = []  # the last loop with collectives, and later collectives
+    before: list[_CollectiveStep] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
-        meeting = _Meeting(step, read) if _has_collectives(step) else None
+        meeting = _CollectiveStep(step, read) if _has_collectives(step) else None
         if meeting is not None:
-            awaited = [each for each in before if each.goes_on or meeting.goes_on]
+            awaited = [each for each in before if each.overlaps_later or meeting.overlaps_later]
             eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
         for each in before:
             if each.reaches(step.eqn.invars) or (meeting is not None and each in awaited):
                 each.behind.update(step.eqn.outvars)
         equations.append(eqn)
         if meeting is not None:
-            before = [meeting] if meeting.goes_on else [*before, meeting]
+            before = [meeting] if meeting.overlaps_later else [*before, meeting]
     return equations
 
 
 def _awaiting(
-    step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_Meeting], equations: list[Any]
+    step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_CollectiveStep], equations: list[Any]
 ) -> list[Any]:
     """A step's operands, made to depend on the awaited steps; appends the equations for that."""
     operands = list(operands)
@@ -187,10 +187,17 @@ def _awaiting(
         waiting = {i: [m for m in awaited if not m.reaches([operands[i]])] for i in possible if i in split}
     for i, late in waiting.items():
         axis = step.operands[i] if i not in step.gathered else None
-        signs = [sign for each in late for sign in each.signs if _can_be_told(operands[i], axis, *sign)]
-        if signs:
-            names = (operands[i], *(v for v, _ in signs))
-            (model,) = _once_there(tuple(jaxprs.shapes_of(names)), (axis, *(of for _, of in signs))).eqns
+        results = [
+            result
+            for each in late
+            for result in each.results
+            if _can_depend_locally(operands[i], axis, *result)
+        ]
+        if results:
+            names = (operands[i], *(v for v, _ in results))
+            (model,) = _wait_for_jaxpr(
+                tuple(jaxprs.shapes_of(names)), (axis, *(of for _, of in results))
+            ).eqns
             made = core.Var(operands[i].aval)
             equations.append(model.replace(invars=names, outvars=[made]))
             operands[i] = made
@@ -201,36 +208,36 @@ def _can_wait(v: Any) -> bool:
     return not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) and v.aval.size > 0
 
 
-def _can_be_told(v: Any, axis: Axis, sign: Any, sign_axis: Axis) -> bool:
-    """Whether a value can depend on a sign locally: it is replicated, or split into as many rows."""
-    if sign_axis is None:
+def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
+    """Whether a value can depend on a result locally: it is replicated, or split into as many rows."""
+    if result_axis is None:
         return True
-    return axis is not None and v.aval.shape[axis] == sign.aval.shape[sign_axis]
+    return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]
 
 
 @functools.lru_cache(maxsize=256)
-def _once_there(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
-    """A jaxpr of one equation that calls `wait_for`; with `rowwise` if a sign is split over devices."""
+def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
+    """A jaxpr of one equation that calls `wait_for`; with `rowwise` if a result is split over devices."""
     alone = all(axis is None for axis in axes[1:])
     waits = jax.jit(wait_for) if alone else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
     return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
 
 
-def wait_for(x: jax.Array, *signs: jax.Array) -> jax.Array:
-    """Returns `x`, bit for bit, with a data dependency on `signs` that XLA cannot remove.
+def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
+    """Returns `x`, bit for bit, with a data dependency on `dependencies` that XLA cannot remove.
 
-    The signs may have any shape and dtype.
+    The dependencies may have any shape and dtype.
 
     >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5
     """
-    nothing = functools.reduce(jnp.bitwise_or, map(_nothing, signs))
+    nothing = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
     return lax.select(nothing == 0, x, jnp.zeros_like(x))
 
 
-def _nothing(sign: jax.Array) -> jax.Array:
-    """Zero, computed from a sign: the number of set bits of its first element, shifted right by 7."""
-    one = lax.reshape(lax.slice(sign, [0] * sign.ndim, [1] * sign.ndim), ())
+def _zero_from(array: jax.Array) -> jax.Array:
+    """Zero, computed from an array: the number of set bits of its first element, shifted right by 7."""
+    one = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
     if jnp.issubdtype(one.dtype, jnp.floating):
         one = lax.bitcast_convert_type(one, f"uint{8 * one.dtype.itemsize}")
     elif jnp.issubdtype(one.dtype, jnp.complexfloating):

@@ -20,7 +20,7 @@ from fdg import jaxprs
 from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import WithoutRule, predict
-from fdg.batch.lengths import alike, lengths_of
+from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import common_cores
 from fdg.errors import PlanError
 from fdg.jax_internals import ClosedJaxpr
@@ -237,19 +237,20 @@ def _plan_steps(plan: Plan) -> Plan:
 def _exchanged(
     jaxpr: ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """What a group's devices exchange when they run a program once, and what they all do for want of a rule.
+    """The collectives of one run of a program on a group, and the equations that every device repeats because
+    no rule splits them.
 
     Args:
       inputs: batch axes of the jaxpr's inputs; `outputs` likewise.
     """
     if not _is_predicted(group):
         return (), ()
-    unit = alike(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
+    unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
     ends = tuple(inputs), tuple(outputs)
     collectives, whole = _EXCHANGED(jaxpr, (unit, *ends), lambda: predict(jaxpr, ends[0], unit, ends[1]))
     return collectives, tuple(map(str, whole))
 
 
 def _is_predicted(group: Group) -> bool:
-    """Whether its devices exchange what can be told; where parameters are sharded, that is XLA's choice."""
+    """Whether collectives within the group can be predicted; with sharded parameters, XLA chooses them."""
     return group.rows > 1 and not group.shards

@@ -1,4 +1,4 @@
-"""What the agents of a population exchange, as a plan has it: see `fdg.tracing.between_agents`."""
+"""The collectives by which agents of a population exchange state (see `fdg.tracing.between_agents`)."""
 
 import jax
 
@@ -11,24 +11,24 @@ from fdg.tracing.graph import FDG
 def exchanged_by_agents(
     graph: FDG, num_agents: int, width: int, delayed: Delay | None
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """What the devices of a population gather where an exchange is due, and a note; empty for other agents.
+    """The all-gathers of one exchange, and a note for the plan; both empty for independent agents.
 
     Args:
-      graph: of one agent.
-      num_agents: all of them.
-      width: devices that they are on.
-      delayed: what the policy's staleness delays.
+      graph: the graph of one agent.
+      num_agents: the size of the population.
+      width: the number of devices that the agents are on.
+      delayed: the values that the policy's staleness delays; None without staleness.
 
     Raises:
-      PlanError: older versions of what is taken over are kept too.
+      PlanError: the policy has staleness.
     """
     between = graph.between_agents
     if between is None:
         return (), ()
     if delayed is not None:
         raise PlanError(
-            "agents of a population take over each other's newest parameters, and staleness keeps older ones:"
-            " leave one out"
+            "population-based training copies the newest parameters between agents, and staleness keeps older"
+            " ones: use only one of the two"
         )
     if width == 1:
         return (), (between.note,)

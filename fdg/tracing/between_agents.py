@@ -1,8 +1,8 @@
-"""What agents of one program take over from each other: an algorithm's own, carried out by the engine.
+"""Exchange between the agents of one program: the algorithm defines it, the engine runs it.
 
-An algorithm with an attribute `between_agents` (None, or a value with these methods) is one of a population:
-where `num_seeds` agents are trained, the program asks after each iteration whether an exchange is due. All
-other agents of one program are independent.
+An algorithm whose attribute `between_agents` has these methods (and is not None) trains a population of
+`num_seeds` agents: after each iteration, the program checks whether an exchange is due. Without it, agents of
+one program are independent.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import jax
 
 
 class BetweenAgents(Protocol):
-    """Pure functions of one agent's state, but for `known`, whose arrays may have an axis of agents.
+    """Pure functions of one agent's state. Only `known` may also get several agents' states, stacked.
 
     Attributes:
-      note: when agents exchange what, a sentence for the plan.
+      note: a sentence for the plan: what agents exchange, and when.
     """
 
     note: str
@@ -24,19 +24,19 @@ class BetweenAgents(Protocol):
         """Whether agents exchange now: `[]` bool, the same for every agent."""
 
     def known(self, state: Any) -> Any:
-        """What all others see of an agent: arrays, made without looking along their axes."""
+        """The arrays of an agent that all others see. Elementwise: the state may be `[agents, ...]`."""
 
     def source(self, everyone: Any, agent: jax.Array, state: Any) -> jax.Array:
-        """The agent that agent number `agent` takes over from, maybe itself: `[]` int32.
+        """The index of the agent that `agent` copies from, maybe itself: `[]` int32.
 
         Args:
-          everyone: what is `known` of all agents, `[agents, ...]`.
-          agent: `[]` int32.
-          state: its own.
+          everyone: the results of `known` of all agents, stacked: `[agents, ...]`.
+          agent: the index of this agent, `[]` int32.
+          state: the state of this agent.
         """
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """Of each leaf of the state whether it is taken over; `axes` are the leaves' batch axes."""
+        """For each leaf of the state: whether it is copied. `axes` are the leaves' batch axes."""
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
-        """The state to go on with, once the leaves have been taken over from `source`."""
+        """The agent's next state, after its leaves were copied from `source`."""

@@ -8,7 +8,7 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.batch.follow import follow
-from fdg.batch.lengths import alike, lengths_of
+from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.fragment import FragmentMark
 from fdg.placing.place import place
 from tests.tiny import Pupil
@@ -43,11 +43,11 @@ def test_what_staleness_does_not_reach_stays_as_it_is(graph):
 
 
 @pytest.mark.parametrize("rows", [12, 16])
-def test_numbers_that_are_alike_split_alike(rows):
+def test_equivalent_numbers_of_devices_split_alike(rows):
     """x [rows, 4] @ [4, 3]: of 16 rows 8 and 16 devices have a part, of 12 neither, and 4 of both."""
     jaxpr = jax.make_jaxpr(lambda x: jnp.tanh(x) @ jnp.ones((4, 3)))(jnp.ones((rows, 4)))
     lengths = lengths_of(jaxprs.open_jaxpr(jaxpr))
     assert lengths == {rows, 4, 3}
-    assert alike(8, lengths) == alike(16, lengths) == 8
+    assert smallest_equivalent(8, lengths) == smallest_equivalent(16, lengths) == 8
     assert follow(jaxpr, [0], 8) is follow(jaxpr, [0], 16)
     assert [follow(jaxpr, [0], n).outputs for n in (4, 16)] == [(0,), (0,) if rows == 16 else (None,)]

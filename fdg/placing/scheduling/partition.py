@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from fdg.batch.lengths import alike
+from fdg.batch.lengths import smallest_equivalent
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.drafts import Draft, Values, in_order
@@ -81,12 +81,12 @@ _PASSES: Recall[Passes] = Recall(most=64)
 
 
 def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
-    """For all groups that run something together, a number of devices that stands for all of theirs: the
-    passes that follow cannot tell it from theirs.
+    """For each set of groups that run operations together: the least number of devices that is equivalent to
+    theirs in all later passes (see `batch.lengths`).
     """
     known = placed.opened.lengths
     return {
-        together: alike(math.lcm(*(sizes[group] for group in together)), known)
+        together: smallest_equivalent(math.lcm(*(sizes[group] for group in together)), known)
         for together in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
     }
 
