@@ -1,7 +1,7 @@
 """Calibrates the cost model on this machine, in three minutes.
 
-One microbenchmark measures each figure of `hardware.RATES`. Then jobs are timed, to which the parameters that
-are not rates are fitted (`fdg/training/reference_jobs.py`, `fitting`).
+One microbenchmark measures each figure of `hardware.RATES`. The other parameters are fitted to timed jobs
+(`fdg/training/reference_jobs.py`, `fitting`).
 
 Every operation runs many times in one program (`profiling.repeating`). A rate is the work that the cost model
 counts for it (`profiling.work`) divided by its time, so measurement and prediction use the same definition.
@@ -31,9 +31,10 @@ from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product, Work, work_of
 
 ROUNDS = 8
-_SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
-_SIZES = tuple(2**k for k in range(21, 26))  # bytes that an operation reads and writes: in between
-_NOTHING = 1e-16  # seconds of a FLOP or a byte: what a fit leaves of those that take no time
+_SMALL, _LARGE = 2**18, 2**26  # bytes of arrays that fit into the cache, and that do not
+# Bytes that an operation reads and writes, to find the size of the cache.
+_SIZES = tuple(2**k for k in range(21, 26))
+_NEGLIGIBLE_S = 1e-16  # seconds for a FLOP or a byte; a smaller fitted value means 0
 Say = Callable[[str], None]
 
 
@@ -44,7 +45,7 @@ class Timed:
     Attributes:
       work: the work that the cost model counts for it.
       alone: seconds of a call while nothing else runs.
-      crowded: seconds of a call while each core runs one.
+      crowded: seconds of a call while every core runs a copy.
       spread: relative distance of the rounds' median from their minimum.
     """
 
@@ -64,7 +65,7 @@ def calibrate(
     Args:
       devices: at least one; with two or more, links between them are measured too.
       say: called with a line of progress.
-      time_jobs: times some jobs, as `Calibration.jobs` has them; rates are measured before and after it.
+      time_jobs: times jobs (`Calibration.jobs`); rates are measured before and after it.
 
     Raises:
       FdgError: devices of several kinds, or of several processes.
@@ -91,7 +92,7 @@ def calibrate(
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "what the allocator says")
     jobs = time_jobs()
-    with jax.default_device(first):  # again: other processes may have used the cache the first time
+    with jax.default_device(first):  # a second time: other processes may have used the cache the first time
         figures = better(figures, _device_figures(lanes, say))
     return Calibration(
         fingerprint(first.device_kind),
@@ -199,7 +200,7 @@ def _sized(size: int) -> str:
 
 
 def _link_of_chain(x: jax.Array) -> jax.Array:
-    """Two operations that XLA cannot fuse with the next link's: a sum, and an operation on its result."""
+    """One link of a chain: a sum and an operation on it; XLA cannot fuse them with the next link."""
     return x * 0.5 + x.sum()
 
 
@@ -266,12 +267,12 @@ def _product_figures(lanes: int) -> dict[str, Figure]:
     scale = np.array([1e-6, 1e-11, 1e-10])
     start, a_flop, a_byte = nnls(np.array(rows) * scale, np.array(taken))[0] * scale
     largest = timed[str((512, 512, 512))]
-    rate = 1 / a_flop if a_flop > _NOTHING else 2 * 512**3 / largest.crowded
+    rate = 1 / a_flop if a_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.crowded
     found = {
         "product/float32": Figure(rate, round(largest.spread, 3), _measured()),
         "product_call": Figure(float(start), round(largest.spread, 3), _measured()),
     }
-    if a_byte > _NOTHING:
+    if a_byte > _NEGLIGIBLE_S:
         found["product_bytes"] = Figure(float(1 / a_byte), round(largest.spread, 3), _measured())
     else:
         found["product_bytes"] = Figure(1e15, 0.0, "products take no longer for what they read and write")
@@ -291,7 +292,7 @@ def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
 
 def _host_figures() -> dict[str, Figure]:
     """Seconds to dispatch a program, and additional seconds for each argument and result."""
-    few, many = _starting(2), _starting(64)
+    few, many = _dispatch_seconds(2), _dispatch_seconds(64)
     an_array = max(0.0, (min(many) - min(few)) / (2 * 62))
     start = max(1e-7, min(few) - 4 * an_array)
     return {
@@ -300,8 +301,8 @@ def _host_figures() -> dict[str, Figure]:
     }
 
 
-def _starting(arrays: int) -> list[float]:
-    """Seconds of the host to start a program of some arrays, without waiting for it."""
+def _dispatch_seconds(arrays: int) -> list[float]:
+    """Host seconds to dispatch a program with `arrays` arguments and results, without waiting for it."""
     given = [jnp.float32(i) for i in range(arrays)]
     compiled = jax.jit(lambda xs: [x + 1 for x in xs]).lower(given).compile()
     samples = []
@@ -318,13 +319,13 @@ def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
     """Host seconds to start a transfer, without its cost per array (see `overheads.OVERHEADS`)."""
     if len(devices) < 2:
         return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "taken: there is one device only")}
-    one, many = _moving(devices, 1), _moving(devices, 16)
+    one, many = _transfer_seconds(devices, 1), _transfer_seconds(devices, 16)
     an_array = max(0.0, (min(many) - min(one)) / 15)
     return {"transfer": Figure(max(1e-7, min(one) - an_array), round(_spread(one), 3), _measured())}
 
 
-def _moving(devices: Sequence[jax.Device], arrays: int) -> list[float]:
-    """Seconds of the host to start copies of some arrays to another device."""
+def _transfer_seconds(devices: Sequence[jax.Device], arrays: int) -> list[float]:
+    """Host seconds to start copies of `arrays` arrays to another device."""
     given = jax.device_put([jnp.ones((8,), jnp.float32) for _ in range(arrays)], devices[0])
     samples = []
     for _ in range(3 * ROUNDS):

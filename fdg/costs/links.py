@@ -1,6 +1,6 @@
-"""Measuring links: among the devices of a process, and between two processes of this machine.
+"""Measures links: among the devices of a process, and between two processes of this machine.
 
-Two processes are two children of this one, that run `python -m fdg.costs.links ADDRESS INDEX`.
+The two processes are children of this one; they run `python -m fdg.costs.links ADDRESS INDEX`.
 """
 
 import json
@@ -24,17 +24,17 @@ from fdg.profiling.repeating import Repeated, compile_all
 from fdg.running.host_devices import environment_of_a_child
 
 ROUNDS = 50
-_MUCH = 2**22  # bytes of an all-reduce whose bytes count
+_LARGE_BYTES = 2**22  # size of the all-reduce that measures bandwidth
 _AXIS = "device"
-_PATIENCE = 120  # seconds for the children
+_TIMEOUT_S = 120  # of the children
 Say = Callable[[str], None]
 
 
 def between_processes(say: Say) -> Link | None:
-    """Between two processes of this machine, with a CPU device each; None where they could not be started."""
+    """The link between two processes of this machine with one CPU device each; None if they fail."""
     say("two processes")
     address = f"localhost:{free_port('localhost')}"
-    words = [sys.executable, "-m", "fdg.costs.links", address]
+    command = [sys.executable, "-m", "fdg.costs.links", address]
     environment = {
         **environment_of_a_child(),
         "JAX_PLATFORMS": "cpu",
@@ -42,10 +42,10 @@ def between_processes(say: Say) -> Link | None:
         "JAX_NUM_CPU_DEVICES": "1",
     }
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    children = [subprocess.Popen([*words, index], env=environment, **pipes) for index in ("0", "1")]
+    children = [subprocess.Popen([*command, index], env=environment, **pipes) for index in ("0", "1")]
     try:
-        said = [child.communicate(timeout=_PATIENCE)[0] for child in children]
-        return link_from_json(json.loads(said[0].splitlines()[-1]))
+        outputs = [child.communicate(timeout=_TIMEOUT_S)[0] for child in children]
+        return link_from_json(json.loads(outputs[0].splitlines()[-1]))
     except (subprocess.TimeoutExpired, IndexError, ValueError, KeyError):
         return None
     finally:
@@ -55,21 +55,25 @@ def between_processes(say: Say) -> Link | None:
 
 
 def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
-    """Among devices: from all-reduces of little and of much, on two of them and on all.
+    """The link among devices, from small and large all-reduces on two devices and on all.
 
-    What a collective takes besides its bytes is how much longer some work takes with one behind it: devices
-    that meet at once, one time after the other, find each other awake, and after work they do not.
+    The time of a collective apart from its bytes is the extra time of a computation that ends with one.
+    Collectives without work between them would measure too little: their threads are still awake.
 
     Args:
-      devices: of this process, or of several that all call this; of a single one nothing is said.
-      name: of the link.
-      say: told what is being done.
+      devices: devices of this process, or of several processes that all call this; for one, None is returned.
+      name: the name of the link.
+      say: called with a line of progress.
     """
     if len(devices) < 2:
         return None
     counts = [2] if len(devices) < 4 else [2, len(devices)]
-    programs = {(count, how): _worked(devices[:count], how) for count in counts for how in ("", "little")}
-    programs[2, "much"] = _worked(devices[:2], "much")
+    programs = {
+        (count, how): _work_then_all_reduce(devices[:count], how)
+        for count in counts
+        for how in ("", "little")
+    }
+    programs[2, "much"] = _work_then_all_reduce(devices[:2], "much")
     say("collectives")
     compile_all(programs.values())
     taken: dict[tuple[int, str], list[float]] = {key: [] for key in programs}
@@ -78,30 +82,30 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
             one.samples.clear()
             one.measure()
             taken[key].append(one.seconds)
-    met = {
+    extra = {
         count: [b - a for a, b in zip(taken[count, ""], taken[count, "little"], strict=True)]
         for count in counts
     }
-    typical = {count: max(1e-7, statistics.median(each)) for count, each in met.items()}
-    spread = round(statistics.median(abs(each - typical[2]) for each in met[2]) / typical[2], 3)
+    typical = {count: max(1e-7, statistics.median(each)) for count, each in extra.items()}
+    spread = round(statistics.median(abs(each - typical[2]) for each in extra[2]) / typical[2], 3)
     latency = 0.0
     if len(counts) > 1:
         rounds = 2 * (math.log2(counts[1]) - 1)
         latency = max(0.0, (typical[counts[1]] - typical[2]) / rounds)
     call = max(1e-7, typical[2] - 2 * latency)
-    longer = min(taken[2, "much"]) - min(taken[2, "little"])
+    transfer = min(taken[2, "much"]) - min(taken[2, "little"])
     return Link(
         name,
         Figure(latency, spread, MEASURED),
-        Figure(_MUCH / max(longer, 1e-9), spread, MEASURED),
+        Figure(_LARGE_BYTES / max(transfer, 1e-9), spread, MEASURED),
         Figure(call, spread, MEASURED),
     )
 
 
-def _worked(devices: Sequence[jax.Device], how: str) -> Repeated:
-    """Some work on each device, and an all-reduce of "little" or "much" behind it, or none.
+def _work_then_all_reduce(devices: Sequence[jax.Device], how: str) -> Repeated:
+    """A program of some work on each device, then an all-reduce: "little" data, "much" data, or none ("").
 
-    Of an all-reduce twice (n - 1) / n of the bytes pass each device.
+    In an all-reduce, each device sends 2 (n - 1) / n times its bytes.
     """
     mesh = make_mesh(devices, _AXIS)
     split, whole = PartitionSpec(_AXIS), PartitionSpec()
@@ -120,14 +124,14 @@ def _worked(devices: Sequence[jax.Device], how: str) -> Repeated:
     arguments = [
         jnp.ones((len(devices) * 256, 64), jnp.float32),
         jnp.eye(64, dtype=jnp.float32),
-        jnp.ones((len(devices), _MUCH // 4), jnp.float32),
+        jnp.ones((len(devices), _LARGE_BYTES // 4), jnp.float32),
     ]
     placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)]
     return Repeated(function, placed, {0: 0, 1: 2})
 
 
 def main(address: str, index: int) -> None:
-    """One of the two children; the first prints what was found."""
+    """The program of the two children; the first prints the link as JSON."""
     distributed.initialize(address, 2, index)
     link = among(jax.devices(), "sockets of this host", lambda line: None)
     assert link is not None

@@ -1,12 +1,12 @@
-"""What is lost between programs and devices, beside work and bytes: fitted, by platform.
+"""Overheads of a platform that work and bytes do not explain, fitted to timed jobs.
 
-    an operation that several cores divide                  gains `divided` of what such operations gain alone
-    host devices of one process share a pool of threads     each is slower by `slowed` a doubling
-    sums that wait for each other                           `meetings` all-reduces for one of the plan
-    a program that may begin                                begins after `start`
-    an array of a transfer                                  `array` of the host, and `arrival` on the way
+    an operation on several cores                           its gain is `divided` times that measured alone
+    host devices of one process, which share threads        a program is `slowed` longer for each doubling
+    all-reduces                                             XLA runs `meetings` for each that the plan names
+    a program whose inputs are ready                        starts after `start` seconds
+    each array of a transfer                                `array` seconds of the host, `arrival` on the way
 
-The numbers belong to the fractions of `program_time.JOINED`: both were fitted together.
+These numbers were fitted together with the fractions of `program_time.JOINED`; use them together.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True)
 class Overheads:
-    """What is lost on a platform.
+    """Overheads of a platform. The defaults mean none.
 
     Attributes:
-      divided: the share of what further cores gain an operation by itself that they gain it within a program.
-      shared: the share of a host's cores that programs which run at once have between them.
-      slowed: the share of a program's time that each doubling of its process's devices adds.
-      meetings: collectives of a compiled program for one that the plan names.
-      start: seconds from when a program may begin until it does, on one device.
-      further: the share of `start` that each further device adds.
-      array: seconds of the host for each array that is moved from group to group.
-      arrival: seconds that each such array takes besides its bytes.
+      divided: parallel efficiency: gain from extra cores within a program, relative to the operation alone.
+      shared: fraction of a host's cores that is available to programs that run concurrently.
+      slowed: fraction of a program's time that each doubling of its process's devices adds.
+      meetings: collectives in the compiled program for each that the plan names.
+      start: seconds from when a program's inputs are ready until it starts, on one device.
+      further: fraction of `start` that each further device adds.
+      array: host seconds for each array that a transfer moves between groups.
+      arrival: seconds that each such array takes in addition to its bytes.
     """
 
     divided: float = 1.0
@@ -40,22 +40,22 @@ class Overheads:
     arrival: float = 0.0
 
     def cores(self, cores: float) -> float:
-        """As many as operations within a program gain by, where a device has so many."""
+        """The effective number of cores for operations within a program, on a device with `cores` cores."""
         return 1 + self.divided * (max(1.0, cores) - 1)
 
     def stretch(self, devices: int) -> float:
-        """How many times as long a program takes where a process has so many devices at work."""
+        """The factor by which a program takes longer if its process has `devices` busy devices."""
         return 1 + self.slowed * math.log2(max(1, devices))
 
     def seconds_to_start(self, devices: int) -> float:
-        """Until a program of so many devices begins."""
+        """Seconds until a program on `devices` devices starts."""
         return self.start * (1 + self.further * (devices - 1))
 
 
 OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
     {
         # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an Intel
-        # Xeon and of an AMD EPYC, 1 to 8 devices. The seconds are those of threads that are woken.
+        # Xeon and of an AMD EPYC, 1 to 8 devices. Most of these seconds are spent waking threads.
         "cpu": Overheads(
             divided=0.57,
             shared=0.7,
@@ -66,9 +66,9 @@ OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
             array=1.4e-5,
             arrival=6.6e-6,
         ),
-        # Not fitted: none was at hand.
+        # Not fitted: no such device was available.
         "gpu": Overheads(),
         "tpu": Overheads(),
     }
 )
-"""By platform."""
+"""Overheads by platform, for machines that were not calibrated."""

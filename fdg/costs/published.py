@@ -1,8 +1,8 @@
-"""Published figures of devices and links, for hardware that cannot be measured here. Each has its source.
+"""Published figures of devices and links, for hardware that cannot be measured here. Each names its source.
 
 Data sheets give peaks, which no program reaches. The figures here are the peak times `REACHED`: the fraction
-that large matrix products and copies usually reach. Their spread is accordingly large. Sources are named: the
-TPUs' pages and the H100's NVLink were looked up in 2026, the others were not checked again. A calibration
+that large matrix products and copies usually reach; so their spread is large. The pages of TPUs and the
+figures of the H100's NVLink were looked up in 2026; the others were not checked again. A calibration
 (`fdg.costs.calibration`) replaces these figures.
 """
 
@@ -19,7 +19,7 @@ _SPREAD = 0.3
 def _kind(
     name: str, platform: str, source: str, memory: float, memory_bytes: float, **products: float
 ) -> DeviceKind:
-    """A device kind, from published peaks: TFLOP/s by dtype (`products`), TB/s and GB of memory."""
+    """A device kind from published peaks: memory in TB/s and GB, `products` in TFLOP/s by dtype."""
     figures = {
         f"product/{dtype}": Figure(REACHED["product"] * tera * 1e12, _SPREAD, source)
         for dtype, tera in products.items()
@@ -57,7 +57,7 @@ KINDS: Mapping[str, DeviceKind] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""Kinds of devices by name."""
+"""Device kinds by name."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -74,7 +74,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "TPU v6 lite": "TPU v6e",
     }
 )
-"""What JAX calls them (`jax.Device.device_kind`)."""
+"""Names here by JAX's names (`jax.Device.device_kind`)."""
 
 
 def _link(
@@ -121,9 +121,9 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""Links by name. Of those between hosts the bandwidth is a host's."""
+"""Links by name. For links between hosts, the bandwidth is that of one host."""
 
-_OF_KIND = {
+_LINKS_OF_KIND = {
     "P100": ("PCIe 3", "Ethernet 10"),
     "V100": ("NVLink 2", "InfiniBand EDR"),
     "A100": ("NVLink 3", "InfiniBand HDR"),
@@ -137,10 +137,10 @@ _OF_KIND = {
 
 
 def kind(name: str) -> DeviceKind:
-    """A kind of device by its name here, or by what JAX calls it.
+    """A device kind by its name here or by JAX's name.
 
     Raises:
-      UnknownNameError: there is none; says the nearest.
+      UnknownNameError: the name is unknown; the message suggests the nearest.
 
     >>> kind("NVIDIA H100 80GB HBM3").name
     'H100'
@@ -155,7 +155,7 @@ def link(name: str) -> Link:
     """A link by its name.
 
     Raises:
-      UnknownNameError: there is none; says the nearest.
+      UnknownNameError: the name is unknown; the message suggests the nearest.
     """
     if name not in LINKS:
         raise unknown_name("link", name, LINKS)
@@ -163,6 +163,6 @@ def link(name: str) -> Link:
 
 
 def usual_links(name: str) -> tuple[Link, Link]:
-    """The links within and between the usual hosts of a kind of device."""
-    inside, between = _OF_KIND[kind(name).name]
+    """The usual links of a device kind: within a host, and between hosts."""
+    inside, between = _LINKS_OF_KIND[kind(name).name]
     return LINKS[inside], LINKS[between]

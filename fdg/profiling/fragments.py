@@ -1,4 +1,4 @@
-"""Each fragment as a program of its own, on the devices that a plan gives it, with inputs of a real state."""
+"""Each fragment as a separate program on the devices of its group, with inputs from a real state."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,13 @@ from fdg.profiling.work import Work, work_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placed:
-    """A fragment on its group.
+    """A fragment and its group.
 
     Attributes:
-      site: where it is called.
-      group: where it lives.
-      work: of one call, on one of the group's devices.
-      border: bytes that a call touches of its inputs and outputs, on one device.
+      site: the call of the fragment in the graph.
+      group: the group of devices that runs it.
+      work: the work of one call on one of the group's devices.
+      border: bytes of inputs and outputs that a call reads and writes on one device.
     """
 
     site: Site
@@ -46,7 +46,7 @@ class Placed:
 
 
 def placed(plan: Plan) -> tuple[Placed, ...]:
-    """The fragments of a plan; nothing is compiled or allocated."""
+    """The fragments of a plan with their groups; nothing is compiled or allocated."""
     found = []
     for site in sites(plan.graph):
         group = plan.group_of(site.fragment.name)
@@ -65,16 +65,16 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
 
 
 def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -> Mapping[str, Repeated]:
-    """Programs that repeat each fragment, by its name; those without a result are left out.
+    """Programs that repeat each fragment, by name; fragments without results are left out.
 
     Args:
-      plan: of the engine.
-      devices: the engine's.
-      leaves: of a state, on one device of this process.
+      plan: the engine's plan.
+      devices: the engine's devices.
+      leaves: the leaves of a state, on one device of this process.
     """
     found = {}
-    chosen, times = _chosen(plan)
-    # Every process computes the same, but none has instances of an environment that another one steps.
+    chosen, times = _representative_agents(plan)
+    # All processes run the same fragments, but each has only its own instances of host environments.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
     in_turn = draws_from_the_batch(jaxprs.open_jaxpr(plan.graph.jaxpr))
@@ -92,15 +92,15 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
             put(given[v], jax.ShapeDtypeStruct(given[v].shape, given[v].dtype, sharding=sharding))
             for v, sharding in zip(site.inputs, shardings, strict=True)
         ]
-        goes_on = host_calls.calls_host([site.equation])
-        found[name] = Repeated(function, arguments, site.handed_on, goes_on, times)
+        is_on_host = host_calls.calls_host([site.equation])
+        found[name] = Repeated(function, arguments, site.handed_on, is_on_host, times)
     return found
 
 
 def on_group(
     plan: Plan, site: Site, group: Group, devices: Sequence[jax.Device]
 ) -> tuple[Callable, list[NamedSharding]]:
-    """A fragment as it runs on its group, and how its inputs lie there."""
+    """A fragment's function on its group, and the shardings of its inputs."""
     if plan.num_seeds is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
         agents = PartitionSpec(SEED)
@@ -132,7 +132,7 @@ def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]
 
 
 def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
-    """How a value lies: split along its batch, or as a leaf of its shape that rules split."""
+    """The layout of a value: split along its batch axis, or as a sharded leaf of the same shape."""
     if axis is None:
         for leaf in plan.sharded:
             if leaf.group == group.name and leaf.layout.shape == _shape(v):
@@ -140,10 +140,10 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
     return Layout.of_batch(_shape(v), axis, group.mesh)
 
 
-def _chosen(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents that stand for all, as rows of the state, and how many times as many there are.
+def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
+    """The agents that are profiled, as rows of the state, and by what factor there are more.
 
-    They are the first that each device maps together; None of a plan without agents.
+    They are the first that each device maps together; None for a plan without agents.
     """
     if plan.num_seeds is None or plan.together is None:
         return None, 1

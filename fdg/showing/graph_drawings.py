@@ -12,7 +12,7 @@ def _arrow(edge) -> str:
 
 
 def graph_text(graph: FDG) -> str:
-    """What `print(graph)` shows."""
+    """The text of `print(graph)`."""
     lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
     rows = [
         (
@@ -63,14 +63,14 @@ def graph_mermaid(graph: FDG) -> str:
     return "\n".join(lines)
 
 
-# SVG: fragments of one level in a row in program order, nested rows inside; forward edges arc above, delayed
-# edges (dashed) below, so that the loop structure can be read off at a glance.
+# SVG: fragments of one level are in a row, in program order, with nested rows inside. Forward edges arc
+# above; delayed edges (dashed) arc below.
 
 _NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 190, 58, 96, 18, 26
 
 
 def graph_svg(graph: FDG) -> str:
-    """A self-contained drawing for notebooks."""
+    """A self-contained SVG for notebooks."""
     body, width, height = _row(graph, None)
     style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
     label = f"FDG of {html.escape(graph.name)}"
@@ -140,7 +140,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
 
 
 def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """Gives each edge the lowest lane in which no other edge overlaps it."""
+    """The lane of each edge: the lowest in which it overlaps no other edge."""
     position = {f.name: i for i, f in enumerate(members)}
     placed: dict = {}
     chosen = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]

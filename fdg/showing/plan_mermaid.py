@@ -10,7 +10,7 @@ from fdg.tracing.graph import Fragment
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: boxes for groups, arrows for transfers, dotted to the next step or iteration."""
+    """A Mermaid flowchart: boxes are groups, arrows are transfers (dotted: to the next step or iteration)."""
     lines = ["flowchart LR"]
     fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
@@ -20,7 +20,7 @@ def plan_mermaid(plan: Plan) -> str:
 
     def node(f: Fragment, group: Group, indent: str) -> None:
         inside = [c for c in plan.graph.fragments if c.parent == f.name and plan.group_of(c.name) == group]
-        label = f'{fragments[f.name]}["{_quoted(f.name)}<br/><i>{_quoted(f.role)}</i> x{calls(f)}"]'
+        label = f'{fragments[f.name]}["{_escaped(f.name)}<br/><i>{_escaped(f.role)}</i> x{calls(f)}"]'
         styles.append(f"  style {fragments[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111")
         if not inside:
             lines.append(indent + label)
@@ -34,19 +34,19 @@ def plan_mermaid(plan: Plan) -> str:
         plural = "s" if len(group) > 1 else ""
         size = quantity(memory[group.name], "B")
         where = f"device{plural} {span(group.devices, 30)}, {size}{' each' * bool(plural)}"
-        lines.append(f'  subgraph {groups[group.name]}["{_quoted(group.name)}<br/>{where}"]')
+        lines.append(f'  subgraph {groups[group.name]}["{_escaped(group.name)}<br/>{where}"]')
         for f in plan.graph.fragments:
             parent = f.parent and plan.group_of(f.parent)
             if plan.group_of(f.name) == group and parent != group:
                 node(f, group, "    ")
         for i, m in enumerate(collectives):
             if m.where == group.name:
-                inside = "" if m.source == BETWEEN else f" of {_quoted(m.source)}"
+                inside = "" if m.source == BETWEEN else f" of {_escaped(m.source)}"
                 lines.append(f'    c{i}{{{{"{m.how}{inside}<br/>{amount(m, "x")}"}}}}')
         lines.append("  end")
     for line in crossings(outline(plan)):
         m = line.movement
-        label = f"{_quoted(from_to(plan, m, 60, ' to '))}<br/>{amount(m, 'x')}"
+        label = f"{_escaped(from_to(plan, m, 60, ' to '))}<br/>{amount(m, 'x')}"
         link = f'-. "{label}, next {m.delay}" .->' if m.delay else f'-- "{label}" -->'
         lines.append(f"  {groups[line.source]} {link} {groups[line.target]}")
     for i, m in enumerate(collectives):
@@ -59,5 +59,5 @@ def plan_mermaid(plan: Plan) -> str:
     return "\n".join([*lines, *styles])
 
 
-def _quoted(text: str) -> str:
+def _escaped(text: str) -> str:
     return html.escape(text).replace("#", "&#35;")

@@ -109,12 +109,12 @@ def test_links_by_little_and_much_on_two_and_on_all(monkeypatch, devices, count,
 
     def worked(some, how):
         rounds = {2: 1, 4: 3, 8: 5}[len(some)]
-        size = {"": 0, "little": 0, "much": links._MUCH}[how]
+        size = {"": 0, "little": 0, "much": links._LARGE_BYTES}[how]
         meeting = 2e-6 + rounds * 1.5e-6 + 1.5e-6 if how else 0.0
         once = 8e-5 + meeting + size / 1e9
         return Fake(once + 1e-3 * (i == 1) for i in range(links.ROUNDS))
 
-    monkeypatch.setattr(links, "_worked", worked)
+    monkeypatch.setattr(links, "_work_then_all_reduce", worked)
     monkeypatch.setattr(links, "compile_all", lambda programs: None)
     link = links.among(devices[:count], "wires", print)
     assert (link.latency.value, link.call.value) == pytest.approx((latency, call), rel=1e-6)
