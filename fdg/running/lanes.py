@@ -1,20 +1,20 @@
-"""Lanes: a host thread for each group of devices, where one thread would hold groups up.
+"""Lanes: a host thread for each group of devices, for schedules that a single thread would block.
 
-On a CPU the host's thread is in a program that calls Python until that program ends: a reward in Python, an
-environment of a library. One thread then starts nothing else meanwhile:
+On a CPU, a program that calls Python (a reward function, a library's environment) blocks the thread that
+dispatches it until it ends. A single thread then dispatches nothing else:
 
     one thread   act(0)  learn(0)  act(1)  learn(1)  ...
 
     actors       act(0)  act(1)    act(2)  ...
     learners             learn(0)  learn(1)  ...
 
-With lanes the schedule is walked as ever. But what the walk calls is put on the lane of its group, whose
-thread takes it up in that order, and the walk has a `Promised` array in place of each result. A lane waits
-for what the others have promised, and for nothing else. So each group starts its programs in the order of the
-schedule, reads the same arrays, and gives them up in the same order: time decides nothing.
+The main thread walks the schedule as without lanes, but queues each call on the lane of its group and uses a
+`Promised` array for each result. The lane's thread runs its calls in that order, and waits only for arrays
+that other lanes have promised. So each group dispatches its programs in the order of the schedule, and reads
+and donates the same arrays: the result does not depend on timing.
 
-All lanes end with the first error, with the walk (by Ctrl-C), and with a function on the host that does not
-come back.
+All lanes stop at the first error, when the main thread stops (Ctrl-C), and when a function on the host does
+not return within the limit.
 """
 
 import atexit
@@ -35,21 +35,21 @@ from fdg.lowering import host_calls
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
 from fdg.running.program import is_here, spans_processes
 
-Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # from arrays to arrays
+Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # maps input arrays to output arrays
 
-CROSSING = "between processes"  # the lane of what crosses from process to process
+CROSSING = "between processes"  # the lane of transfers between processes
 
-LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: seconds that a call of a function on the host may take
+LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds of one call of a host function
 _LIMIT_S = 1800.0
-_LOOK_S = 1.0  # between two looks at how long calls have taken
-_END_S = 2.0  # to wait for threads whose work is void
+_LOOK_S = 1.0  # between checks of the running calls
+_END_S = 2.0  # to wait for threads whose results are not needed
 
 
 def host_limit() -> float:
-    """Seconds that a function on the host may take before the run ends.
+    """The limit in seconds of a call of a host function; a longer call ends the run.
 
     Raises:
-      FdgError: the environment variable is no number above 0.
+      FdgError: the environment variable is not a number above 0.
     """
     given = os.environ.get(LIMIT, "").strip() or str(_LIMIT_S)
     try:
@@ -62,7 +62,7 @@ def host_limit() -> float:
 
 
 class Promised:
-    """An array that an action on a lane makes; it holds no other that the action makes."""
+    """One result of an action on a lane. It keeps no other result of the action alive."""
 
     __slots__ = ("_action", "_array")
 
@@ -70,27 +70,27 @@ class Promised:
         self._action, self._array = action, None
 
     def keep(self, array: Any) -> None:
-        """Of the lane: here it is."""
+        """Stores the array; the lane calls this."""
         self._array = array
 
     def array(self) -> Any:
-        """Waits for it, and raises what the lanes have ended with."""
+        """Waits for the array; raises the error that stopped the lanes."""
         self._action.wait()
         return self._array
 
     def block_until_ready(self) -> "Promised":
-        """As of a `jax.Array`: until it is computed."""
+        """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
         jax.block_until_ready(self.array())
         return self
 
 
 def kept(entry: Any) -> Any:
-    """An array that was promised, once it is there; anything else as it is."""
+    """Waits for a `Promised` array and returns it; returns anything else unchanged."""
     return entry.array() if type(entry) is Promised else entry
 
 
 class _Action(Future):
-    """What a lane does once: a call, what it takes, and what it has promised."""
+    """One call on a lane, with its arguments and its promised results."""
 
     def __init__(self, run: "_Run", call: Action, given: Sequence[Any], count: int):
         super().__init__()
@@ -98,21 +98,21 @@ class _Action(Future):
         self._run = run
 
     def wait(self) -> None:
-        """Until it is done; raises what the lanes have ended with."""
+        """Waits until the call is done; raises the error that stopped the lanes."""
         while True:
             try:
                 return self.result(self._run.look_s)
             except TimeoutError:
-                if self.done():  # an error of its own, or just now
+                if self.done():  # the call raised TimeoutError, or ended just now
                     return self.result()
             self._run.look_after()
 
 
 class Lanes:
-    """The lanes of some groups; their threads are there while it is entered.
+    """The lanes of some groups: a context in which their threads run.
 
     Attributes:
-      groups: those with a lane of their own; of several processes, what is of no such group is on `CROSSING`.
+      groups: the groups with their own lane; with several processes, calls of other groups are on `CROSSING`.
     """
 
     def __init__(self, groups: Iterable[str]):
@@ -121,7 +121,7 @@ class Lanes:
         self._void: list[threading.Thread] = []
 
     def deferred(self, group: str, call: Action, count: int) -> Action:
-        """A call of a group as one that its lane makes later, and that promises `count` arrays."""
+        """Wraps a call so that it is queued on the group's lane and returns `count` promised arrays."""
         lane = group if group in self.groups else CROSSING
 
         def put(given: Sequence[Any]) -> Sequence[Any]:
@@ -131,18 +131,18 @@ class Lanes:
         return put
 
     def __enter__(self) -> "Lanes":
-        """Begins the threads.
+        """Starts the threads.
 
         Raises:
-          HostError: a function on the host in which an earlier run was left has not come back.
+          HostError: a host function of an earlier run has not returned yet.
         """
         _join(self._void, _END_S)
         self._void = [thread for thread in self._void if thread.is_alive()]
         if self._void:
             who, seconds = host_calls.slowest() or ("a program", _END_S)
             raise HostError(
-                f"{who} of the run before has not come back for {seconds:.0f} s: wait for it, or start a new"
-                " process"
+                f"{who} of the previous run has not returned after {seconds:.0f} s: wait for it, or start a"
+                " new process"
             )
         self._run = _Run([*self.groups, *([CROSSING] if jax.process_count() > 1 else [])])
         try:
@@ -153,7 +153,7 @@ class Lanes:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Waits until all is done that was put on the lanes; after an error for nothing."""
+        """Waits until all queued calls are done; after an error, does not wait."""
         run, self._run = self._run, None
         assert run is not None
         self._void = run.threads
@@ -166,27 +166,27 @@ class _Run:
     def __init__(self, lanes: Iterable[str]):
         self._limit_s = host_limit()
         self.look_s = min(_LOOK_S, self._limit_s / 2)
-        self._lock = threading.Lock()  # held for moments, never while something is waited for or run
-        self._open: dict[_Action, None] = {}  # put and not done; who takes one out says how it ended
+        self._lock = threading.Lock()  # held briefly, never while waiting or running a call
+        self._open: dict[_Action, None] = {}  # queued or running; the thread that removes one sets its result
         self._error: Exception | None = None
         self._todo: dict[str, queue.SimpleQueue[_Action | None]] = {
             lane: queue.SimpleQueue() for lane in lanes
         }
         config: Any = jax.config
-        self._x64 = bool(config.jax_enable_x64)  # which may hold for the calling thread alone
+        self._x64 = bool(config.jax_enable_x64)  # may be set for the calling thread only
         self.threads = [
             threading.Thread(target=self._work, args=(todo,), name=f"lane {lane}", daemon=True)
             for lane, todo in self._todo.items()
         ]
 
     def begin(self) -> None:
-        """Begins the threads."""
+        """Starts the threads."""
         for thread in self.threads:
             _threads.add(thread)
             thread.start()
 
     def put(self, lane: str, call: Action, given: Sequence[Any], count: int) -> Sequence[Any]:
-        """Puts a call on a lane; raises what the lanes have ended with."""
+        """Queues a call on a lane; raises the error that stopped the lanes."""
         action = _Action(self, call, given, count)
         promised = list(action.promised)
         with self._lock:
@@ -197,7 +197,7 @@ class _Run:
         return promised
 
     def fail(self, error: Exception) -> None:
-        """Ends all lanes: whatever is open fails with the first error."""
+        """Stops all lanes: every open call fails with the first error."""
         with self._lock:
             self._error = self._error or error
             opened, self._open = self._open, {}
@@ -205,7 +205,7 @@ class _Run:
             action.set_exception(self._error)
 
     def end(self, error: BaseException | None) -> None:
-        """Waits for what is open, or, after an error, voids it; ends the threads."""
+        """Waits for open calls, or after an error fails them; then ends the threads."""
         try:
             while error is None and (action := self._last()) is not None:
                 action.wait()
@@ -213,7 +213,7 @@ class _Run:
             error = late
             raise
         finally:
-            if error is not None:  # who waits on another thread is not interrupted, and hears of it
+            if error is not None:  # other waiting threads are not interrupted, so they get the error this way
                 self.fail(error if isinstance(error, Exception) else RunError("the run was interrupted"))
             for todo in self._todo.values():
                 todo.put(None)
@@ -221,13 +221,13 @@ class _Run:
                 _join(self.threads, _END_S)
 
     def look_after(self) -> None:
-        """Ends all lanes if a function on the host has taken too long."""
+        """Stops all lanes if a host function exceeds the limit."""
         slowest = host_calls.slowest()
         if slowest is not None and slowest[1] > self._limit_s:
             who, seconds = slowest
             self.fail(
                 HostError(
-                    f"{who} has not come back for {seconds:.0f} s: mend it, or allow it more with the"
+                    f"{who} has not returned after {seconds:.0f} s: fix it, or raise the limit with the"
                     f" environment variable {LIMIT}={2 * self._limit_s:.0f}"
                 )
             )
@@ -260,32 +260,33 @@ class _Run:
 
 
 def holds_host(call: Call, mesh: Mesh) -> bool:
-    """Whether a program may hold its host's thread until it ends: on a CPU one that calls Python does."""
+    """Whether dispatching a program may block the host thread until it ends: on a CPU, if it calls Python."""
     return mesh.devices.flat[0].platform == "cpu" and host_calls.calls_host(call.equations)
 
 
 def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
-    """The lanes of a schedule's groups; None where one thread keeps none of them waiting.
+    """The lanes of a schedule's groups; None if a single thread delays no group.
 
-    That is where whatever comes after a program that holds the thread needs its results. What crosses from
-    process to process, and groups with devices in several, are on one lane: in the schedule's order.
+    A single thread is enough if every later fragment needs the results of the programs that block the thread.
+    Transfers between processes, and groups with devices in several processes, share one lane, in the order of
+    the schedule.
     """
     here = {name: mesh for name, mesh in meshes.items() if is_here(mesh)}
-    if len(here) < 2 or not _Order(here).keeps_waiting(schedule):
+    if len(here) < 2 or not _Dependencies(here).delays_a_group(schedule):
         return None
     return Lanes(name for name, mesh in here.items() if not spans_processes(mesh))
 
 
-class _Order:
-    """What depends on which programs that hold the thread: a bit for each of these that was met."""
+class _Dependencies:
+    """For each value and group: the blocking programs that it depends on, as a bit set."""
 
     def __init__(self, here: Mapping[str, Mesh]):
         self._here = here
         self._met = 0
-        self._before: dict[Value | str, int] = {}  # of what a value was made, or a group has done
+        self._before: dict[Value | str, int] = {}  # of a value or a group's name
 
-    def keeps_waiting(self, schedule: Schedule) -> bool:
-        """Whether a fragment, of this iteration or the next, comes after one of them and does not need it."""
+    def delays_a_group(self, schedule: Schedule) -> bool:
+        """Whether a fragment (also of the next iteration) follows a blocking program without needing it."""
         for _ in range(2):
             if self._steps(schedule.steps):
                 return True
@@ -317,7 +318,7 @@ class _Order:
         if ours and call.fragments and self._met & ~before:
             return True
         if ours and holds_host(call, self._here[call.group]):
-            bit = self._met + 1  # bits so far are all ones
+            bit = self._met + 1  # all bits so far are ones, so this is the next bit
             self._met, before = self._met | bit, before | bit
         self._before.update(dict.fromkeys([call.group, *call.outputs], before))
         return False
@@ -328,7 +329,7 @@ class _Order:
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Waits for threads to end, so long at most."""
+    """Waits for threads to end, at most `seconds` in all."""
     end = time.monotonic() + seconds
     for thread in threads:
         if thread.is_alive():
@@ -340,5 +341,5 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """No thread may be in XLA when Python ends: it would be unwound there, which aborts the process."""
+    """Waits for the threads: one that is inside XLA when Python exits would abort the process."""
     _join(list(_threads), _END_S)

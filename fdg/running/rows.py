@@ -1,4 +1,4 @@
-"""Rows of metrics that several programs make, one an iteration, stacked a few dozen at a time."""
+"""Stacks the metrics of several programs: one row for each iteration, `ROWS` rows at a time."""
 
 import collections
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ ROWS = 64
 
 
 class RowStacks:
-    """Stacks up to `ROWS` iterations' metrics: one program for each group, whatever their number.
+    """Stacks the metrics of up to `ROWS` iterations: one program for each group, for any number of rows.
 
     Attributes:
-      programs: those that stack.
+      programs: the programs that stack.
     """
 
     def __init__(self, metrics: Sequence[Value], interpreter: Interpreter):
@@ -36,7 +36,7 @@ class RowStacks:
             rows = [[value_shape(mesh, metrics[i])] * ROWS for i in positions]
             stack = jax.jit(_stacked, out_shardings=batch_sharding(mesh, None))
             program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
-            start = interpreter.on_lane(group, _starter(program), len(positions))
+            start = interpreter.on_lane(group, _stacking_call(program), len(positions))
             self._stacks.append((positions, program, start))
         self.programs = tuple(program for _, program, _ in self._stacks)
         words = [keys.words_shape(value.shape, value.dtype) for value in metrics]
@@ -44,10 +44,10 @@ class RowStacks:
         self._owners = [meshes[value.group].devices.flat[0].process_index for value in metrics]
 
     def __call__(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """A buffer `[ROWS, ...]` of each metric; None for one that other processes make.
+        """A buffer `[ROWS, ...]` for each metric; None for metrics of other processes.
 
         Args:
-          rows: one an iteration, each with all metrics; what is missing of `ROWS` is filled up with the last.
+          rows: all metrics of each iteration; the last row is repeated up to `ROWS`.
         """
         buffers: list[Any] = [None] * len(self._shapes)
         padded = [*rows, *[rows[-1]] * (ROWS - len(rows))]
@@ -59,12 +59,12 @@ class RowStacks:
         return buffers
 
     def share(self, buffers: Sequence[Any]) -> list[jax.Array]:
-        """Buffers, of which each process has some, on all of them."""
+        """Copies the buffers that each process has to all processes."""
         return share(buffers, self._shapes, self._owners)
 
 
-def _starter(program: Program) -> Action:
-    """A call with the rows of all metrics, one metric after the other."""
+def _stacking_call(program: Program) -> Action:
+    """A function that calls the program with a flat list: `ROWS` arrays of each metric in turn."""
 
     def start(arrays: Sequence[Any]) -> Sequence[Any]:
         return program.compiled([arrays[i : i + ROWS] for i in range(0, len(arrays), ROWS)])
