@@ -114,8 +114,8 @@ def reader(kind: Any) -> Callable[[str], Any]:
 def parse_quantity(word: str) -> float | None:
     """Parses a number with thousands separators, a suffix or a unit; None if it is not one.
 
-    >>> parse_quantity("500k"), parse_quantity("1,000,000"), parse_quantity("64 GB"), parse_quantity("10%"), parse_quantity("30s"), parse_quantity("400 Gbit/s")
-    (500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0)
+    >>> [parse_quantity(text) for text in ("500k", "1,000,000", "64 GB", "10%", "30s", "400 Gbit/s")]
+    [500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0]
     >>> parse_quantity("many"), parse_quantity("1,2")
     (None, None)
     """

@@ -63,17 +63,17 @@ class HasPresets(_AnyFields):
 
         Args:
           env_name: as `envs.make` knows it.
-          env: the environment, whose spaces count where its name says nothing.
+          env: the environment; its spaces decide if its name has no preset.
         """
         return presets.of(cls.presets_of, env_name, env)
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Field values: those that are given, and of a preset what goes with them."""
+        """Field values: the given ones, and those of a preset that do not contradict them."""
         name, own = cls.preset_name(given), cls.presets_of
         found = cls.preset(env_name, env) if name is None else dict(presets.named(own, name).values)
         kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
-        return cls.settled({**kept, **given}, given)
+        return cls.adjust_unnamed({**kept, **given}, given)
 
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
@@ -82,22 +82,22 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """Fields that are not taken from a preset, for what is given says otherwise."""
+        """Fields that are not taken from a preset, because the given values contradict it."""
         return frozenset()
 
     @classmethod
-    def settled(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Field values, of which those that a user did not name follow those that they did."""
+    def adjust_unnamed(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+        """Field values; those that the user did not name are adjusted to those that the user named."""
         made: Any = cls
         defaults = {field.name: field.default for field in dataclasses.fields(made)}
         return {**values, **cls._sizes({**defaults, **values}, named)}
 
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """What has to change of the fields that were not named, so that sizes divide."""
+        """Changes to fields that the user did not name, so that sizes divide."""
         return sizes.followed(values, named)
 
     def changed(self, **values: Any) -> Any:
-        """The same with other values of some fields; fields that change no number follow them."""
+        """A copy with other values of some fields; fields that change no number are adjusted to them."""
         made: Any = self
         return dataclasses.replace(made, **values)

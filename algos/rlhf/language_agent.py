@@ -163,7 +163,7 @@ class LanguageAgent(HasPresets):
         """The same with other values of some fields, and a micro-batch that divides then."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         named = {*fields, *values} - ({"micro_batch"} - values.keys())
-        return type(self)(**self.settled({**fields, **values}, named))
+        return type(self)(**self.adjust_unnamed({**fields, **values}, named))
 
     @classmethod
     def rows_of(cls, values: Mapping[str, Any]) -> Rows:

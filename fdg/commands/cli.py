@@ -95,7 +95,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             *([settled.said] if settled.said else []),
             graph,
             fdg.place(graph, job.policy, devices, job.agents),
-            *([lengths.said(job.algorithm, job.policy, drawn)] if drawn else []),
+            *([lengths.report(job.algorithm, job.policy, drawn)] if drawn else []),
         ]
         print(*said, *([f"devices: {why}"] if why else []), sep="\n\n", flush=True)
         return 0

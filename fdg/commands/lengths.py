@@ -1,4 +1,4 @@
-"""`python -m fdg.plan --lengths RUN|DISTRIBUTION`: what a stream would do with responses of such lengths."""
+"""`python -m fdg.plan --lengths RUN|DISTRIBUTION`: simulates a stream for given lengths of responses."""
 
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,31 @@ FLAG = Flag(
     "lengths",
     str | None,
     None,
-    "tokens of responses: a run's directory, or lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST,"
+    "lengths of responses in tokens: a run directory, or lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST,"
     " constant:LENGTH",
 )
-ABOUT = f"With {FLAG.option}: which share of a stream's slots is busy, how old its tokens are. {FLAG.help}."
+ABOUT = (
+    f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens. {FLAG.help}."
+)
 
 
 def take(given: dict[str, Any]) -> str | None:
-    """Takes the value of this flag out of all that are given.
+    """Removes this flag from `given` and returns its value.
 
     Raises:
-      FdgError: the lengths are none.
+      FdgError: the value is neither a run directory nor a distribution.
     """
     drawn = given.pop(FLAG.name, None)
     if drawn is not None and not Path(drawn).is_dir():
-        replay.distribution(drawn)  # before anything that takes long
+        replay.distribution(drawn)  # fails early, before tracing
     return drawn
 
 
-def said(algorithm: Any, policy: Any, given: str) -> str:
-    """What the stream of an algorithm under a policy would do.
+def report(algorithm: Any, policy: Any, given: str) -> str:
+    """A report of the simulated stream of an algorithm under a policy.
 
     Raises:
-      FdgError: there is no stream, or the lengths are none.
+      FdgError: the algorithm has no stream, or the value is neither a run directory nor a distribution.
     """
     if not hasattr(algorithm, "ahead"):
         raise FdgError(

@@ -111,10 +111,10 @@ class CommandLine:
         if resumes := "resume" in given:
             earlier.check_agrees({name: given[name] for name in [*_KEPT, *own] if name in given}, base)
 
-        said = dataclasses.replace(of.said, named=given)
-        said.check_fields(cls, kept)
+        resolver = dataclasses.replace(of.resolver, named=given)
+        resolver.check_fields(cls, kept)
         asked = {**begun, **kept, **own, **({} if of.env is None else {"env": of.env})}
-        values = presets.settled(cls, asked, own)
+        values = presets.adjust_unnamed(cls, asked, own)
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
         }
@@ -129,10 +129,10 @@ class CommandLine:
             "hyperparameters": values,
         }
         settings.check({**run, **config})
-        said.check_trackers(run)
-        policy = build_policy(config, said)
-        algorithm = build_algorithm({**run, **config}, said)
-        check_searched(algorithm, run, flags.own, said)
+        resolver.check_trackers(run)
+        policy = build_policy(config, resolver)
+        algorithm = build_algorithm({**run, **config}, resolver)
+        check_searched(algorithm, run, flags.own, resolver)
         names = dict.fromkeys([*(flag.name for flag in flags.own), *kept])  # a file may have more than flags
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = given.get("out")
@@ -193,7 +193,7 @@ class CommandLine:
           FdgError: there is no such, it is not trusted, or an algorithm and its environment do not fit.
         """
         import envs
-        from fdg.training.said import Said
+        from fdg.training.name_resolver import NameResolver
 
         given, options = self.given, self._words.options
         for name in _NAMES:
@@ -211,22 +211,22 @@ class CommandLine:
         algo = algo or Names.algo
         if policy is None:  # `gpu_only` if a flag of its own is given, else one that is chosen
             policy = "gpu_only" if options.keys() & _options_of("gpu_only") else Names.policy
-        said = Said(file if base else None, given, given.get("trust", False))
-        cls, policy_class = said.algorithm_class(algo), said.policy_class(policy)
+        resolver = NameResolver(file if base else None, given, given.get("trust", False))
+        cls, policy_class = resolver.algorithm_class(algo), resolver.policy_class(policy)
         has_env = any(field.name == "env" for field in dataclass_fields(cls))
         if env_name is None:
             env_name = str(getattr(cls, "default_env", Names.env))
-            said = dataclasses.replace(said, named={**given, "env": env_name})  # the class does
+            resolver = dataclasses.replace(resolver, named={**given, "env": env_name})  # the class does
         if given.get("env_workers") is not None and not has_env:
             raise FdgError(f"--env-workers {given['env_workers']}: {algo} has its own environment")
         if "env" in given and not has_env:
             raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
-        registered, overrides = said.environment(env_name)
+        registered, overrides = resolver.environment(env_name)
         if base and has_env and known.get("env") is None:
             raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
         env = _environment(registered, overrides, _workers(registered, given, before)) if has_env else None
         presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
-        return _Resolved(said, algo, cls, policy, policy_class, env_name, registered, env)
+        return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
 
     def _check_owners(self, flags: JobFlags, of: "_Resolved", known: Container[str]) -> None:
         """Refuses a flag that only other algorithms, or other policies, have.
@@ -262,10 +262,10 @@ class CommandLine:
 
 @dataclasses.dataclass(frozen=True)
 class _Resolved:
-    """What a job is of.
+    """The classes and the environment that a job's names stand for.
 
     Attributes:
-      said: who says so, a `Said`.
+      resolver: the `NameResolver` of these names.
       algo: the algorithm's name.
       cls: its class.
       policy: the policy's name.
@@ -275,7 +275,7 @@ class _Resolved:
       env: the environment; None where the algorithm has its own.
     """
 
-    said: Any
+    resolver: Any
     algo: str
     cls: type
     policy: str

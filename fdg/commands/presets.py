@@ -1,7 +1,6 @@
-"""Which settings a command line begins with: those for its environment, those it names, or none.
+"""Chooses the preset of a command line: that of its environment, the one that it names, or none.
 
-Algorithms are imported when they are asked for: their import may start JAX, for which it is too early when
-flags are read for the first time.
+`algos` is imported inside functions: the import may start JAX, too early for the first reading of flags.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ def chosen(
     env: Any,
     given: Mapping[str, Any],
 ) -> Preset | None:
-    """The preset that an algorithm begins with on an environment; None for its defaults.
+    """The preset that an algorithm starts from in an environment; None for its defaults.
 
     Args:
       cls: the algorithm's class.
-      asked: what `--preset` says.
-      env_name: the environment, without its parameters.
-      env: the environment itself; None where the algorithm has its own.
-      given: hyperparameters of the command line, or of the run that it begins with, some of which decide.
+      asked: the value of `--preset`.
+      env_name: the name of the environment, without parameters.
+      env: the environment; None if the algorithm has its own.
+      given: hyperparameters of the command line or of its starting run; some select the preset.
 
     Raises:
-      UnknownNameError: there is no preset of the name that was asked for.
+      UnknownNameError: there is no preset with this name.
     """
     from algos import presets
     from algos.presets.preferring import HasPresets
@@ -49,27 +48,29 @@ def chosen(
         found = presets.find(based_on, env_name, env) if name is None else presets.named(based_on, name)
         return None if found is None else found.without(cls.gives_way(given))
     if asked is not None:
-        raise FdgError(f"--preset {asked}: {cls.__name__} has no presets by name: leave it out, or say none")
+        raise FdgError(
+            f"--preset {asked}: {cls.__name__} has no named presets: omit it, or write --preset none"
+        )
     values = cls.preset(env_name) if hasattr(cls, "preset") else {}
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
 
 
 def defaults(cls: type) -> Preset:
-    """What `--preset none` begins with: each hyperparameter as the class has it."""
+    """The preset of `--preset none`: the class's default of each hyperparameter."""
     from algos.presets import Preset
 
     return Preset("none", f"the class {cls.__name__}", {flag.name: flag.default for flag in fields_of(cls)})
 
 
-def settled(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
-    """An algorithm's fields, of which those that were not named follow those that were."""
+def adjust_unnamed(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
+    """Adjusts the fields that the user did not name to those that the user named."""
     from algos.presets.preferring import HasPresets
 
-    return cls.settled(values, named) if issubclass(cls, HasPresets) else values
+    return cls.adjust_unnamed(values, named) if issubclass(cls, HasPresets) else values
 
 
 def known(cls: type) -> tuple[str, ...]:
-    """What an algorithm's class has presets for."""
+    """The names of all presets of an algorithm's class."""
     from algos import presets
 
     based_on = _based_on(cls)
@@ -77,15 +78,15 @@ def known(cls: type) -> tuple[str, ...]:
 
 
 def check_allowed(asked: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
-    """Refuses a preset where the settings are those of a run, or of a file.
+    """Refuses `--preset` together with settings of a run or of a file.
 
     Raises:
-      FdgError: says which.
+      FdgError: both are given.
     """
     name = asked.get("preset")
     if name is not None and (resumes or keeps):
-        other = "--resume goes on with" if resumes else "--config and --from begin with"
-        raise FdgError(f"--preset {name}: {other} the settings of a run: leave it out")
+        other = "--resume continues with" if resumes else "--config and --from start from"
+        raise FdgError(f"--preset {name}: {other} the settings of a run: omit --preset")
 
 
 def line(
@@ -95,31 +96,31 @@ def line(
     env_name: str | None,
     follows: Mapping[str, Any] | None = None,
 ) -> str:
-    """What a run says of its preset, in a line; `follows` are settings that go with what was named.
+    """One line about a run's preset; `follows` are settings that were adjusted to the flags.
 
-    >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Asterix-MinAtar")
-    'preset: minatar, 2 settings of ppo for Asterix-MinAtar (--show-preset: which; --preset none: without)'
+    >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
+    'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
     """
-    said = "".join(
-        f"; {field}={shown(value)} goes with the flags" for field, value in (follows or {}).items()
+    adjusted = "".join(
+        f"; {field}={shown(value)} follows from the flags" for field, value in (follows or {}).items()
     )
     if name is None:
-        return f"preset: none for {env_name}, the defaults of {algo}{said}"
+        return f"preset: none for {env_name}, the defaults of {algo}{adjusted}"
     return (
         f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
-        f" (--show-preset: which; --preset none: without){said}"
+        f" (--show-preset lists them; --preset none omits them){adjusted}"
     )
 
 
 def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]) -> str:
-    """What `--show-preset` prints: each setting, and what it would be without the preset.
+    """The output of `--show-preset`: each setting, and its default without the preset.
 
     Args:
-      preset: the one in use, or None.
-      algo: the algorithm, as the command line names it.
-      env_name: likewise.
-      flags: of the algorithm's hyperparameters, with the class's defaults.
-      known: names of all presets of the algorithm; without a preset, the families among them are listed.
+      preset: the preset in use, or None.
+      algo: the algorithm's name on the command line.
+      env_name: the environment's name on the command line.
+      flags: the flags of the algorithm's hyperparameters, with the class's defaults.
+      known: the names of all presets of the algorithm; if `preset` is None, the families in it are listed.
     """
     if preset is None:
         first = f"no preset of {algo} for {env_name}: the algorithm's defaults"
@@ -140,7 +141,7 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
 
 
 def _based_on(cls: type) -> str | None:
-    """The algorithm of ours whose presets a class has; None for one whose `preset` somebody else wrote."""
+    """The built-in algorithm whose presets a class uses; None if a user overrides its method `preset`."""
     from algos.presets.preferring import HasPresets
 
     if not issubclass(cls, HasPresets):

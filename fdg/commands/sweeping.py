@@ -65,14 +65,14 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
     return parse_space(" ".join(_full_name(name) + equals + v for name, equals, v in words), read)
 
 
-def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], said: Any) -> None:
+def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], resolver: Any) -> None:
     """Checks a hyperparameter search before it starts.
 
     Args:
       algorithm: the algorithm whose hyperparameters are searched.
       run: has `optuna`, the number of trials, and `search`, the space as text.
       flags: the flags of its hyperparameters.
-      said: the source of the settings (command line or file), a `Said`.
+      resolver: the `NameResolver` for the source of the settings (command line or file).
 
     Raises:
       FdgError: only one of `--optuna` and `--search` is given; a hyperparameter cannot be searched; or a
@@ -90,7 +90,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
         from fdg.training.search import check_search, require_optuna
 
         space = space_of(text, flags)
-        said.check_searched(algorithm, text, space)
+        resolver.check_searched(algorithm, text, space)
         check_search(algorithm, space)
         require_optuna()
 

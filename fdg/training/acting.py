@@ -1,4 +1,4 @@
-"""A trained agent at work, one call an action: what `run.policy` is."""
+"""`run.policy`: a trained agent, called once for each action."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +10,21 @@ from envs.native import native
 from fdg import jaxprs
 from fdg.training.deployed import Deployed
 
-_WITHIN = 1 << 20  # bytes of parameters that are part of a program
+_MAX_EMBEDDED_BYTES = 1 << 20  # parameters up to this size become constants of the compiled program
 
 
 class Acting(Deployed):
-    """A trained agent that answers to observations: NumPy arrays in, NumPy arrays out.
+    """A trained agent that maps observations to actions, both NumPy arrays.
 
-    It takes what `reset` and `step` of the environment's own library give, and answers what its `step` takes
-    (`envs.native`). The first call compiles. What the agent remembers is kept from call to call, for as many
-    environments as the last call had; `reset()`, or `start`, says that episodes begin.
+    Observations are as `reset` and `step` of the environment's library return them; actions are as its `step`
+    takes them (`envs.native`). The first call compiles. The agent keeps its memory between calls, for as many
+    environments as the last call had; `reset()` or `start` clears it where an episode begins.
 
     Args:
-      algorithm: how it acts, and where (`actor`, `env`).
-      state: the algorithm's own, of one agent.
-      greedy: with the most probable action, else with one drawn as in training.
-      seed: of what is drawn.
+      algorithm: defines how to act (`actor`) and the environment (`env`).
+      state: the algorithm's state of one agent.
+      greedy: whether to take the most probable action, instead of sampling as in training.
+      seed: seed for sampled actions.
     """
 
     def __init__(self, algorithm: Any, state: Any, greedy: bool = True, seed: int = 0):
@@ -40,21 +40,21 @@ class Acting(Deployed):
         """An action for an observation, or actions for a batch of them.
 
         Args:
-          observation: as the environment gives it, of one, `[*obs]`, or of N, `[N, *obs]`; of several agents
-            `[A, *obs]` or `[N, A, *obs]`. In parts, where the environment's are: a dictionary or tuple,
-            arrays with a leading axis `N` in it for a batch; what only critics see may be left out. Where
-            actions can be forbidden, its part `action_mask` says which, or an `envs.MaskedObservation` of
-            an environment of JAX's; one without a mask allows all.
-          greedy: None for what was said when this was made.
-          start: bool, or `[N]` of them: an episode begins with this observation, so nothing of the last one
-            is remembered. None: only if this is the first call (or the number of environments is another).
+          observation: as the environment returns it: `[*obs]` for one environment, `[N, *obs]` for N; for
+            several agents `[A, *obs]` or `[N, A, *obs]`. If it is a dictionary or tuple, its arrays have the
+            leading axis `N`; parts that only critics see may be missing. An action mask is its part
+            `action_mask`, or, for environments in JAX, an `envs.MaskedObservation`; without a mask, all
+            actions are allowed.
+          greedy: overrides the `greedy` of this object; None keeps it.
+          start: bool, or `[N]` bools: whether an episode begins with this observation, which clears the
+            memory. None: only in the first call, and when the number of environments changes.
 
         Returns:
-          The action as the environment takes it, in its own codes and parts: `[*action]` or `[N, *action]`
-          (with agents: `A` first).
+          The action as the environment takes it: `[*action]` or `[N, *action]`; with several agents
+          `[A, *action]` or `[N, A, *action]`.
 
         Raises:
-          FdgError: the observation is not one of the environment's, or is traced.
+          FdgError: the observation does not match the environment, or is traced.
         """
         chosen = self.greedy if greedy is None else bool(greedy)
 
@@ -72,9 +72,10 @@ class Acting(Deployed):
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
     def _compiled(self, greedy: bool, given: tuple[Any, ...]) -> Callable[..., Any]:
-        """The program. Each of its arguments costs time at every call, so they are what acting reads alone.
+        """Compiles `act`. Each argument costs time at every call, so only leaves that it reads are arguments.
 
-        And where that is small, it is part of the program, which a larger one would take seconds to compile.
+        Up to `_MAX_EMBEDDED_BYTES`, leaves become constants of the program instead; larger constants would
+        take seconds to compile.
         """
         leaves, structure = jax.tree.flatten(self._state)
 
@@ -90,7 +91,7 @@ class Acting(Deployed):
         every = dict(enumerate(leaves))
         needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, self._key, np.uint32(0)))
         read = {i: x for i, x in every.items() if needed[i]}
-        if sum(x.nbytes for x in read.values()) <= _WITHIN:
+        if sum(x.nbytes for x in read.values()) <= _MAX_EMBEDDED_BYTES:
             read = {}
         program = jax.jit(act)
         return lambda *given: program(read, *given)

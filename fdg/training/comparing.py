@@ -1,4 +1,4 @@
-"""Two arrays, and two borders: what differs, and by how much."""
+"""Compares two arrays, or two sequences of borders."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,15 @@ class ArrayDifference:
     """How two arrays of one name differ.
 
     Attributes:
-      name: of the array.
+      name: the name of both arrays.
       kinds: dtype and shape of each, such as "float32[4, 64]".
-      count: elements that differ; None where an array is not at hand.
-      size: elements of each.
-      max_abs: the largest absolute difference of finite elements; None likewise.
-      ulps: the largest difference of finite elements in units in the last place; None of integers too.
-      at: index of the element of the largest difference.
-      values: both elements there.
+      count: elements that differ; None if the elements of an array are unknown.
+      size: elements of each array.
+      max_abs: the largest absolute difference of finite elements; None if unknown.
+      ulps: the largest difference of finite elements in units in the last place; None if unknown or for
+        integers.
+      at: the index of the largest difference.
+      values: both elements at this index.
     """
 
     name: str
@@ -39,18 +40,18 @@ class ArrayDifference:
 def array_difference(
     name: str, a: Any, b: Any, tolerance: float = 0.0, digests: Digests | None = None
 ) -> ArrayDifference | None:
-    """What differs between two arrays, each a NumPy array or `Known`; None if nothing does.
+    """The difference of two arrays, each a NumPy array or `Known`; None if they are equal.
 
-    NaN equals NaN. Without a tolerance bits are compared, so -0.0 differs from 0.0.
+    NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0.
 
     Args:
-      name: of the array.
-      a: the first.
-      b: the second.
+      name: the name of both arrays.
+      a: the first array.
+      b: the second array.
       tolerance: floats x and y are equal where |x - y| <= tolerance * (1 + |y|).
-      digests: of arrays that were read before.
+      digests: a cache of digests of arrays.
     """
-    kinds = _kind(a), _kind(b)
+    kinds = _dtype_and_shape(a), _dtype_and_shape(b)
     if kinds[0] != kinds[1]:
         return ArrayDifference(name, kinds)
     digests = digests or Digests()
@@ -84,19 +85,19 @@ def array_difference(
         finite = differs
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), a.shape))
     most = float(np.max(apart[finite])) if finite.any() else float("inf")
-    values = _plain(a[at]), _plain(b[at])
+    values = _python_number(a[at]), _python_number(b[at])
     return ArrayDifference(name, kinds, int(differs.sum()), a.size, most, ulps, at, values)
 
 
 @dataclasses.dataclass(frozen=True)
 class BorderDifference:
-    """The first border at which two programs part.
+    """The first border at which two programs differ.
 
     Attributes:
-      border: of the first program, or of the second where the first has ended.
-      other: the place of the second, where the programs do not do the same; else None.
-      arrays: that differ.
-      compared: how many arrays were equal before.
+      border: the border of the first program, or of the second if the first has ended.
+      other: the second program's place in the iteration if the two programs run different calls; else None.
+      arrays: the arrays that differ.
+      compared: the number of equal arrays before this border.
     """
 
     border: Border
@@ -108,16 +109,16 @@ class BorderDifference:
 def first_difference(
     a: Iterable[Border], b: Iterable[Border], tolerance: float = 0.0
 ) -> tuple[BorderDifference | None, int]:
-    """Where two programs part first, and how many arrays were compared.
+    """The first border at which two programs differ, and the number of compared arrays.
 
-    Arrays that one of them has alone are passed over: versions of JAX hand on other ones.
+    Arrays that only one program has are skipped: JAX versions pass different constants to fragments.
     """
     digests, compared = Digests(), 0
     for one, two in zip_longest(a, b):
         if one is None or two is None or one.place != two.place:
             border, other = (one, two) if one is not None else (two, None)
             return BorderDifference(
-                border, "its end" if other is None else said(other), (), compared
+                border, "its end" if other is None else describe_border(other), (), compared
             ), compared
         found = _arrays(one.arrays, two.arrays, tolerance, digests)
         if found:
@@ -126,8 +127,8 @@ def first_difference(
     return None, compared
 
 
-def said(border: Border) -> str:
-    """Where a border is, in words."""
+def describe_border(border: Border) -> str:
+    """Describes a border in English."""
     if border.side == "state":
         return "the state" if border.iteration else "the first state"
     return f"{border.side}s of call {border.call} of `{border.fragment}`"
@@ -142,7 +143,7 @@ def _arrays(
 
 
 def _ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Representable numbers from each element to the other; those of both zeros are none."""
+    """The number of representable numbers between elements; 0 between -0.0 and 0.0."""
 
     def ordered(x: np.ndarray) -> np.ndarray:
         whole = bits(x).view(f"i{x.dtype.itemsize}").astype(np.int64)
@@ -155,8 +156,8 @@ def _ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(x > y, x - y, y - x).view(np.uint64)
 
 
-def _plain(element: Any) -> Any:
-    """A Python number; of a float32 with the shortest digits that give it back."""
+def _python_number(element: Any) -> Any:
+    """Converts an element to a Python number; a float32 keeps the shortest digits that round-trip."""
     return float(str(element)) if is_float(element.dtype) else element.item()
 
 
@@ -168,5 +169,5 @@ def _array(value: Any) -> np.ndarray | None:
     return value.array if isinstance(value, Known) else value
 
 
-def _kind(value: Any) -> str:
+def _dtype_and_shape(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}"

@@ -11,7 +11,7 @@ import numpy as np
 from fdg.errors import FdgError, listed
 from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
-from fdg.training.statistics import STATISTICS, digits, interval, intervals
+from fdg.training.statistics import STATISTICS, format_numbers, interval, intervals
 
 RETURN = "episode_return"
 _POINTS = 200  # of a curve: more would show only noise at this figure size
@@ -241,7 +241,7 @@ def table(curves: Sequence[Curves]) -> str:
         parts = []
         for kind, statistic in STATISTICS.items():
             ends = interval(final, statistic) if len(final) > 1 else ()
-            value, *shown = digits(float(statistic(final)), *ends)
+            value, *shown = format_numbers(float(statistic(final)), *ends)
             parts.append(f"{kind} {value}" + (f" ({shown[0]} to {shown[1]})" if shown else ""))
         what = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"

@@ -1,4 +1,4 @@
-"""What a run was of, as `config.json` says it, and the algorithm and the policy made from that again."""
+"""Describes an algorithm and a policy as `config.json` stores them, and rebuilds both from that."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
-from fdg.training.said import CALLER, Said
+from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import read_value
 from fdg.training.sweep import Sweep, swept
 
@@ -24,13 +24,13 @@ _KEPT_APART = ("env", "staleness")
 def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     """Names and fields of an algorithm and a policy, as the command line names them.
 
-    What a file cannot say (a network, an environment without a name) is left out, and `"rebuilds": false`
-    says so: such a run is loaded with its algorithm given.
+    A file cannot store a network, or an environment without a name. Then `"rebuilds": false` is stored, and
+    the caller has to give the algorithm to `fdg.load`.
     """
     if isinstance(algorithm, Sweep):
         return {**describe(algorithm.algorithm, policy), **algorithm.said()}
     env = getattr(algorithm, "env", None)
-    said = {
+    found = {
         "algo": _name_of(type(algorithm), {name: algos.get(name) for name in algos.names()}),
         "env": None if env is None else _env_name(env),
         "policy": _name_of(type(policy), {name: policies.get(name) for name in policies.names()}),
@@ -39,46 +39,46 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         "hyperparameters": _fields(algorithm),
     }
     try:
-        again, same_policy = rebuild(said, CALLER)
+        again, same_policy = rebuild(found, CALLER)
         if not (_alike(again, algorithm) and _alike(same_policy, policy)):
-            said["rebuilds"] = False
-    except Exception:  # whatever a class of somebody's own raises when made from its fields
-        said["rebuilds"] = False
-    return said
+            found["rebuilds"] = False
+    except Exception:  # a user's class may raise anything
+        found["rebuilds"] = False
+    return found
 
 
-def rebuild(config: Mapping[str, Any], said: Said, where: str = "this run") -> tuple[Any, Any]:
+def rebuild(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> tuple[Any, Any]:
     """The algorithm and the policy that a configuration describes.
 
     Args:
       config: of `describe`, or of a command line.
-      said: who says so: names of a user's own count as far as that is trusted.
-      where: the run, for messages.
+      resolver: resolves the names in `config`; it imports modules only if their source is trusted.
+      where: the run, for error messages.
 
     Raises:
-      FdgError: it was made from Python with what a file cannot say, names what only the caller may, or does
-        not fit the code that is here.
+      FdgError: the run has values that a file cannot store, a name that only the caller may give, or values
+        that the installed code does not accept.
     """
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
-            f" ({config.get('algo')}{_unsaid(config, said)}): give it, with algorithm=..."
+            f" ({config.get('algo')}{_undescribed_part(config, resolver)}): give it, with algorithm=..."
         )
     with _fitting(where):
-        cls = said.algorithm_class(config["algo"])
-        values = read_fields(said.file, "hyperparameters", config, cls, config["algo"])
-        said.check_fields(cls, values)
+        cls = resolver.algorithm_class(config["algo"])
+        values = read_fields(resolver.file, "hyperparameters", config, cls, config["algo"])
+        resolver.check_fields(cls, values)
         if config.get("env") is not None:
-            name, parameters = said.environment(config["env"])
+            name, parameters = resolver.environment(config["env"])
             values["env"] = envs.make(name, **parameters)
-        algorithm = build_algorithm({**config, "hyperparameters": values}, said)
-    return algorithm, rebuild_policy(config, said, where)
+        algorithm = build_algorithm({**config, "hyperparameters": values}, resolver)
+    return algorithm, rebuild_policy(config, resolver, where)
 
 
-def _unsaid(config: Mapping[str, Any], said: Said) -> str:
-    """What of an algorithm a configuration does not say, as far as that shows."""
+def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
+    """The part of the algorithm that its configuration does not describe, for an error message."""
     try:
-        name, parameters = said.environment(config.get("env") or "")
+        name, parameters = resolver.environment(config.get("env") or "")
         envs.make(name, **parameters)
     except FdgError:
         named = f"{config['env']!r:.60}, which no name here makes" if config.get("env") else "of no name"
@@ -86,12 +86,12 @@ def _unsaid(config: Mapping[str, Any], said: Said) -> str:
     return ", say with a network of its own"
 
 
-def rebuild_policy(config: Mapping[str, Any], said: Said, where: str = "this run") -> Any:
-    """The policy alone, whatever else a file cannot say; arguments and errors as for `rebuild`."""
+def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> Any:
+    """Only the policy, for runs whose algorithm cannot be rebuilt; arguments and errors as for `rebuild`."""
     with _fitting(where):
-        cls = said.policy_class(config["policy"])
-        fields = read_fields(said.file, "policy_fields", config, cls, config["policy"])
-        return build_policy({**config, "policy_fields": fields}, said)
+        cls = resolver.policy_class(config["policy"])
+        fields = read_fields(resolver.file, "policy_fields", config, cls, config["policy"])
+        return build_policy({**config, "policy_fields": fields}, resolver)
 
 
 def read_fields(
@@ -107,7 +107,7 @@ def read_fields(
       owner: its name.
 
     Raises:
-      FdgError: a value that its field cannot have, or one of no field.
+      FdgError: a field does not accept its value, or there is no such field.
     """
     kinds = annotations_of(cls)
     fields = {field.name: field for field in dataclass_fields(cls) if field.init and field.name != "env"}
@@ -123,14 +123,14 @@ def read_fields(
     return found
 
 
-def build_algorithm(config: Mapping[str, Any], said: Said) -> Any:
+def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     """The algorithm of a configuration whose hyperparameters, with `env`, are Python values.
 
     Raises:
       FdgError: a hyperparameter is missing, or does not fit; or the algorithm cannot act in its environment.
     """
     name, values = config["algo"], config["hyperparameters"]
-    cls, env = said.algorithm_class(name), values.get("env")
+    cls, env = resolver.algorithm_class(name), values.get("env")
     spaces = getattr(cls, "action_spaces", None)
     if is_text(env) and spaces is not None:
         able = ", ".join(algos.names("text"))
@@ -146,14 +146,14 @@ def build_algorithm(config: Mapping[str, Any], said: Said) -> Any:
     return swept(_construct(cls, name, values), config)
 
 
-def build_policy(config: Mapping[str, Any], said: Said) -> Any:
+def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     """The policy of a configuration whose `policy_fields` are Python values.
 
     Raises:
       FdgError: a field does not fit, or there is a staleness and the policy has none; names those that do.
     """
     name, staleness, values = config["policy"], config.get("staleness", 0), dict(config["policy_fields"])
-    cls = said.policy_class(name)
+    cls = resolver.policy_class(name)
     if _has_staleness(cls):
         values["staleness"] = staleness
     elif staleness:
@@ -194,7 +194,7 @@ def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _fitting(where: str) -> Iterator[None]:
-    """Whatever a class says of values that it cannot have, as one line."""
+    """Turns errors about unsuitable values into one-line errors."""
     try:
         yield
     except FdgError:
@@ -204,7 +204,7 @@ def _fitting(where: str) -> Iterator[None]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equal, or without an equality of their own, of one class and with equal attributes."""
+    """Whether two values are equal; classes without `__eq__` are compared by their attributes."""
     if one == other:
         return True
     plain = not dataclasses.is_dataclass(one) and hasattr(one, "__dict__")
@@ -216,7 +216,7 @@ def _name_of(cls: type, known: Mapping[str, type]) -> str:
 
 
 def _env_name(env: Any) -> str | None:
-    """The name that `envs.make` makes this very environment by; overrides included where it keeps them."""
+    """The name by which `envs.make` makes this environment, with its overrides if it keeps them."""
     if (spelled := envs.spelled(env)) is not None:
         return spelled
     env, around = unwrapped(env)
@@ -234,7 +234,7 @@ def _options(parameters: Mapping[str, Any]) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The fields that a file can say."""
+    """The fields that a file can store."""
     fields = {f.name: getattr(value, f.name) for f in dataclass_fields(type(value)) if f.init}
     return {
         name: to_json(item) for name, item in fields.items() if name not in _KEPT_APART and _is_plain(item)

@@ -19,7 +19,7 @@ from fdg.processes import distributed
 from fdg.running.host_devices import has_few_threads, make_host_devices, restart_cpu_backend, threads_for
 from fdg.training.job import Job
 
-ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from here on a second thread makes it faster
+ONE_THREAD_FLOPS = 12_000_000  # a largest operation with fewer FLOPs gains nothing from a second thread
 
 
 def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
@@ -53,7 +53,7 @@ def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> t
       PlanError: the policy cannot be carried out on any number of them.
     """
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
-        return 1, "1: what calls Python functions on the host runs in one place"
+        return 1, "1: a program that calls Python functions on the host runs on one device"
     choice = policies.auto(
         job.algorithm, devices, policies=[job.policy], num_seeds=job.agents, graph=graph, further=False
     )
@@ -86,7 +86,7 @@ def threads_of(graph: fdg.FDG, policy: Any, devices: int, num_seeds: int | None 
 
 
 def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bool = True) -> fdg.Engine:
-    """The engine; if its program needs more threads, a new one on a restarted CPU backend.
+    """Returns the engine; if its program needs more threads, a new engine on a restarted CPU backend.
 
     A program of one group is lowered so that each device waits in one collective at a time; then one thread
     for each device is enough. XLA's partitioner may insert further collectives, so the compiled program is
@@ -96,10 +96,10 @@ def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bo
       job: what is trained.
       engine: compiled for the devices of `devices_of`.
       graph: the algorithm's graph, before the engine's plan adapted it to its policy.
-      begins: whether to compile `init` too, meanwhile: a separate program that takes as long to compile.
+      begins: whether to compile `init` concurrently; it is a separate program that compiles as long.
 
     Raises:
-      FdgError: it needs more threads, and arrays are already on the backend.
+      FdgError: the program needs more threads, and live arrays prevent a restart of the backend.
     """
     count = len(engine.devices)
     if not has_few_threads(count):
@@ -114,7 +114,7 @@ def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bo
     restart_cpu_backend(count, threads_for(count))
     if has_few_threads(count):
         raise FdgError(
-            f"--devices {count}: this program's devices may wait for each other for ever on"
+            f"--devices {count}: this program may deadlock on"
             f" {os.environ.get('PJRT_NPROC')} threads: set PJRT_NPROC={threads_for(count)}"
         )
     return fdg.compile(job.algorithm, job.policy, jax.devices()[:count], job.agents, graph)
@@ -164,7 +164,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
             f"--num-seeds {job.agents} does not divide by --devices {there}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
-    if len(plan.groups) > 1:  # of several groups, one takes what its batch divides by; the plan says which
+    if len(plan.groups) > 1:  # a group may use fewer devices so that its batch divides; the plan shows it
         working = {devices[i].process_index for group in plan.groups for i in group.devices}
         for process in range(distributed.count()):
             if process not in working:

@@ -16,13 +16,19 @@ from fdg.arguments import checked
 from fdg.errors import FdgError, host_errors
 from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.comparing import ArrayDifference, BorderDifference, array_difference, first_difference, said
+from fdg.training.comparing import (
+    ArrayDifference,
+    BorderDifference,
+    array_difference,
+    describe_border,
+    first_difference,
+)
 from fdg.training.description import rebuild_policy
 from fdg.training.loading import device_count, load
+from fdg.training.name_resolver import NameResolver
 from fdg.training.recording import Recording, bits, read_recording, until, write_recording
 from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
-from fdg.training.said import Said
 from fdg.training.settings import changes
 from fdg.training.stepping import Border, Stepper
 from fdg.training.summary import versions
@@ -224,7 +230,9 @@ class _Replay:
         graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
         state = run._state_of(agent)
         if run.path is not None and run.agents is None and run.config.get("policy"):
-            policy = rebuild_policy(run.config, Said(run.path / "config.json", None, trust), str(run.path))
+            policy = rebuild_policy(
+                run.config, NameResolver(run.path / "config.json", None, trust), str(run.path)
+            )
             count = device_count(run.path, run.config)
             if count <= len(devices):
                 devices = devices[:count]
@@ -457,7 +465,7 @@ def _difference(
 ) -> Difference:
     if found is None:
         return Difference(*names, start=start, compared=compared, notes=tuple(notes))
-    border, where = found.border, said(found.border)
+    border, where = found.border, describe_border(found.border)
     # What goes into a fragment was made around it: by the fragment that it is nested in, or by none.
     fragment = {"result": border.fragment, "input": border.inside, "state": ""}[border.side] or None
     if found.other is not None:

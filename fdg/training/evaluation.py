@@ -22,7 +22,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
-from fdg.training.statistics import digits, interval
+from fdg.training.statistics import format_numbers, interval
 from fdg.training.sweep import Sweep, agent_seeds
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
@@ -99,17 +99,17 @@ class Evaluation:
         ]
 
     def __str__(self) -> str:
-        mean, *ends = digits(self.mean, *(self.interval or ()))
+        mean, *ends = format_numbers(self.mean, *(self.interval or ()))
         text = f"{self.actions}: return {mean}"
         if ends:
             text += f" (95% interval {ends[0]} to {ends[1]})"
         text += f" over {self.episodes:,} episodes"
         if self.several:
-            low, high = digits(self.means.min(), self.means.max())
+            low, high = format_numbers(self.means.min(), self.means.max())
             text += f" of each of {len(self.means)} agents (from {low} to {high})"
         if self.lengths is not None:
             text += f", {self.lengths.mean():,.1f} steps long on average"
-        return text + "".join(f", {name} {digits(value)[0]}" for name, value in self.reported.items())
+        return text + "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
@@ -257,7 +257,7 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for evaluation in evaluations:
         suffix = "" if evaluation.greedy else "_sampled"
-        # Python's numbers, which keep all digits of a float32: whoever evaluates again finds the same.
+        # Python floats keep all digits of a float32, so another evaluation finds the same number.
         said[f"eval_return{suffix}"] = evaluation.mean
         if evaluation.several:
             said[f"eval_returns{suffix}"] = evaluation.means.tolist()
@@ -269,13 +269,15 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     """An evaluation as a line to print, and whether that counts as solved."""
     text = (
-        f"{evaluation.actions} evaluation return {digits(evaluation.mean)[0]}"
+        f"{evaluation.actions} evaluation return {format_numbers(evaluation.mean)[0]}"
         f" over {evaluation.episodes:,} episodes"
     )
     if evaluation.several:
         means = evaluation.means
-        text += " of each of {} agents (from {} to {})".format(len(means), *digits(means.min(), means.max()))
-    text += "".join(f", {name} {digits(value)[0]}" for name, value in evaluation.reported.items())
+        text += " of each of {} agents (from {} to {})".format(
+            len(means), *format_numbers(means.min(), means.max())
+        )
+    text += "".join(f", {name} {format_numbers(value)[0]}" for name, value in evaluation.reported.items())
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"

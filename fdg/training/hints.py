@@ -1,31 +1,31 @@
-"""Hints while a run trains: that nothing is there to learn from, or too much is changed."""
+"""Hints during training: the return never changes, or updates are too large."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fdg.training.statistics import digits
+from fdg.training.statistics import format_numbers
 
-_PART = 10  # of the run: so much has to have passed
-_VALUES = 3  # mean returns of iterations: one alone is always the same as itself
-_FIRST = 10  # iterations in which a policy that begins well is still near where it began
-_FAR = 1.0  # nats of `approx_kl`; a clipped update is 0.01 or so away
-_COLLAPSED = 0.05  # of the entropy at first
+_PART = 10  # the check is made after 1 / _PART of the run
+_MIN_RETURNS = 3  # mean returns of iterations that are needed before the check
+_FIRST = 10  # iterations in which a good initial policy should change little
+_LARGE_KL = 1.0  # nats of `approx_kl`; a clipped update has about 0.01
+_COLLAPSED = 0.05  # fraction of the initial entropy
 _EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
 _ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORE}"
 
 
-class Unchanged:
-    """Notices an environment whose episodes have all returned the same for a tenth of the run.
+class ConstantReturns:
+    """Detects that all episodes of the first tenth of a run have the same return.
 
-    A car that never gets up its hill, a door that is never found: the return stays at its worst, gradients
-    are those of noise, and more of the same settings will not change it.
+    An example is a car that never reaches the top of its hill. The return stays at its worst value, gradients
+    are noise, and longer training with the same settings will not help.
 
     Args:
-      num_iterations: of the whole run.
-      start: iterations that were done before; a resumed run is not told again.
-      advice: what may help; None for what helps most algorithms.
-      after: iterations to look at; None for a tenth of the run.
+      num_iterations: the iterations of the whole run.
+      start: iterations before this call; a resumed run does not repeat the hint.
+      advice: what the hint suggests; None for a suggestion that suits most algorithms.
+      after: iterations before the check; None for a tenth of the run.
     """
 
     def __init__(
@@ -37,37 +37,36 @@ class Unchanged:
         self._count, self._lowest, self._highest = 0, math.inf, -math.inf
 
     def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
-        """A line to print, once; None where there is nothing to say.
+        """The hint as a line to print, once; else None.
 
         Args:
-          iteration: how many are done.
-          env_steps: environment steps until then.
-          returns: episode returns of the iterations since the last call; those that are no number are of
-            iterations in which no episode ended.
+          iteration: the number of completed iterations.
+          env_steps: environment steps so far.
+          returns: mean episode return of each iteration since the last call; NaN if no episode ended.
         """
         for value in returns:
             if math.isfinite(value):
                 self._count += 1
                 self._lowest, self._highest = min(self._lowest, value), max(self._highest, value)
-        if self._done or iteration < self._after or self._count < _VALUES:
+        if self._done or iteration < self._after or self._count < _MIN_RETURNS:
             return None
         self._done = True
         if self._lowest < self._highest:
             return None
         return (
-            f"hint: after {env_steps:,} steps every episode has returned {digits(self._lowest)[0]}, so there"
-            f" is nothing to learn from yet: {self._advice}"
+            f"hint: after {env_steps:,} steps every episode has returned {format_numbers(self._lowest)[0]},"
+            f" so there is nothing to learn from yet: {self._advice}"
         )
 
 
-class Astray:
-    """Notices updates that are too large: in its first iterations a policy leaves what it began as.
+class LargeUpdates:
+    """Detects updates that are too large, in the first iterations.
 
-    One update of a good checkpoint by a step size, or a batch, that is another network's undoes it. Then
-    `approx_kl` is far above that of a clipped update, or the entropy is all but gone and nothing was gained.
+    One update with an unsuitable step size or batch size can ruin a good checkpoint. Then `approx_kl` is far
+    above that of a clipped update, or the entropy collapses without a gain in return.
 
     Args:
-      learning_rate: of the run, which the line names; None where it has none.
+      learning_rate: the learning rate of the run, for the message; None if it has none.
     """
 
     def __init__(self, learning_rate: Any = None):
@@ -76,10 +75,10 @@ class Astray:
         self._first: Mapping[str, Any] = {}
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """A line to print, once; None where there is nothing to say.
+        """The hint as a line to print, once; else None.
 
         Args:
-          rows: metrics of the iterations since the last call.
+          rows: the metrics of each iteration since the last call.
         """
         for row in rows:
             if self._done or row["iteration"] > _FIRST:
@@ -96,7 +95,7 @@ class Astray:
 
     def _what(self, row: Mapping[str, Any]) -> str | None:
         kl, entropies = row.get("approx_kl", 0.0), [one.get("entropy", 0.0) for one in (self._first, row)]
-        if kl > _FAR:
+        if kl > _LARGE_KL:
             return f"approx_kl is {kl:.3g}, so the policy is far from the one that sampled"
         gained = row.get("episode_return", 0.0) > self._first.get("episode_return", 0.0)
         if 0 <= entropies[1] < _COLLAPSED * entropies[0] and not gained:

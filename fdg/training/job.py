@@ -28,7 +28,7 @@ class Job(Settings):
       total_steps: None where they are a hyperparameter.
       resumes: whether `out` holds an earlier run to go on with.
       start_from: a run whose weights a new one begins with; None for fresh ones.
-      trust: whether that run may name what only the caller may (`fdg.training.said`).
+      trust: whether that run may name what only the caller may (`fdg.training.name_resolver`).
       cores: how many host devices there are to choose from; None for no choice.
       explains: whether the candidates of a policy that chooses itself are shown; else why it chose.
       record: what else `config.json` keeps: where values came from, and how the run was started.

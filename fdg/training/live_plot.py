@@ -1,4 +1,4 @@
-"""The learning curve of a run in a notebook, drawn anew as it grows."""
+"""The learning curve of a run in a notebook, redrawn during training."""
 
 import io
 import time
@@ -7,11 +7,11 @@ from typing import Any
 from fdg.training.curves import draw_run
 from fdg.training.recorder import Report
 
-_SECONDS = 2.0  # from one picture to the next, at least: one takes a tenth of a second
+_SECONDS = 2.0  # between pictures, at least; drawing one takes a tenth of a second
 
 
 class LivePlot:
-    """A callback of `fdg.fit`: one output of the cell, which always shows the newest curve."""
+    """A callback of `fdg.fit` that keeps one output of the cell up to date."""
 
     def __init__(self, num_iterations: int):
         self._num_iterations = num_iterations
@@ -20,7 +20,7 @@ class LivePlot:
         self._handle: Any = None
 
     def __call__(self, report: Report) -> None:
-        """Takes what was recorded, and draws it if it is time."""
+        """Adds the rows of a report, and redraws at most every `_SECONDS`."""
         self._rows.extend(dict(row) for row in report.rows)
         now = time.monotonic()
         if now - self._drawn_at < _SECONDS and report.iteration < self._num_iterations:
@@ -40,7 +40,7 @@ class LivePlot:
 
 
 def in_notebook() -> bool:
-    """Whether this process runs the cells of a notebook."""
+    """Whether this process is the kernel of a notebook."""
     import sys
 
     ipython = sys.modules.get("IPython")

@@ -13,9 +13,9 @@ from fdg.errors import FdgError, listed
 from fdg.tracing.trace import checked_name
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild, rebuild_policy
+from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
-from fdg.training.said import Said
 from fdg.training.settings import changes
 from fdg.training.sweep import Sweep, agent_count, swept
 
@@ -47,10 +47,10 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
-    return load_as_said(path, None, algorithm=algorithm, checkpoint=checkpoint, trust=trust)
+    return load_with_names(path, None, algorithm=algorithm, checkpoint=checkpoint, trust=trust)
 
 
-def load_as_said(
+def load_with_names(
     path: str | Path,
     named: Mapping[str, Any] | None,
     *,
@@ -58,27 +58,27 @@ def load_as_said(
     checkpoint: str | int = "last",
     trust: bool = False,
 ) -> Run:
-    """As `load`, for a caller who names some of what the run's configuration does: see `Said`."""
+    """As `load`; `named` are values that the caller gives as well, by field: see `NameResolver`."""
     given = algorithm
     if given is not None:
         checked_name(given)
     path = Path(path)
     config = read_config(path, prefix="")
-    said = Said(path / "config.json", named, trust)
+    resolver = NameResolver(path / "config.json", named, trust)
     if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
         raise FdgError(f"{path / 'config.json'} is no configuration of a run")
     policy: Any = None
     if algorithm is None:
-        algorithm, policy = rebuild(config, said, str(path))
+        algorithm, policy = rebuild(config, resolver, str(path))
     elif config.get("staleness"):
-        policy = rebuild_policy(config, said, str(path))
-    if not isinstance(algorithm, Sweep):  # one that was given may be what was swept
+        policy = rebuild_policy(config, resolver, str(path))
+    if not isinstance(algorithm, Sweep):  # the caller may have given the algorithm without its sweep
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     graph = fdg.trace(algorithm)
     agents, target = agent_count(algorithm, config.get("num_seeds")), graph.state
     delayed = None
-    if config.get("staleness"):  # what is kept then is more than the algorithm's own state
+    if config.get("staleness"):  # the state then has older versions too
         plan = fdg.place(graph, policy, device_count(path, config), agents)
         delayed, target = plan.delayed, plan.graph.state
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

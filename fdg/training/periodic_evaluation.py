@@ -9,7 +9,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.evaluation import episodes_of, evaluate, summarized
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
-from fdg.training.statistics import digits
+from fdg.training.statistics import format_numbers
 
 # Episodes for each agent in each evaluation: a tenth of those after training. An algorithm with cheap
 # evaluations may set `episodes_while_training` instead.
@@ -57,7 +57,7 @@ class PeriodicEvaluation:
             assert self._checkpoints is not None
             self._checkpoints.save(iteration, state)
         if job.stop_at is not None and value >= job.stop_at and self.stopped is None:
-            self.stopped = f"its evaluation return, {digits(value)[0]}, has reached {job.stop_at:g}"
+            self.stopped = f"its evaluation return, {format_numbers(value)[0]}, has reached {job.stop_at:g}"
         return said
 
     def best_summary(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from fdg.training.statistics import digits
+from fdg.training.statistics import format_numbers
 
 LINES = 10  # about so many in the log of a whole run ...
 COLUMNS = 80
@@ -92,7 +92,7 @@ class Progress:
             when.append(f"{clock(elapsed / done * left)} left")
             what.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
-            what.append(f"return {digits(self._return)[0]}")
+            what.append(f"return {format_numbers(self._return)[0]}")
         return [" | ".join(when), " | ".join(what), *([self._stream] if self._stream else [])]
 
 

@@ -14,7 +14,7 @@ from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, shown_metric
 from fdg.training.finite import Finite
-from fdg.training.hints import Astray, Unchanged
+from fdg.training.hints import ConstantReturns, LargeUpdates
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.losses import LostEpisodes
@@ -77,13 +77,13 @@ class Recorder:
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._samples = samples
         self._busy, self._busy_s = busy, dict(busy())
-        self._unchanged = Unchanged(
+        self._constant_returns = ConstantReturns(
             job.num_iterations,
             iteration,
             getattr(job.algorithm, "advice_without_rewards", None),
             getattr(job.algorithm, "iterations_without_rewards", None),
         )
-        self._astray = Astray(job.described["hyperparameters"].get("learning_rate"))
+        self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -138,8 +138,8 @@ class Recorder:
             shows = f"learning_curve.png shows '{shown_instead}'" if shown_instead else "curves are empty"
             self._progress.say(f"the algorithm's metrics have no '{RETURN}': {shows}")
         everyone = np.ravel(metrics.get("episode_return", ()))
-        unchanged = self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
-        for line in filter(None, (unchanged, self._astray.look(rows))):
+        unchanged = self._constant_returns.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
+        for line in filter(None, (unchanged, self._large_updates.look(rows))):
             if shown := sample_lines(self._samples()):  # what was said tells why, be it shown or not
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:

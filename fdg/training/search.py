@@ -33,7 +33,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, check_choices, space_text, written
-from fdg.training.statistics import digits
+from fdg.training.statistics import format_numbers
 from fdg.training.sweep import Sweep, changed
 from fdg.training.sweep_results import best_of, results
 
@@ -204,14 +204,14 @@ class _Search:
             return None
         if outcome.caught is not None:
             return outcome.caught
-        value, returns = _worth(job, outcome)
+        value, returns = _trial_returns(job, outcome)
         trial.set_user_attr("returns", returns)
         if watch is not None and watch.is_behind:
             study.tell(trial, state=_state("PRUNED"))
             self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
         elif math.isfinite(value):
             study.tell(trial, value)
-            self.say(f"  return {digits(value)[0]}")
+            self.say(f"  return {format_numbers(value)[0]}")
         else:
             trial.set_user_attr("refused", "no episode ended")
             study.tell(trial, state=_state("FAIL"))
@@ -223,7 +223,7 @@ class _Search:
             algorithm: Any = swept.with_algorithm(**values)
         else:
             algorithm = changed(swept, values)
-        values = {**values, **_follows(job.algorithm, algorithm)}
+        values = {**values, **_changed_integers(job.algorithm, algorithm)}
         hyperparameters = job.described["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
         return dataclasses.replace(
             job,
@@ -260,8 +260,8 @@ class _Watch:
         return self.is_behind
 
 
-def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
-    """A trial's mean return, and that of each agent: from the evaluation, else from the end of training."""
+def _trial_returns(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
+    """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training."""
     means = None if outcome.evaluation is None else outcome.evaluation.means
     rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
     if isinstance(job.algorithm, Sweep):
@@ -279,8 +279,8 @@ def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
     return value, [value]
 
 
-def _follows(before: Any, after: Any) -> dict[str, Any]:
-    """Integer hyperparameters that differ: also those that were adjusted so that sizes divide."""
+def _changed_integers(before: Any, after: Any) -> dict[str, Any]:
+    """Integer hyperparameters that differ, including those that were adjusted so that sizes divide."""
     old, new = (one.algorithm if isinstance(one, Sweep) else one for one in (before, after))
     names = [field.name for field in dataclasses.fields(new) if isinstance(getattr(new, field.name), int)]
     return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from fdg.training.run_directory import RunDirectory, plain
 from fdg.training.space import Space, written
-from fdg.training.statistics import digits, interval
+from fdg.training.statistics import format_numbers, interval
 
 _ROWS = 20  # of the printed table
 
@@ -77,7 +77,7 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     flags = " ".join(f"--{name.replace('_', '-')} {written(value)}" for name, value in best.values.items())
     return [
         *lines,
-        f"best: return {digits(best.value)[0]} in {run.path / 'trials' / best.run}",
+        f"best: return {format_numbers(best.value)[0]} in {run.path / 'trials' / best.run}",
         f"by flags: {flags}",
     ]
 
@@ -93,9 +93,9 @@ def table(trials: Sequence[Trial], names: Sequence[str]) -> str:
         column.justify, column.no_wrap = "right", True
     order = sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf)
     for trial in order[:_ROWS]:
-        ends = "-" if trial.interval is None else " to ".join(digits(*trial.interval))
+        ends = "-" if trial.interval is None else " to ".join(format_numbers(*trial.interval))
         shown = (f"{v:.4g}" if isinstance(v := trial.values[name], float) else written(v) for name in names)
-        worth = digits(trial.value)[0] if math.isfinite(trial.value) else "-"
+        worth = format_numbers(trial.value)[0] if math.isfinite(trial.value) else "-"
         grid.add_row(trial.run, *shown, worth, ends, "" if trial.state == "done" else trial.state)
     out = io.StringIO()
     Console(file=out, width=max(80, 16 * (len(names) + 4))).print(grid)

@@ -1,7 +1,7 @@
 """The schema of a job: each setting of a run, with its default, its help and its rules.
 
-From these dataclasses follow the flags of `fdg.train` and their help, the settings that `fdg.fit` takes, the
-values in `config.json`, their checks, and what a resumed run may change.
+These dataclasses define the flags of `fdg.train` and their help, the settings of `fdg.fit`, the values in
+`config.json` and their checks, and which settings a resumed run may change.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from fdg.kinds import from_json, to_json
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
-MOST_EPISODES = 100_000  # of an evaluation: they are played side by side
-AUTO = ("auto", "auto:measure")  # names of no policy, for one to be chosen
+MOST_EPISODES = 100_000  # of an evaluation, which plays them in parallel
+AUTO = ("auto", "auto:measure")  # values of --policy that choose a policy
 _SEEDS = 2**32
 _NESTED = ("hyperparameters", "policy_fields")
 
@@ -26,19 +26,20 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
     """A dataclass field that the command line shows with this description.
 
     Args:
-      default: its value where none is given.
-      description: a phrase; "(None: ...)" in it says what a default of None means.
-      rules: `least` and `most` of a number; `free=True` where a resumed run may change it, for it decides how
-        the run is carried out or how long it is, not what it computes; `kept=False` where `config.json` does
-        not have it; `words=True` where several words make its value; `several`, the fix where `{n}` values
-        `{}` are given; `flag`, what of it a command line can say, if not its annotation (False: nothing).
+      default: its default value.
+      description: a phrase; it explains a default of None by "(None: ...)".
+      rules: `least` and `most` bound a number. `free=True`: a resumed run may change it, because it changes
+        how or how long the run is carried out, not the numbers that it computes. `kept=False`: it is not
+        stored in `config.json`. `words=True`: its value may be several words. `several`: the fix in the
+        error for `{n}` values instead of one. `flag`: the type of its flag if that is not its annotation;
+        False for no flag.
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """What to train, and where, by names."""
+    """Names of the algorithm, the environment, the policy and the preset."""
 
     algo: str = setting("ppo", "an algorithm, or path.to.module:Class for one of your own")
     env: str | None = setting(
@@ -58,7 +59,7 @@ class Names:
         "tuned hyperparameters to start from: name of an environment or of a family of them; none: the"
         " algorithm's defaults (None: the preset for the environment)",
         kept=False,
-        flag=str,  # "none" is a word here
+        flag=str,  # "none" is a name here, not None
     )
     show_preset: bool = setting(
         False, "print the preset's settings and where they come from, then exit", kept=False
@@ -73,7 +74,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run is carried out, and how long it is."""
+    """Length, devices, evaluation and logging of a run."""
 
     total_steps: int | None = setting(
         500_000,
@@ -91,7 +92,7 @@ class Settings:
     )
     devices_chosen: int | None = setting(
         None,
-        "how many an earlier sitting of the run chose",
+        "number of devices that the run chose when it started",
         least=1,
         most=MOST_DEVICES,
         free=True,
@@ -203,7 +204,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What belongs to this machine; no run is bound to it."""
+    """Settings of this machine, which are not part of a run."""
 
     trust: bool = setting(
         False,
@@ -227,7 +228,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Which of several processes this is."""
+    """This process among several."""
 
     coordinator_address: str | None = setting(
         None, "HOST:PORT at which process 0 can be reached (None: one process)", kept=False
@@ -239,7 +240,7 @@ class Processes:
     )
 
 
-# By the titles under which `--help` has them.
+# By their titles in `--help`.
 GROUPS: Mapping[str, type] = {
     "what to train, and where": Names,
     "the run": Settings,
@@ -250,7 +251,7 @@ GROUPS: Mapping[str, type] = {
 
 @functools.cache
 def kept(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
-    """The settings of these groups that `config.json` has at its top: each one's field and annotation."""
+    """The settings of these groups at the top level of `config.json`: the field and annotation of each."""
     found = {}
     for group in groups:
         kinds = typing.get_type_hints(group)
@@ -260,10 +261,10 @@ def kept(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
 
 
 def check_range(name: str, value: Any) -> None:
-    """Refuses a number that a setting cannot have; None is not given.
+    """Refuses a number that is out of a setting's range; None passes.
 
     Raises:
-      FdgError: names the flag.
+      FdgError: the number is out of range; the message names the flag.
     """
     field, _ = kept(Names, Settings)[name]
     least, most = field.metadata.get("least"), field.metadata.get("most")
@@ -276,28 +277,28 @@ def check_range(name: str, value: Any) -> None:
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuses settings of a run, by name, that cannot be.
+    """Refuses invalid settings of a run, given by name.
 
     Raises:
-      FdgError: one of them is out of its range, or needs another.
+      FdgError: a setting is out of its range, or needs another setting.
     """
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
-    if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would take it modulo 2**32, unasked
+    if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would silently reduce it modulo 2**32
         raise FdgError(f"--seed {seed}: seeds are below {_SEEDS}")
     for name in kept(Names, Settings):
         check_range(name, settings.get(name))
     if settings.get("stop_at") is not None and settings.get("eval_every") is None:
         raise FdgError(
-            f"--stop-at {settings['stop_at']:g}: evaluations during training are compared with it:"
+            f"--stop-at {settings['stop_at']:g} is compared with evaluations during training:"
             f" give --eval-every N, too"
         )
 
 
 def check_divides(devices: int | None, processes: int) -> None:
-    """Refuses a number of devices that is not the same in every process.
+    """Refuses a number of devices that does not divide by the number of processes.
 
     Raises:
-      FdgError: with the nearest that are.
+      FdgError: it does not divide; the message has the nearest numbers that do.
     """
     if devices is not None and devices % processes:
         below, above = devices // processes * processes, -(-devices // processes) * processes
@@ -308,14 +309,14 @@ def check_divides(devices: int | None, processes: int) -> None:
 
 
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings at the top of a configuration, as Python has them.
+    """Converts the settings at the top level of a configuration to Python values.
 
     Args:
-      file: where the configuration is from, for messages.
-      config: from JSON.
+      file: the configuration's file, for error messages.
+      config: its JSON content.
 
     Raises:
-      FdgError: one of them has a value that it cannot have.
+      FdgError: a setting has an invalid value.
     """
     found = {}
     for name, (field, kind) in kept(Names, Settings).items():
@@ -329,10 +330,10 @@ def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_value(file: Path | None, name: str, value: Any, kind: Any) -> Any:
-    """A value of a configuration as Python has it, of an annotation.
+    """Converts a JSON value to a Python value of the annotation `kind`.
 
     Raises:
-      FdgError: it is none; names the file.
+      FdgError: the value does not match the annotation; the message names the file.
     """
     try:
         return from_json(kind, value)
@@ -345,13 +346,13 @@ def _wrong(file: Path | None, name: str, value: Any, expected: str) -> FdgError:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values by name, those of its hyperparameters and of its policy among them."""
+    """All values of a configuration in one dictionary, including hyperparameters and policy fields."""
     inner = {name: value for part in _NESTED for name, value in config.get(part, {}).items()}
     return {**{name: value for name, value in config.items() if name not in _NESTED}, **inner}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Which values of `now` another configuration has not: `{name: [before, now]}`."""
+    """The values of `now` that differ from `before`: `{name: [before, now]}`."""
     old = flat(before)
     return {
         name: [to_json(old.get(name)), to_json(value)]
@@ -361,13 +362,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 
 def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """What of `now` a resumed run must not change, with its value before and now; None if all of it may be.
+    """The first setting of `now` that a resumed run must not change, with its values before and now, or None.
 
-    A resumed run computes what it would have computed, under whatever policy.
+    A resumed run computes the numbers of an uninterrupted one, under any policy.
 
     Args:
       before: the run's configuration.
-      now: one that is to go on with it, or some of it.
+      now: the configuration, or part of one, to resume it with.
     """
     free = {name for name, (field, _) in kept(Names, Settings).items() if field.metadata.get("free")}
     free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}

@@ -14,7 +14,7 @@ from algos.hyperparameters import OF_NETWORK
 from fdg.errors import FdgError
 from fdg.processes.arrays import put
 from fdg.training.job import Job
-from fdg.training.loading import load_as_said
+from fdg.training.loading import load_with_names
 from fdg.training.run import Run
 from fdg.training.settings import flat
 from fdg.training.sweep import Sweep, SweptState
@@ -63,7 +63,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     if job.start_from is None:
         return None
     named = flat(job.config)  # by the caller, for the new run
-    earlier = load_as_said(job.start_from, named, trust=job.trust)
+    earlier = load_with_names(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
     ours, before = _without_sweeps(job.algorithm, earlier.algorithm)

@@ -1,7 +1,7 @@
-"""Statistics of few runs: bootstrap intervals and the interquartile mean.
+"""Statistics of a few runs: bootstrap intervals and the interquartile mean.
 
-As Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv
-2108.13264, sections 4.1 and 4.3) propose, and their library `rliable` computes them.
+Both are as in Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+arXiv 2108.13264, sections 4.1 and 4.3) and their library `rliable`.
 """
 
 import math
@@ -24,7 +24,7 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
     1.5
     """
-    from scipy.stats import trim_mean  # here, for it takes half a second
+    from scipy.stats import trim_mean  # here, because the import takes half a second
 
     return trim_mean(values, 0.25, axis=axis)
 
@@ -32,11 +32,13 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 STATISTICS: dict[str, Callable[..., np.ndarray]] = {"mean": mean, "iqm": interquartile_mean}
 
 
-def digits(*values: float) -> list[str]:
-    """Values with as many decimals as the largest of them needs: one from 10 on, up to three below 1.
+def format_numbers(*values: float) -> list[str]:
+    """Formats numbers with the same decimals: 1 if the largest is at least 10, 2 if at least 1, else 3.
 
-    >>> digits(0.953, 0.9), digits(9.5, -3.0), digits(499.62), digits(0.0), digits(float("nan"))
-    (['0.953', '0.900'], ['9.50', '-3.00'], ['499.6'], ['0.0'], ['nan'])
+    >>> format_numbers(0.953, 0.9), format_numbers(9.5, -3.0)
+    (['0.953', '0.900'], ['9.50', '-3.00'])
+    >>> format_numbers(499.62), format_numbers(0.0), format_numbers(float("nan"))
+    (['499.6'], ['0.0'], ['nan'])
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     decimals = 1 if largest >= 10 or not largest else 2 if largest >= 1 else 3
@@ -44,7 +46,7 @@ def digits(*values: float) -> list[str]:
 
 
 def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -> tuple[float, float]:
-    """95% confidence interval of a statistic of `[n]` independent values: percentiles of a bootstrap.
+    """95% confidence interval of a statistic of `[n]` independent values, by the percentile bootstrap.
 
     The same values always give the same interval.
 
@@ -59,7 +61,7 @@ def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) ->
 def intervals(
     values: np.ndarray, statistic: Callable[..., np.ndarray] = mean
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same for every column of `[n, points]`, each `[points]`; whole rows (runs) are drawn together."""
+    """`interval` for every column of `[n, points]`: each is `[points]`. Resamples whole rows (runs)."""
     rng = np.random.default_rng(0)
     count = len(values)
     drawn = rng.integers(count, size=(RESAMPLES, count))

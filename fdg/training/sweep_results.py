@@ -14,7 +14,7 @@ from fdg.errors import FdgError
 from fdg.reading import read_json
 from fdg.training.grid import spelled
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
-from fdg.training.statistics import digits, interquartile_mean, interval
+from fdg.training.statistics import format_numbers, interquartile_mean, interval
 from fdg.training.sweep import Sweep
 
 FILES = ("sweep.json", "sweep.csv", "sweep.png")
@@ -156,7 +156,10 @@ def report(
         flags = " ".join(
             f"--{name.replace('_', '-')} {value!r}" for name, value in found[best].values.items()
         )
-        lines += [f"best: {_worth(found[best])} with {spelled(found[best].values)}", *_rivals(found, best)]
+        lines += [
+            f"best: {_return_text(found[best])} with {spelled(found[best].values)}",
+            *_rivals(found, best),
+        ]
         lines += [f"by flags: {flags}"]
     else:
         lines.append("best: none, for no point has a return")
@@ -176,7 +179,7 @@ def table(found: Sequence[PointResult], measure: str) -> str:
     order = sorted(range(len(found)), key=lambda i: (-_ranked(found[i].mean), i))
     for i in order[:_ROWS]:
         one = found[i]
-        ends = "-" if one.interval is None else " to ".join(digits(*one.interval))
+        ends = "-" if one.interval is None else " to ".join(format_numbers(*one.interval))
         numbers = (_shown(one.mean), ends, _shown(one.iqm), _shown(one.training))
         grid.add_row(
             *(f"{value:g}" for value in one.values.values()),
@@ -283,13 +286,13 @@ def _ranked(value: float) -> float:
 
 
 def _shown(value: float) -> str:
-    return digits(value)[0] if math.isfinite(value) else "-"
+    return format_numbers(value)[0] if math.isfinite(value) else "-"
 
 
-def _worth(one: PointResult) -> str:
+def _return_text(one: PointResult) -> str:
     if one.interval is None:
-        return f"return {digits(one.mean)[0]}"
-    return "return {} (95% interval {} to {})".format(*digits(one.mean, *one.interval))
+        return f"return {format_numbers(one.mean)[0]}"
+    return "return {} (95% interval {} to {})".format(*format_numbers(one.mean, *one.interval))
 
 
 def _rivals(found: Sequence[PointResult], best: int) -> list[str]:

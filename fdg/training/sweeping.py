@@ -13,7 +13,7 @@ from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
 from fdg.training.fit import fit, make_job
 from fdg.training.grid import make_grid
-from fdg.training.loading import load_as_said
+from fdg.training.loading import load_with_names
 from fdg.training.run import Run
 from fdg.training.search import carry_out_search, is_whole
 from fdg.training.search_results import Trial, best_trial
@@ -88,7 +88,7 @@ class Search:
         best = best_trial(self.trials)
         if best is None:
             raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
-        return load_as_said(self.path / "trials" / best.run, self._named)
+        return load_with_names(self.path / "trials" / best.run, self._named)
 
 
 @checked

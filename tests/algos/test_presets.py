@@ -15,7 +15,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
 from fdg.training import hints
-from fdg.training.hints import Unchanged
+from fdg.training.hints import ConstantReturns
 
 ENTRIES = [
     (algos.get(name).__name__, key)
@@ -151,9 +151,9 @@ def test_a_run_keeps_the_settings_that_it_began_with(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(dict(job.config), allow_nan=False))
     again = parse(f"--resume {tmp_path}")
     assert again.algorithm == job.algorithm and again.algorithm.num_envs == 4
-    with pytest.raises(FdgError, match="--preset minatar: --resume goes on with the settings of a run"):
+    with pytest.raises(FdgError, match="--preset minatar: --resume continues with the settings of a run"):
         parse(f"--resume {tmp_path} --preset minatar")
-    with pytest.raises(FdgError, match="--preset minatar: --config and --from begin with the settings"):
+    with pytest.raises(FdgError, match="--preset minatar: --config and --from start from the settings"):
         parse(f"--config {tmp_path / 'config.json'} --preset minatar")
 
 
@@ -168,7 +168,7 @@ class Written(algos.PPO):
 def test_presets_that_a_subclass_has_written_are_its_own():
     job = parse(f"--algo {__name__}:Written")
     assert job.algorithm.discount == 0.5
-    with pytest.raises(FdgError, match="Written has no presets by name"):
+    with pytest.raises(FdgError, match="Written has no named presets"):
         parse(f"--algo {__name__}:Written --preset minatar")
     assert parse(f"--algo {__name__}:Written --preset none").algorithm.discount == 0.99
 
@@ -184,7 +184,7 @@ def test_presets_that_a_subclass_has_written_are_its_own():
     ],
 )
 def test_a_hint_where_every_episode_returned_the_same(returns, said):
-    unchanged = Unchanged(num_iterations=20)
+    unchanged = ConstantReturns(num_iterations=20)
     assert unchanged.look(1, 500, returns[0]) is None
     line = unchanged.look(2, 1000, returns[1])
     assert (line is not None) == said
@@ -193,7 +193,7 @@ def test_a_hint_where_every_episode_returned_the_same(returns, said):
 
 
 def test_a_hint_waits_for_episodes_to_end():
-    unchanged = Unchanged(num_iterations=20)
+    unchanged = ConstantReturns(num_iterations=20)
     assert all(unchanged.look(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
     assert unchanged.look(9, 4500, [-200.0, -200.0]) is None
     assert "after 5,000 steps" in unchanged.look(10, 5000, [-200.0])
@@ -201,14 +201,14 @@ def test_a_hint_waits_for_episodes_to_end():
 
 def test_the_hint_says_what_the_algorithm_advises():
     said = [
-        Unchanged(num_iterations=20, advice=advice).look(2, 1000, [0.0, 0.0, 0.0])
+        ConstantReturns(num_iterations=20, advice=advice).look(2, 1000, [0.0, 0.0, 0.0])
         for advice in (None, algos.GRPO.advice_without_rewards)
     ]
     assert "try another --algo" in said[0] and "--algo sft" in said[1] and "--num-envs" not in said[1]
 
 
 def test_a_resumed_run_is_not_told_again():
-    unchanged = Unchanged(num_iterations=20, start=2)
+    unchanged = ConstantReturns(num_iterations=20, start=2)
     assert unchanged.look(3, 1500, [-1.0]) is None
 
 
@@ -246,8 +246,11 @@ def rows(**columns):
 )
 def test_a_hint_where_updates_are_too_large(metrics, words):
     both = (
-        hints.Astray(0.01).look(metrics),
-        next(filter(None, map(astray_by_row := hints.Astray(0.01).look, [[row] for row in metrics])), None),
+        hints.LargeUpdates(0.01).look(metrics),
+        next(
+            filter(None, map(astray_by_row := hints.LargeUpdates(0.01).look, [[row] for row in metrics])),
+            None,
+        ),
     )
     assert both[0] == both[1] and (both[0] is not None) == bool(words)
     assert all(word in both[0] for word in words or ())

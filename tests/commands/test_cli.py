@@ -72,7 +72,7 @@ ERRORS = {
     "--env CartPole-v1?frame_stack=4,hide_observations=(1,3)": "by &: write CartPole-v1?frame_stack=4&",
     "--env CartPole-v1?hide_observations=(1,3);frame_stack=4": "v1?hide_observations=(1,3)&frame",
     "--env CartPole-v1?time_aware=True?frame_stack=4": "write CartPole-v1?time_aware=True&frame_stack=4",
-    "--env CartPole-v1?num_envs=8": "'num_envs': it is the algorithm's: algos.PPO(env=..., num_envs=8)",
+    "--env CartPole-v1?num_envs=8": "it is a setting of the algorithm: algos.PPO(env=..., num_envs=8)",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
     # sizes
     "--num-envs 0": "num_envs=0: it must be above zero",
@@ -89,7 +89,7 @@ ERRORS = {
     "--devices 1000": "use --devices ",
     "--eval-episodes -1": "--eval-episodes -1: it must be at least 0",
     "--checkpoint-every 0": "--checkpoint-every 0: it must be at least 1",
-    "--stop-at 100": "evaluations during training are compared with it: give --eval-every N",
+    "--stop-at 100": "is compared with evaluations during training: give --eval-every N",
     "--seed -1": "--seed -1: it must be at least 0",
     "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
     "--staleness -1": "--staleness -1: it must be at least 0",

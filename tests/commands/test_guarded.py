@@ -74,7 +74,7 @@ def test_whose_presets_a_class_has():
     assert presets.chosen(Written, "none", "CartPole-v1", env, {}) is None
     assert presets.chosen(Written, None, "CartPole-v1", None, {}) is None
     assert presets.chosen(object, None, "CartPole-v1", env, {}) is None
-    with pytest.raises(FdgError, match="--preset minatar: Written has no presets by name: leave it out"):
+    with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: omit it"):
         presets.chosen(Written, "minatar", "Asterix-MinAtar", env, {})
 
 
@@ -83,8 +83,13 @@ def test_whose_presets_a_class_has():
     [
         ({}, True, True, None),
         ({"preset": "none"}, False, False, None),
-        ({"preset": "minatar"}, True, False, "--preset minatar: --resume goes on with the settings of a run"),
-        ({"preset": "none"}, False, True, "--preset none: --config and --from begin with the settings of"),
+        (
+            {"preset": "minatar"},
+            True,
+            False,
+            "--preset minatar: --resume continues with the settings of a run",
+        ),
+        ({"preset": "none"}, False, True, "--preset none: --config and --from start from the settings of"),
     ],
 )
 def test_a_preset_or_the_settings_of_a_run(asked, resumes, keeps, said):

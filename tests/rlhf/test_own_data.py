@@ -22,9 +22,9 @@ from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
 from fdg.training.data import keep_data, kept_data
 from fdg.training.description import describe
+from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory
-from fdg.training.said import Said
 from tests.rlhf.small import SMALL
 
 ROWS = [
@@ -313,9 +313,9 @@ def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
     assert algos.GRPO.preset("mine_task:task", algorithm.env) == algos.GRPO.preset("text:addition")
     config = describe(algorithm, policies.GPUOnly())
     assert config["env"] == "mine_task:task?digits=2" and config.get("rebuilds", True)
-    said = Said(tmp_path / "config.json")
+    resolver = NameResolver(tmp_path / "config.json")
     with pytest.raises(fdg.FdgError, match="imports the module mine_task"):
-        said.environment(config["env"])
+        resolver.environment(config["env"])
 
 
 def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
@@ -351,12 +351,12 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     assert kept_data(run.path, "CartPole-v1", said) == {}
     config = {"env": f"text:file?path={path}"}
     path.rename(tmp_path / "moved.jsonl")
-    assert Said(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
+    assert NameResolver(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
     copy.rename(tmp_path / "copy.jsonl")
     with pytest.raises(
         fdg.FdgError, match=r"config.json names .*data.jsonl, which is not there: put it back"
     ):
-        Said(run.path / "config.json").environment(config["env"])
+        NameResolver(run.path / "config.json").environment(config["env"])
     copy.write_text("{}")
     path.write_text((tmp_path / "moved.jsonl").read_text())
     with pytest.raises(fdg.FdgError, match=r"has changed since the run in .* began: put the copy"):

@@ -13,7 +13,7 @@ import policies
 from algos.language import Decoder, DecoderConfig, weights
 from fdg.errors import FdgError
 from fdg.training.description import describe, rebuild
-from fdg.training.said import CALLER
+from fdg.training.name_resolver import CALLER
 from tests.conformance.comparison import assert_same
 from tests.rlhf.small import SMALL, TASK, made
 

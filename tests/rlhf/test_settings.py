@@ -21,7 +21,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.commands.presets import line as presets_line
 from fdg.errors import FdgError
-from fdg.training.search import _follows
+from fdg.training.search import _changed_integers
 from fdg.training.sweep import Sweep, changed
 
 ENV = envs.make("text:sorting")
@@ -101,7 +101,7 @@ def test_a_run_says_what_follows(tmp_path):
     job = parse_words("--algo grpo --env text:sorting --num-minibatches 3".split(), "train", "")
     assert job.record["follows"] == {"num_prompts": 63, "micro_batch": 28}
     line = presets_line("text:*", {}, "grpo", "text:sorting", job.record["follows"])
-    assert line.endswith("; num_prompts=63 goes with the flags; micro_batch=28 goes with the flags")
+    assert line.endswith("; num_prompts=63 follows from the flags; micro_batch=28 follows from the flags")
     assert "follows" not in parse_words("--algo grpo --env text:sorting".split(), "train", "").record
     (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
     again = parse_words(["--config", str(tmp_path)], "train", "")
@@ -143,7 +143,7 @@ def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
 def test_trials_of_a_search_follow_in_what_changes_no_number():
     grpo = algos.make("grpo", ENV)
     tried = changed(grpo, {"group_size": 5})
-    assert (tried.micro_batch, _follows(grpo, tried)) == (20, {"group_size": 5, "micro_batch": 20})
+    assert (tried.micro_batch, _changed_integers(grpo, tried)) == (20, {"group_size": 5, "micro_batch": 20})
     swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).with_algorithm(group_size=5)
     assert swept.algorithm == tried
     with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):

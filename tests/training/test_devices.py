@@ -74,7 +74,10 @@ def test_programs_and_moves_at_every_step_cost_more_than_they_save(devices):
 
 def test_what_runs_on_the_host_runs_in_one_place(devices):
     words = "--env gymnasium:CartPole-v1 --policy gpu_only --num-envs 2"
-    assert count_of(words, 2, devices) == (1, "1: what calls Python functions on the host runs in one place")
+    assert count_of(words, 2, devices) == (
+        1,
+        "1: a program that calls Python functions on the host runs on one device",
+    )
 
 
 MEASURED = {"A2C": 1, "IMPALA": 2, "DQN": 1}

@@ -75,12 +75,12 @@ def test_it_is_kept_and_imported_only_when_named_or_trusted(trained, capsys, mon
     assert config["env"] == ENV and config["hyperparameters"]["network"] == NETWORK
     monkeypatch.delitem(sys.modules, "a_maze_of_mine")
     assert train_main(["--resume", str(trained)]) == 2
-    assert f"name it too, --env {ENV}, or say --trust" in capsys.readouterr().err
+    assert f"pass --env {ENV} too, or pass --trust" in capsys.readouterr().err
     with pytest.raises(FdgError, match="trust=True"):
         fdg.load(trained)
     assert "a_maze_of_mine" not in sys.modules
     assert train_main(["--resume", str(trained), "--env", ENV]) == 2  # the network is of that module too
-    assert f"name it too, --network {NETWORK}, or say --trust" in capsys.readouterr().err
+    assert f"pass --network {NETWORK} too, or pass --trust" in capsys.readouterr().err
     words = ["--resume", str(trained), "--env", ENV, "--network", NETWORK, "--total-steps", "48"]
     assert train_main(words) == 0
     assert fdg.load(trained, trust=True).iteration == 3

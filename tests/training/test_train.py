@@ -73,7 +73,7 @@ def test_a_run_directory(tmp_path, curves, capsys):
     assert (
         said.index("places Walk on 1 device") < said.index("compiled in") < said.index("100% iteration 20/20")
     )
-    assert f"evaluation return {statistics.digits(summary['eval_return'])[0]} over 2 episodes" in said
+    assert f"evaluation return {statistics.format_numbers(summary['eval_return'])[0]} over 2 episodes" in said
     assert said.endswith(f"run directory {run}\n")
 
 

@@ -136,7 +136,7 @@ def test_resuming_imports_nothing_unasked(copy, tmp_path, capsys, monkeypatch):
     assert "imports the module evil" in line and "--algo evil:Walk" in line and "--trust" in line
     assert "evil" not in sys.modules and not (tmp_path / "was_here").exists()
     (copy / "config.json").write_text(json.dumps({**config, "algo": "ppo", "env": "gymnasium:evil:Maze-v0"}))
-    assert "env = gymnasium:evil:Maze-v0, which imports the module evil," in refused(
+    assert "env = gymnasium:evil:Maze-v0, which imports the module evil;" in refused(
         ["--resume", str(copy)], capsys
     )
     assert "evil" not in sys.modules

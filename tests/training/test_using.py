@@ -16,7 +16,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
 from fdg.training import description
-from fdg.training.said import CALLER
+from fdg.training.name_resolver import CALLER
 from tests.training.trained import fitted, small
 
 
@@ -206,7 +206,7 @@ def test_modules_of_ones_own_are_imported_only_when_trusted(tmp_path, monkeypatc
     from tests.training.own import Guesser
 
     fitted(tmp_path / "run", Guesser(), iterations=1, total_steps=8)
-    with pytest.raises(FdgError, match=r"imports the module tests\.training\.own, .*: say --trust"):
+    with pytest.raises(FdgError, match=r"imports the module tests\.training\.own; .*: pass --trust"):
         fdg.load(tmp_path / "run")  # which is imported already: that is no trust
     config = tmp_path / "run" / "config.json"
     config.write_text(config.read_text().replace("tests.training.own:", "tests.training.absent:"))

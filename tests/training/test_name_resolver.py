@@ -16,7 +16,7 @@ import policies
 from fdg.commands import using
 from fdg.commands.cli import plan_main, train_main
 from fdg.errors import FdgError
-from fdg.training.said import CALLER, Said
+from fdg.training.name_resolver import CALLER, NameResolver
 from tests.hostile import directories, driver
 from tests.hostile.__main__ import commands
 from tests.tiny import Walk
@@ -122,25 +122,25 @@ def test_networks_to_search_among_are_named(edited, capsys):
 def test_what_the_caller_names_or_trusts_is_resolved(tmp_path):
     file = tmp_path / "config.json"
     name = f"{Walk.__module__}:{Walk.__qualname__}"
-    for said in (CALLER, Said(file, {"algo": name}), Said(file, trust=True)):
-        assert said.algorithm_class(name) is Walk
-    for said in (Said(file), Said(file, {"algo": "tests.tiny:Other"}), Said(file, {"env": name})):
+    for resolver in (CALLER, NameResolver(file, {"algo": name}), NameResolver(file, trust=True)):
+        assert resolver.algorithm_class(name) is Walk
+    for named in (None, {"algo": "tests.tiny:Other"}, {"env": name}):
         with pytest.raises(FdgError, match=r"imports the module tests\.tiny"):  # imported already: no trust
-            said.algorithm_class(name)
+            NameResolver(file, named).algorithm_class(name)
 
 
 def test_names_of_ours_need_no_trust(tmp_path):
-    said = Said(tmp_path / "config.json")
-    assert said.algorithm_class("algos.ppo:PPO") is said.algorithm_class("ppo") is algos.PPO
-    assert said.policy_class("policies.gpu_only:GPUOnly") is policies.GPUOnly
+    resolver = NameResolver(tmp_path / "config.json")
+    assert resolver.algorithm_class("algos.ppo:PPO") is resolver.algorithm_class("ppo") is algos.PPO
+    assert resolver.policy_class("policies.gpu_only:GPUOnly") is policies.GPUOnly
     for text in ("CartPole-v1?gravity=9.0", "brax:ant:spring", "gymnasium:Hopper-v5?frame_skip=8"):
-        said.environment(text)
+        resolver.environment(text)
     (tmp_path / "problems.jsonl").touch()
     for text in (f"text:file?path={tmp_path}/problems.jsonl", "envpool:HalfCheetah-v4?num_threads=2"):
-        said.environment(text)
+        resolver.environment(text)
     for name in ("algos.ppo:_PPO", "algos.modules:PPO", "algos:get", "policies:get"):
         with pytest.raises(FdgError, match="imports the module"):
-            said.algorithm_class(name)
+            resolver.algorithm_class(name)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_names_of_ours_need_no_trust(tmp_path):
         ("policy_class", "subprocess:Popen", "a policy is a class with place"),
         ("policy_class", "tests.tiny:Walk", "a policy is a class with place"),
         ("algorithm_class", "nowhere.at_all:Mine", "there is no module"),
-        ("algorithm_class", 3, "is no name"),
-        ("policy_class", None, "is no name"),
+        ("algorithm_class", 3, "is not a name"),
+        ("policy_class", None, "is not a name"),
     ],
 )
 def test_also_what_is_trusted_has_to_be_what_it_is_for(ask, name, message):
@@ -164,7 +164,7 @@ def test_a_user_may_register_an_environment_and_its_file_is_loaded(runs, edited,
     monkeypatch.setattr(envs.registry, "_registered", {})
     envs.register("mine", lambda gravity=9.8: envs.make("CartPole-v1", gravity=gravity))
     assert fdg.load(edited(env="mine?gravity=9.8")).algorithm.env == envs.make("CartPole-v1", gravity=9.8)
-    with pytest.raises(FdgError, match="hands the text gravity='evilmod:thing'"):
+    with pytest.raises(FdgError, match="passes the text gravity='evilmod:thing'"):
         fdg.load(edited(env="mine?gravity='evilmod:thing'"))
 
 

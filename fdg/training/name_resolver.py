@@ -1,11 +1,11 @@
-"""What a file says, resolved: a name of ours is looked up, and nothing else is imported unasked.
+"""Resolves the names in configurations, without importing code that only an untrusted file names.
 
-A run directory, a `--config` and a `--from` may be another's. What they say is data: numbers and words, and
-names that registries hold (`algos`, `policies`, `envs`). A name of a user's own (`module:name`), and what
-reaches beyond this program (a Ray cluster, a tracker of experiments), counts only if the caller names that
-very value for that very field, or trusts the file. That a module is imported already is no trust: its
-functions would be called with what the file says. Every reader of such files resolves here; see
-docs/security.md.
+A run directory, a `--config` file and a `--from` run may come from another person, so their content is data:
+numbers, strings, and names in the registries `algos`, `policies` and `envs`. Two kinds of values can do more:
+`module:name`, which imports a user's module, and values that act outside this program (a Ray cluster, an
+experiment tracker). These are accepted only if the caller gives the same value for the same field, or trusts
+the file. A module that is imported already is not trusted either: the file would choose the arguments of its
+functions. All code that reads such files resolves names here; see docs/security.md.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import Sweep
 
-_MODULE = re.compile(r"[\w.\s-]+:")  # of a user's own, in front of a name
+_MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
 _TRACKERS = ("wandb", "mlflow")
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """Who says something: a file, and how far it is trusted.
+class NameResolver:
+    """Resolves the names that one source gives: the caller (the default), or a file.
 
     Attributes:
-      file: that says it; None for the caller, of a command line or in Python, who may name anything.
-      named: what the caller names too, by field (`algo`, `env`, `policy`, a hyperparameter); None where the
-        caller has no way to.
-      trust: whether the caller trusts the file: it may then name anything.
+      file: the source; None for the caller (command line or Python), who may name anything.
+      named: values that the caller gives as well, by field (`algo`, `env`, `policy`, a hyperparameter); None
+        if the caller cannot give any.
+      trust: whether the caller trusts the file, which may then name anything.
     """
 
     file: Path | None = None
@@ -50,7 +50,7 @@ class Said:
         """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own.
 
         Raises:
-          FdgError: there is none, only a file names it, or it has no `init` and `iterate`.
+          FdgError: there is no such class, only a file names it, or it has no `init` and `iterate`.
         """
         return self._class("algo", name, algos, ("init", "iterate"), "init(key) and iterate(state)")
 
@@ -58,7 +58,7 @@ class Said:
         """The class of a policy: one of `policies`, that of `auto`, or `module:Class` of a user's own.
 
         Raises:
-          FdgError: there is none, only a file names it, or it has no `place`.
+          FdgError: there is no such class, only a file names it, or it has no `place`.
         """
         if name in AUTO:
             return policies.Auto
@@ -71,8 +71,8 @@ class Said:
         """The name and the parameters of an environment, for `envs.make`.
 
         Raises:
-          FdgError: it is spelled wrongly, only a file names it and no registry holds it, or a file of its
-            problems is not there any more.
+          FdgError: its syntax is wrong; only a file names it, and it is in no registry; or its data file is
+            missing.
         """
         name, parameters = envs.parse(text)
         if self.file is not None and (self.named or {}).get("env") != text:
@@ -82,10 +82,10 @@ class Said:
         return name, parameters
 
     def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:
-        """Refuses values for the fields of an algorithm's class that would have it import a module.
+        """Refuses values of an algorithm's fields that would import a module.
 
         Raises:
-          FdgError: one of them names a network, or reads like `module:name`, and only a file says so.
+          FdgError: a value names a network or looks like `module:name`, and only a file gives it.
         """
         networks = [field.name for field in dataclass_fields(cls) if field.metadata.get("holds") == "network"]
         for name, value in values.items():
@@ -95,10 +95,10 @@ class Said:
                 raise self._refused(name, value, _imports(bad))
 
     def check_trackers(self, values: Mapping[str, Any]) -> None:
-        """Refuses to send metrics where only a file says that they should go.
+        """Refuses to send metrics to a service that only a file names.
 
         Raises:
-          FdgError: names the tracker.
+          FdgError: only a file names the service; the message says which.
         """
         for name in _TRACKERS:
             value = values.get(name)
@@ -106,15 +106,15 @@ class Said:
                 raise self._refused(name, value, "sends metrics to a service")
 
     def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
-        """Refuses a search among networks that only a file names.
+        """Refuses a search over networks that only a file names.
 
         Args:
-          algorithm: that is searched, or a sweep of it.
-          text: the space, as `config.json` has it.
-          space: the same, read.
+          algorithm: the algorithm whose hyperparameters are searched, or a sweep of it.
+          text: the search space, as `config.json` stores it.
+          space: the same, parsed.
 
         Raises:
-          FdgError: names the network.
+          FdgError: only a file names the network; the message says which.
         """
         searched = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
         if not self._is_named("search", text):
@@ -123,7 +123,7 @@ class Said:
 
     def _class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], signatures: str) -> Any:
         if not isinstance(name, str):
-            raise FdgError(f"{self._begin()}{field} {name!r:.60} is no name")
+            raise FdgError(f"{self._prefix()}{field} {name!r:.60} is not a name")
         if ":" not in name:
             return registry.get(name)
         for known in map(registry.get, registry.names()):
@@ -136,25 +136,25 @@ class Said:
         if not _has(methods)(found):
             article = "an" if kind == "algorithm" else "a"
             raise FdgError(
-                f"--{field} {name}: {article} {kind} is a class with {signatures}, and this is none"
+                f"--{field} {name}: {article} {kind} is a class with {signatures}, and this is not one"
             )
         return found
 
     def _is_named(self, field: str, value: Any) -> bool:
         return self.file is None or self.trust or (self.named or {}).get(field) == value
 
-    def _begin(self) -> str:
+    def _prefix(self) -> str:
         return "" if self.file is None else f"{self.file}: "
 
     def _refused(self, field: str, value: Any, reason: str) -> FdgError:
-        name = "" if self.named is None else f"name it too, --{field.replace('_', '-')} {value!s:.200}, or "
+        name = "" if self.named is None else f"pass --{field.replace('_', '-')} {value!s:.200} too, or "
         return FdgError(
-            f"{self.file} has {field} = {value!s:.200}, which {reason}, and a file alone may not ask for"
-            f" that: {name}say --trust (Python: trust=True)"
+            f"{self.file} has {field} = {value!s:.200}, which {reason}; a file alone may not ask for"
+            f" that: {name}pass --trust (Python: trust=True)"
         )
 
 
-CALLER = Said()
+CALLER = NameResolver()
 
 
 def _imports(name: str) -> str:
