@@ -27,7 +27,7 @@ import numpy as np
 from envs.environment import Vectorized
 from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 from envs.undrawn import undrawn
 from fdg.errors import FdgError
@@ -74,7 +74,7 @@ class CraftaxEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Make a world."""
         env, params = _make_theirs(self)
-        with tolerantly():
+        with relaxed_checks():
             observation, state = env.reset_env(key, params)
         return state, observation
 
@@ -83,7 +83,7 @@ class CraftaxEnvironment:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Take one step, without reset."""
         env, params = _make_theirs(self)
-        with tolerantly():
+        with relaxed_checks():
             # Without a limit of its own `done` is death or victory alone; `vectorize` keeps the limit.
             observation, state, reward, done, _ = env.step_env(
                 key, state, action, params.replace(max_timesteps=_NEVER)
@@ -94,7 +94,7 @@ class CraftaxEnvironment:
         """Pictures of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
         classic, _ = NAMES[self.name]
         constants, renderer = _drawing(classic)
-        with tolerantly():
+        with relaxed_checks():
             draw = jax.jit(renderer.make_craftax_pixel_renderer(constants.BLOCK_PIXEL_SIZE_IMG))
             for state in states:
                 yield np.clip(np.asarray(draw(state)), 0, 255).astype(np.uint8)
@@ -124,7 +124,9 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
         if expected is float and type(value) is int:
             value = float(value)
         if type(value) is not expected:
-            raise FdgError(f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}")
+            raise FdgError(
+                f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}"
+            )
         checked[field] = value
     if checked.get("max_timesteps", 1) < 1:
         raise FdgError(f"environment '{name}': max_timesteps={checked['max_timesteps']} must be at least 1")
@@ -153,7 +155,7 @@ class _Textures(dict[int, Any]):
         self._make = make
 
     def __missing__(self, size: int) -> dict[str, Any]:
-        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             self[size] = literals(self._make(size))
         return self[size]
 

@@ -189,7 +189,9 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
             if expected is float and type(value) is int:
                 value = float(value)
             if type(value) is not expected:
-                raise FdgError(f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}")
+                raise FdgError(
+                    f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}"
+                )
         if field == "max_steps_in_episode" and value < 1:
             raise FdgError(f"environment '{name}': {field}={value!r} must be at least 1")
         checked[field] = value

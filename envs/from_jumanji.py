@@ -27,7 +27,7 @@ import numpy as np
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
@@ -82,7 +82,7 @@ class JumanjiEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Start an episode."""
-        with tolerantly():
+        with relaxed_checks():
             state, time_step = _theirs(self).reset(key)
         return state, self._observe(time_step.observation)
 
@@ -95,7 +95,7 @@ class JumanjiEnvironment:
             action = jnp.stack(jnp.unravel_index(action, facts.combined))
         elif isinstance(facts.action_space, Box):
             action = action.reshape(facts.action_shape)
-        with tolerantly():
+        with relaxed_checks():
             new, time_step = _theirs(self).step(state, action.astype(facts.action_dtype))
         new = jax.tree.map(
             lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
@@ -166,7 +166,7 @@ def _constructor(name: str) -> Any:
 def _jumanji() -> Any:
     """Jumanji; imports it, possibly while a program is being traced."""
     try:
-        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             import jumanji
             import jumanji.environments
     except ModuleNotFoundError as error:
@@ -184,7 +184,7 @@ def _theirs(single: JumanjiEnvironment) -> Any:
     if not isinstance(single.registered, str):
         return single.registered
     where, jumanji = f"environment '{single.name}'", _jumanji()
-    with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+    with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
         try:
             env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
@@ -212,10 +212,10 @@ class _Facts:
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
     env = _theirs(single)
-    with jax.ensure_compile_time_eval(), tolerantly():
+    with jax.ensure_compile_time_eval(), relaxed_checks():
         spec, shown = env.action_spec, env.observation_spec
         hold(env, "jumanji")  # it keeps what it was asked for
-    with tolerantly():
+    with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
     space, combined = _action_space(spec, None if mask is None else mask.shape)
@@ -223,7 +223,7 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_unmasked(observation, masked))]
     parts = _parts(observation, masked)
     codes = tuple(_codes(shown, path, part) for path, part in zip(paths, parts, strict=True))
-    with tolerantly():
+    with relaxed_checks():
         numbers = [
             jax.eval_shape(functools.partial(_as_numbers, codes=c), p)
             for p, c in zip(parts, codes, strict=True)

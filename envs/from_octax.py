@@ -25,7 +25,7 @@ import numpy as np
 
 from envs.environment import Vectorized, vectorize
 from envs.literals import hold, hold_modules
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, one_line
 
@@ -76,7 +76,7 @@ class OctaxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Start a game."""
-        with tolerantly():
+        with relaxed_checks():
             state, frames, _ = _theirs(self).reset.__wrapped__(_theirs(self), key)
         return jax.tree.map(jnp.asarray, state), _picture(frames)
 
@@ -84,7 +84,7 @@ class OctaxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Hold a key for `frame_skip` frames, without reset."""
-        with tolerantly():
+        with relaxed_checks():
             new, frames, reward, terminated, truncated, _ = _theirs(self).step.__wrapped__(
                 _theirs(self), state, action
             )
@@ -136,7 +136,7 @@ def _emulator() -> Iterator[None]:
     if absent:
         sys.modules["cv2"] = types.ModuleType("cv2")
     try:
-        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             yield
     finally:
         if absent:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from envs.environment import Vectorized, vectorize
 from envs.literals import as_arrays, hold_pytrees
-from envs.quiet import mujoco_quietly, quietly, tolerantly
+from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
 from envs.undrawn import undrawn
 from fdg.arguments import check_options
@@ -152,7 +152,7 @@ def _check(task: str, overrides: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _tolerance() -> Iterator[None]:
     """For Playground's own code, and MuJoCo's warnings."""
-    with tolerantly(), mujoco_quietly():
+    with relaxed_checks(), mujoco_quietly():
         yield
 
 

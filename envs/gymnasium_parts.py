@@ -1,11 +1,11 @@
-"""Gymnasium's observations in parts, as `envs.Dict` and `envs.Tuple`; and their way into compiled programs.
+"""Gymnasium's `Dict` and `Tuple` observations as `envs.Dict` and `envs.Tuple`, packed for pools.
 
-Pools work on one array a batch, so an observation in parts travels as one row of bytes (`packed`), of which
-the program makes its parts again (`unpacked`), bit for bit. In the parts an image (uint8, two or three axes)
-stays uint8 with its channels last, categories are categories from zero on, all other arrays are float32.
+Worker pools transfer one array for each batch. So `packed` turns an observation with parts into one row of
+bytes, and `unpacked` restores the parts in the compiled program, bit for bit. An image (uint8, two or three
+axes) stays uint8 with its channels last, categories start from zero, and all other arrays are float32.
 
-A part `action_mask` of a dictionary that has a bit for each action is no part of ours but the mask of
-`envs.MaskedObservation`, as PettingZoo's games, and Jumanji's, have it.
+A part `action_mask` with a bit for each action becomes the mask of an `envs.MaskedObservation`, as in the
+games of PettingZoo and Jumanji.
 """
 
 import functools
@@ -27,48 +27,48 @@ _MASK = "action_mask"
 
 
 class LibrarySource:
-    """Base of sources whose library speaks Gymnasium's spaces: what of a `host.Source` follows from these.
+    """Base of sources whose library uses Gymnasium's spaces: what a `host.Source` derives from them.
 
-    A subclass is a frozen dataclass with a `name`, and `facts`.
+    A subclass is a frozen dataclass that has `name` and defines `facts`.
     """
 
     name: str
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
-        """What the library says."""
+        """The spaces and limits that the library reports."""
         raise NotImplementedError
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """As `gymnasium_spaces` has it, or in parts."""
+        """One array as in `gymnasium_spaces`, or parts; without the mask."""
         parts = _parts_of(self)
-        return parts.shown if parts else self.facts.observation_space
+        return parts.without_mask if parts else self.facts.observation_space
 
     @property
     def wire_space(self) -> Space:
-        """Space of one row of the arrays that a pool gives; `unpacked` makes observations of them."""
+        """The space of one row of a pool's array; `unpacked` restores observations from such rows."""
         parts = _parts_of(self)
         return wire(parts.all) if parts else self.facts.observation_space
 
     def unpacked(self, rows: jax.Array) -> Any:
-        """Observations `[B, ...]` of rows `[B, *wire]`, in a compiled program."""
+        """Restores observations `[B, ...]` from rows `[B, *wire]`, in a compiled program."""
         parts = _parts_of(self)
-        return shown(self.facts, unpacked(parts.all, rows)) if parts else rows
+        return split_mask(self.facts, unpacked(parts.all, rows)) if parts else rows
 
     def encoded(self, batch: Any) -> np.ndarray:
-        """A batch of the library's observations as rows `[B, *wire]`."""
+        """Encodes a batch of the library's observations as rows `[B, *wire]`."""
         encode = packed if _parts_of(self) else gymnasium_spaces.encode
         return encode(self.facts.library_observation_space, batch)
 
     @property
     def native(self) -> Native:
-        """Observations and actions as the library has them."""
+        """The library's own observations and actions."""
         return _native_of(self)
 
     @property
     def action_space(self) -> Space:
-        """See `gymnasium_spaces`."""
+        """The action space, as in `gymnasium_spaces`."""
         return self.facts.action_space
 
     @property
@@ -86,7 +86,7 @@ def _native_of(source: LibrarySource) -> Native:
     def encode_(arrays: Sequence[jax.Array], mask: Any) -> Any:
         batch = rebuilt(observation, iter(arrays))
         if has_parts(observed):
-            seen = shown(facts, encode(observed, batch))
+            seen = split_mask(facts, encode(observed, batch))
         else:
             seen = gymnasium_spaces.encode(observed, batch)
         return seen if mask is None else MaskedObservation(seen, mask)
@@ -98,7 +98,7 @@ def _native_of(source: LibrarySource) -> Native:
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch in the order of its space, in which dictionaries keep theirs."""
+    """The arrays of a batch in the order of its space; dictionaries are in that order already."""
     if isinstance(batch, dict | tuple):
         for part in batch.values() if isinstance(batch, dict) else batch:
             yield from _arrays(part)
@@ -107,15 +107,15 @@ def _arrays(batch: Any) -> Iterator[Any]:
 
 
 class _Parts(NamedTuple):
-    """Parts of observations."""
+    """Spaces of the parts of observations, with and without the mask."""
 
     all: ObservationSpace
-    shown: ObservationSpace  # all but a mask
+    without_mask: ObservationSpace
 
 
 @functools.cache
 def _parts_of(source: LibrarySource) -> _Parts | None:
-    """The parts of a source's observations, None where they have none."""
+    """The parts of a source's observations; None if an observation is one array."""
     facts = source.facts
     if not has_parts(facts.library_observation_space):
         return None
@@ -126,10 +126,10 @@ def _parts_of(source: LibrarySource) -> _Parts | None:
     return _Parts(space, composite.Dict({name: part for name, part in space.spaces if name != _MASK}))
 
 
-def shown(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
-    """An observation `[...]` in all its parts as agents see it: with a mask where one of them is that.
+def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
+    """Splits the mask off an observation `[...]`: a `MaskedObservation` if one of the parts is the mask.
 
-    Where nothing is allowed everything is: nobody acts on such an observation.
+    A mask that forbids everything becomes one that allows everything: no action follows such an observation.
     """
     if not _has_mask(facts):
         return observation
@@ -141,7 +141,7 @@ def shown(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
 
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
-    """Whether one part says of each action whether it is allowed."""
+    """Whether one part is a mask with a bit for each action."""
     theirs, acting = facts.library_observation_space, facts.action_space
     if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
         return False
@@ -151,7 +151,7 @@ def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
     match acting:
         case Discrete(n):
             return math.prod(part.shape) == n
-        case MultiDiscrete(nvec):  # a row for each choice; of as many rows as columns it may be anything
+        case MultiDiscrete(nvec):  # a row for each choice; a square may be anything, so it is no mask
             rows = (len(nvec), nvec[0])
             alike = len(set(nvec)) == 1 and rows[0] != rows[1]
             return tuple(part.shape) == (sum(nvec),) or (alike and tuple(part.shape) == rows)
@@ -159,15 +159,15 @@ def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
 
 
 def has_parts(space: Any) -> bool:
-    """Whether Gymnasium's space is a dictionary or a tuple of others."""
+    """Whether a space of Gymnasium's is a dictionary or a tuple of others."""
     return type(space).__name__ in ("Dict", "Tuple")
 
 
 def observation_space(name: str, space: Any) -> ObservationSpace:
-    """The space of ours that a space of Gymnasium's is, part by part.
+    """Converts an observation space of Gymnasium's to ours, part by part.
 
     Raises:
-      FdgError: environment `name` has a part that is no array of fixed shape, such as a text.
+      FdgError: environment `name` has a part that is not an array of fixed shape.
     """
     match type(space).__name__:
         case "Dict":
@@ -184,14 +184,14 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
 
 
 def wire(space: ObservationSpace) -> Box:
-    """The space of a packed observation: so many bytes."""
+    """The space of a packed observation: a row of bytes."""
     return Box(0.0, 255.0, (sum(_bytes(part) for _, part in composite.parts(space)),), "uint8")
 
 
 def encode(theirs: Any, batch: Any) -> Any:
-    """A batch of Gymnasium's observations as one of ours: arrays `[B, ...]`, always copies.
+    """Converts a batch of Gymnasium's observations to ours: arrays `[B, ...]`, always copies.
 
-    NumPy's, or JAX's of JAX's: see `gymnasium_spaces.encode`.
+    NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """
     match type(theirs).__name__:
         case "Dict":
@@ -200,20 +200,20 @@ def encode(theirs: Any, batch: Any) -> Any:
             return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
         case "Discrete" | "MultiDiscrete":
             categories = gymnasium_spaces.counted(theirs, batch)
-            return categories.reshape(categories.shape[0], *_flat(theirs))
+            return categories.reshape(categories.shape[0], *_category_shape(theirs))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
     return gymnasium_spaces.encode(theirs, batch)
 
 
 def packed(theirs: Any, batch: Any) -> np.ndarray:
-    """A batch of Gymnasium's observations as rows of bytes, `[B, *wire.shape]`."""
+    """Packs a batch of Gymnasium's observations into rows of bytes, `[B, *wire.shape]`."""
     parts = jax.tree.leaves(encode(theirs, batch))
     return np.concatenate([_rows(part) for part in parts], axis=1)
 
 
 def unpacked(space: ObservationSpace, rows: jax.Array) -> Any:
-    """What was `packed`, `[B, bytes]`, as an observation `[B, ...]`, in a compiled program."""
+    """Restores an observation `[B, ...]` from rows of `packed`, `[B, bytes]`, in a compiled program."""
     leaves, structure = jax.tree.flatten(composite.tree(space))
     made, start = [], 0
     for part in leaves:
@@ -224,7 +224,7 @@ def unpacked(space: ObservationSpace, rows: jax.Array) -> Any:
 
 
 def _of_bytes(part: Space, rows: jax.Array) -> jax.Array:
-    """One part, `[B, *part.shape]`, of its bytes `[B, bytes]`."""
+    """Restores one part, `[B, *part.shape]`, from its bytes `[B, bytes]`."""
     width = np.dtype(part.dtype).itemsize
     if width > 1:
         rows = jax.lax.bitcast_convert_type(rows.reshape(len(rows), -1, width), jnp.dtype(part.dtype))
@@ -236,10 +236,10 @@ def _bytes(part: Space) -> int:
 
 
 def _rows(part: np.ndarray) -> np.ndarray:
-    """An array `[B, ...]` as its bytes, `[B, bytes]`."""
+    """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
     return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
 
 
-def _flat(theirs: Any) -> tuple[int, ...]:
-    """Of one category no axis, of several one."""
+def _category_shape(theirs: Any) -> tuple[int, ...]:
+    """The shape of categories: `()` for `Discrete`, one axis for `MultiDiscrete`."""
     return () if type(theirs).__name__ == "Discrete" else (math.prod(theirs.shape),)

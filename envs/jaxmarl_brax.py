@@ -1,8 +1,9 @@
-"""MABrax: the bodies of brax, each moved by several agents, as JaxMARL 0.2 divides them (`ant_4x2`, ...).
+"""MABrax: several agents move one brax body, divided as in JaxMARL 0.2 (`ant_4x2`, ...).
 
-The bodies are those of `envs/from_brax.py`; which numbers of the observation an agent sees, and which joints
-it moves, are JaxMARL's mappings. Observations and actions are padded to the longest, and each agent's number
-is in front of its observation, as with JaxMARL's `homogenisation_method="max"`. All get the body's reward.
+The bodies are those of `envs/from_brax.py`. JaxMARL's mappings say which components of the observation an
+agent sees and which joints it moves. Observations and actions are padded to the longest, and a one-hot agent
+index precedes each observation, as with JaxMARL's `homogenisation_method="max"`. All agents get the body's
+reward.
 """
 
 import dataclasses
@@ -16,11 +17,11 @@ import numpy as np
 
 from envs.environment import Vectorized, vectorize
 from envs.from_brax import BraxEnvironment
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box
 from fdg.errors import FdgError
 
-# JaxMARL's name: brax's.
+# JaxMARL's name -> brax's name
 BODIES = {
     "ant_4x2": "ant",
     "halfcheetah_6x1": "halfcheetah",
@@ -28,7 +29,7 @@ BODIES = {
     "humanoid_9|8": "humanoid",
     "walker2d_2x3": "walker2d",
 }
-_BACKENDS = ("positional", "generalized", "spring", "mjx")  # the first is JaxMARL's
+_BACKENDS = ("positional", "generalized", "spring", "mjx")  # the first is JaxMARL's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class BraxTeam:
 
     @property
     def num_agents(self) -> int:
-        """Agents that move a part of it each."""
+        """The number of agents that the body is divided among."""
         return len(_mappings(self.name)[0])
 
     @property
@@ -51,23 +52,23 @@ class BraxTeam:
 
     @property
     def action_space(self) -> Box:
-        """From -1 to 1, one component a joint, of the agent that has most of them."""
+        """From -1 to 1, one component for each joint of the agent with the most joints."""
         return Box(-1.0, 1.0, (max(len(joints) for joints in _mappings(self.name)[1]),))
 
     @property
     def max_episode_steps(self) -> int:
-        """As brax's."""
+        """The time limit of the brax environment."""
         return self.body.max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Start an episode."""
+        """Starts an episode."""
         state, observation = self.body.reset(key)
         return state, self._observe(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset; `action [A, n]`."""
+        """Takes one step, without reset; `action [A, n]`."""
         joints = _mappings(self.name)[1]
         whole = jnp.zeros(self.body.action_space.shape)
         for i, mine in enumerate(joints):
@@ -84,7 +85,7 @@ class BraxTeam:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every team by name, for the registry."""
+    """The factory of each team by name, for the registry."""
     return {name: functools.partial(_make, name) for name in BODIES}
 
 
@@ -100,9 +101,9 @@ def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000)
 
 @functools.cache
 def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Numbers of the observation that each agent sees, and joints that it moves."""
+    """For each agent: indices of the observation that it sees, and of the joints that it moves."""
     try:
-        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             from jaxmarl.environments.mabrax import mappings
     except ModuleNotFoundError as error:
         raise FdgError(
@@ -110,8 +111,8 @@ def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, 
             " pip install 'fdg[jaxmarl]'"
         ) from error
     seen, moved = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
-    return tuple(_numbers(seen[agent]) for agent in seen), tuple(_numbers(moved[agent]) for agent in seen)
+    return tuple(_as_ints(seen[agent]) for agent in seen), tuple(_as_ints(moved[agent]) for agent in seen)
 
 
-def _numbers(indices: Any) -> tuple[int, ...]:
+def _as_ints(indices: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.asarray(indices))

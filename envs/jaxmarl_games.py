@@ -31,7 +31,7 @@ import numpy as np
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line, unknown_name
@@ -130,7 +130,7 @@ class JaxmarlGame:
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Start an episode."""
         env = _theirs(self)
-        with tolerantly():
+        with relaxed_checks():
             observation, state = env.reset(key)
             return _strong(state), self._observe(env, state, observation)
 
@@ -142,7 +142,7 @@ class JaxmarlGame:
         actions: Any = action
         if not kind.as_array:
             actions = {agent: action[i] for i, agent in enumerate(facts.agents)}
-        with tolerantly():
+        with relaxed_checks():
             observation, new, reward, done, info = env.step_env(key, state, actions)
             rewards = jnp.stack(_of_agents(reward, facts.agents)).astype(jnp.float32).reshape(-1)
             if self.shaping:
@@ -260,7 +260,7 @@ def _constructor(game: str) -> Any:
 def _module(name: str, game: str) -> Any:
     """A module of JaxMARL's environments; imports it, possibly while a program is being traced."""
     try:
-        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             module = importlib.import_module(f"jaxmarl.environments.{name}")
     except ModuleNotFoundError as error:
         raise FdgError(
@@ -283,7 +283,7 @@ def _theirs(single: JaxmarlGame) -> Any:
         arguments["max_steps"] = _NEVER
     if single.game == "jaxnav" and "act_type" not in arguments:
         arguments["act_type"] = "Continuous"
-    with jax.ensure_compile_time_eval(), quietly(), tolerantly(), warnings.catch_warnings():
+    with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             env = constructor(**arguments)
@@ -311,7 +311,7 @@ class _Facts:
 def _facts(single: JaxmarlGame) -> _Facts:
     env, kind = _theirs(single), KINDS[single.game]
     agents = tuple(env.agents)
-    with tolerantly():
+    with relaxed_checks():
         parts = jax.eval_shape(
             lambda: [jax.tree.leaves(row) for row in _of_agents(env.reset(jax.random.key(0))[0], agents)]
         )

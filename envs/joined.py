@@ -1,4 +1,4 @@
-"""Actions in parts side by side: the one array that algorithms act by, for environments that take several."""
+"""Concatenates actions with several parts (`Dict`, `Tuple`) into the one array that algorithms use."""
 
 import dataclasses
 import math
@@ -16,20 +16,20 @@ from fdg.errors import FdgError
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """A `SingleEnvironment` whose actions are one array, of one whose actions are a `Dict` or `Tuple`.
+    """Wraps a `SingleEnvironment` with `Dict` or `Tuple` actions as one with a single action array.
 
-    `envs.vectorize` makes one by itself. Categories become one `MultiDiscrete`, arrays of floats one `Box` of
-    one axis, the parts in the order of `composite.parts`; the environment within gets them in its own parts.
+    `envs.vectorize` applies it. Discrete parts become one `MultiDiscrete`, float parts one `Box` with one
+    axis, in the order of `composite.parts`. `step` splits the array into the parts of the inner environment.
 
     Raises:
-      FdgError: (when its space is asked for) there are categories and floats.
+      FdgError: (on reading `action_space`) discrete and float parts are mixed.
     """
 
     single: Any
 
     @property
     def action_space(self) -> Space:
-        """Of all parts together."""
+        """The space of the concatenated actions."""
         parts = [part for _, part in composite.parts(self.parts_of_action)]
         boxes = [part for part in parts if isinstance(part, Box)]
         if not boxes:
@@ -50,11 +50,11 @@ class Joined:
 
     @property
     def parts_of_action(self) -> ObservationSpace:
-        """The space of actions of the environment within."""
+        """The action space of the inner environment."""
         return self.single.action_space
 
     def apart(self, action: jax.Array) -> Any:
-        """Actions `[..., n]` as the environment within takes them, each part `[..., *shape]`."""
+        """Splits actions `[..., n]` into the parts of the inner environment, each `[..., *shape]`."""
         leaves, structure = jax.tree.flatten(composite.tree(self.parts_of_action))
         ends = np.cumsum([math.prod(part.shape) for part in leaves])[:-1].tolist()
         pieces = [
@@ -64,7 +64,7 @@ class Joined:
         return jax.tree.unflatten(structure, pieces)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Any:
-        """Take one step; `action [(A,) n]`."""
+        """Takes one step; `action [(A,) n]`."""
         return self.single.step(key, state, self.apart(action))
 
     def __getattr__(self, name: str) -> Any:

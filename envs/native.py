@@ -1,17 +1,17 @@
-"""Observations and actions as an environment's own library gives and takes them, described and converted.
+"""Descriptions of a library's own observations and actions, and their conversion to and from ours.
 
-Programs see observations and give actions as `envs.spaces` has them. A policy at work, and a file of one,
-take and give what the environment does that was named: categories that begin where its space says, parts,
-bits, texts and a raw `action_mask`. For an environment of JAX's that is the same.
+Compiled programs use observations and actions of `envs.spaces`. `run.policy` and exported files use those of
+the environment's library: categories with an offset (`start`), parts, bits, texts and a raw `action_mask`.
+For environments in JAX, both are the same.
 
-A *description* is plain data, which a file can hold: `{"parts": {name: description}}` or `{"parts": [...]}`
-for what has parts, else of one array
+A *description* is plain data that a file can store: `{"parts": {name: description}}`, `{"parts": [...]}`, or
+for one array
 
-- `name`: of the array, among all of the observation or the action;
-- `shape`: `["N", ...]`, N environments;
-- `dtype`: the library's; `jax_dtype`: of the array that a program takes or gives;
-- `kind`: of its space, and that space's numbers: `low`, `high` (None: no bound); `n`, `start`; `nvec`,
-  `start`; `length`, in bytes, of a text.
+- `name`: unique among the arrays of the observation or the action;
+- `shape`: `["N", ...]` for N environments;
+- `dtype`: the library's dtype; `jax_dtype`: the dtype in the compiled program;
+- `kind`: the type of its space, and the parameters of that space: `low`, `high` (None: no bound); `n`,
+  `start`; `nvec`, `start`; `length` of a text in bytes.
 """
 
 import re
@@ -29,24 +29,27 @@ from envs.observations import MaskedObservation
 
 Description = dict[str, Any]
 
-_TAKEN = re.compile(r"action|(next_)?memory_\d+|seed|start|mask")  # names of other arguments and results
+# Names of other arguments and results, which no array may have.
+_RESERVED = re.compile(r"action|(next_)?memory_\d+|seed|start|mask")
 
 
 class Native(NamedTuple):
-    """What an environment's library gives and takes, and how a program converts it."""
+    """Observations and actions of an environment's library, and their conversion in a program."""
 
     observation: Description
     action: Description
-    encode: Callable[[Sequence[jax.Array], Any], Any]  # arrays of the observation's description, in its
-    # order, `[N, ...]` each, and a mask `[N, ...]` or None, to an `envs.Observation`
-    decode: Callable[[jax.Array], Sequence[jax.Array]]  # actions `[N, ...]` to arrays of the description
-    kept: Callable[[int], Any] = lambda count: ()  # what `see` remembers of N environments, at first
+    # (arrays `[N, ...]` in the order of the description, mask `[N, ...]` or None) -> `envs.Observation`
+    encode: Callable[[Sequence[jax.Array], Any], Any]
+    # actions `[N, ...]` -> arrays in the order of the action's description
+    decode: Callable[[jax.Array], Sequence[jax.Array]]
+    # N -> the initial state of `see`
+    kept: Callable[[int], Any] = lambda count: ()
+    # Applies wrappers to an observation: (state, start `[N]` bool, observation) -> (state, observation)
     see: Callable[[Any, jax.Array, Any], tuple[Any, Any]] = lambda kept, start, seen: (kept, seen)
-    # what it remembers, and what wrappers show, where `start [N]` says that an episode begins
 
 
 def native(env: Any) -> Native:
-    """The borders of an environment.
+    """The `Native` of an environment.
 
     >>> from envs.spaces import Discrete
     >>> described("action", Discrete(2))["n"]
@@ -57,7 +60,7 @@ def native(env: Any) -> Native:
 
 
 def of_spaces(env: Any) -> Native:
-    """Those of an environment whose library is JAX: of its own spaces, without what only critics see."""
+    """The `Native` of an environment in JAX: its own spaces, without the parts that only critics see."""
     count = num_agents(env)
     agents = () if count is None else (count,)
     space = composite.public(env.observation_space)
@@ -81,7 +84,9 @@ def of_spaces(env: Any) -> Native:
 
 
 def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
-    """The description of a space, ours or Gymnasium's; `root` names it, or is in front of names taken.
+    """The description of a space, ours or Gymnasium's.
+
+    `root` names the only array, and prefixes the names of parts where a name is taken.
 
     >>> described("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
@@ -92,7 +97,7 @@ def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Descriptio
         name = ".".join(map(str, path))
         if not path:
             name = root
-        elif root == "action" or name in taken or _TAKEN.fullmatch(name):
+        elif root == "action" or name in taken or _RESERVED.fullmatch(name):
             name = f"{root}.{name}"
         while name in taken:
             name += "_"
@@ -104,7 +109,7 @@ def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Descriptio
 def leaves(
     description: Description, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Description]]:
-    """The arrays of a description, in order, and where each is: names and positions of parts."""
+    """Each array of a description, in order, with its path of part names and positions."""
     parts = description.get("parts")
     if parts is None:
         yield path, description
@@ -114,7 +119,7 @@ def leaves(
 
 
 def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
-    """Dictionaries and tuples of a description, with arrays in their places."""
+    """The dictionaries and tuples of a description, filled with arrays; the inverse of `leaves`."""
     parts = description.get("parts")
     if parts is None:
         return next(arrays)
@@ -146,7 +151,7 @@ def _described(space: Any, agents: tuple[int, ...]) -> Description:
     found = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
     limits = np.iinfo(np.int32)
     if dtype.kind in "iu" and dtype.itemsize > 4 and (low.min() < limits.min or high.max() > limits.max):
-        found["jax_dtype"] = "float32"  # amounts, of which a program would make that anyway
+        found["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
     return found
 
 
@@ -162,8 +167,8 @@ def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -
 
 
 def _bound(values: np.ndarray) -> Any:
-    """One number where all are alike, else nested lists; None for none."""
-    if values.dtype == np.uint64:  # whose largest files do not hold
+    """One number if all are equal, else nested lists; None stands for no bound."""
+    if values.dtype == np.uint64:  # JSON readers may not take integers of 64 bits
         values = values.astype(np.float64)
     finite = values.astype(object)
     finite[~np.isfinite(values)] = None

@@ -1,4 +1,4 @@
-"""What a user names as `module:name`: environments, and other values, of modules of their own."""
+"""Imports what a user names as `module:name`: environments and other values."""
 
 import functools
 import importlib
@@ -16,11 +16,11 @@ from envs.text.task import TextProblem, TextTask
 from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, module_of_file, raised, unknown_name
 
-ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
+ENTRY_POINTS = "fdg.environments"  # the group in which installed packages register environments
 
 
 def module_of(name: str, known: Iterable[str]) -> str | None:
-    """The module that `module:name` is in; None where the word before the colon begins known names.
+    """The module of `module:name`; None if there is no colon or the prefix is that of known names.
 
     >>> module_of("mine.deep:maze", ["brax:ant"]), module_of("brax:antt", ["brax:ant"]), module_of("Maze", [])
     ('mine.deep', None, None)
@@ -30,22 +30,22 @@ def module_of(name: str, known: Iterable[str]) -> str | None:
     return module if colon and module not in sources else None
 
 
-def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
-    """What `module:name` names, `name` with dots for what is inside of something. Imports the module.
+def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+    """Imports the module of `module:name` and returns the attribute; `name` may have dots.
 
-    The user has to have named it, or to trust the file that does: see `fdg.training.said`.
+    Call it only if the user gave the name or trusts the file that did: see `fdg.training.name_resolver`.
 
     Args:
-      what: how a message begins: "environment", "--network".
+      what: the start of error messages: "environment", "--network".
       name: such as `mine.deep:maze`.
-      fits: which things of the module a message lists, where it has none of that name.
+      is_candidate: which attributes of the module the error lists if `name` is not among them.
 
     Raises:
-      FdgError: there is no such module, importing it fails, or it has no such thing; one line.
+      FdgError: there is no such module, importing it fails, or it has no such attribute.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:
-        raise FdgError(f"{what} '{name}': name something of the module: {module_name}:NAME")
+        raise FdgError(f"{what} '{name}': no name follows the colon: write {module_name}:NAME")
     try:
         value = importlib.import_module(module_name)
     except Exception as error:
@@ -61,30 +61,32 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
     for part in attribute.split("."):
         if not hasattr(value, part):
             own = {key: one for key, one in vars(value).items() if not key.startswith("_")}
-            there = [key for key, one in own.items() if fits(one)] or [k for k in own if callable(own[k])]
+            there = [key for key, one in own.items() if is_candidate(one)] or [
+                k for k in own if callable(own[k])
+            ]
             raise unknown_name(f"{what} in {module_name}", attribute, there) from None
         value = getattr(value, part)
     return value
 
 
 def make(name: str, overrides: Mapping[str, Any]) -> Any:
-    """The environment, or the task of text, that `module:factory` makes, or is.
+    """The environment or text task of `module:name`.
 
     Args:
-      name: of a function or a class, called with `overrides`, or of an environment.
-      overrides: of its parameters.
+      name: a function or class, which is called with `overrides`, or an environment.
+      overrides: arguments of the call.
 
     Raises:
-      FdgError: as `found`; the factory fails; what it makes is no environment.
+      FdgError: as `found`; the factory fails; its result is not an environment.
     """
     return built(name, found("environment", name), overrides)
 
 
 def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
-    """An environment from what makes one, a `SingleEnvironment` vectorized; a task of a `TextProblem`.
+    """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`.
 
     Raises:
-      FdgError: the factory fails, or what it makes is no environment.
+      FdgError: the factory fails, or its result is not an environment.
     """
     given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
@@ -97,13 +99,15 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
             f"environment '{name}' is a {type(factory).__name__}: name a class, a function or an environment"
         )
     if is_value and overrides:
-        raise FdgError(f"environment '{name}' is a value, which takes no {given}: name what makes it")
+        raise FdgError(
+            f"environment '{name}' is an object, which takes no {given}: name its class or factory"
+        )
     try:
         check_options(f"environment '{name}'", factory, overrides)
         made = factory if is_value else foreign.made_by(factory, overrides)
     except FdgError:
         raise
-    except Exception as error:  # whatever the code of somebody's own raises
+    except Exception as error:  # the user's code may raise anything
         does = f"does not take {given}" if overrides else "cannot be made"
         raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
     if foreign.is_of_gymnasium(made) and not is_value:
@@ -123,7 +127,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """The environments that installed packages register, by name; nothing of them is imported."""
+    """The environments that installed packages register, by name; imports none of them."""
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
@@ -131,7 +135,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
     """The environment that an installed package registers.
 
     Raises:
-      FdgError: it cannot be imported, or as `built`.
+      FdgError: it cannot be imported; as `built`.
     """
     point = entry_points()[name]
     try:
@@ -146,13 +150,13 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a task of text, a game, or a problem: a value, not a class."""
+    """Whether a value (not a class) is a text task, a text game or a `TextProblem`."""
     is_problem = callable(getattr(value, "draw", None)) and callable(getattr(value, "prompt", None))
     return not isinstance(value, type) and (is_text(value) or is_problem)
 
 
 def _task(name: str, made: Any) -> Any:
-    """A task of text or a game as it is, and the task of a problem."""
+    """Returns a text task or game unchanged; makes a task of a `TextProblem`."""
     if is_text(made):
         return made
     needed = [part for part in vars(TextProblem) if not part.startswith("_")]
@@ -166,7 +170,7 @@ def _task(name: str, made: Any) -> Any:
 
 
 def _takes_one_key(env: Any) -> bool:
-    """Whether it is one instance: what its `reset` takes is not called `keys`."""
+    """Whether an environment is not vectorized: the argument of its `reset` is not named `keys`."""
     try:
         return next(iter(inspect.signature(env.reset).parameters), None) != "keys"
     except (AttributeError, TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""Probe environments: each isolates one ability of an agent, and its right answer is known in closed form.
+"""Probe environments: each isolates one ability of an agent, and its solution is known in closed form.
 
-An agent that fails one of them has a fault in exactly that part; train for seconds, not hours. The idea is
+An agent that fails a probe has a fault in that part, and training on a probe takes seconds. The idea is
 Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
 
-`γ` is the discount; `optimal_return` the undiscounted return of the best policy, in expectation.
+`γ` is the discount; `optimal_return` is the expected undiscounted return of the best policy.
 """
 
 import dataclasses
@@ -145,12 +145,12 @@ class PolicyOfObservation:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A cue `±1` is shown at the first step only; the action `delay` steps later is judged by it.
+    """A cue `±1` is shown at the first step only; the action `delay` steps later has to match it.
 
-    Observation `[cue, 0]` at first, `[0, 0]` between, `[0, 1]` when the action counts: then reward 1 for
-    action 1 after cue 1 and action 0 after cue -1, else -1, and the episode, `delay + 1` steps long, ends.
-    With memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy has
-    the expected return 0.
+    The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
+    steps. The last action has reward 1 if it matches the cue (action 1 for cue 1, action 0 for cue -1), else
+    -1. With memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy
+    has the expected return 0.
     """
 
     delay: int = 4
@@ -179,7 +179,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscreteTarget:
-    """One step, a multi-discrete action; the observation holds a random target, one-hot for each component.
+    """One step, a multi-discrete action; the observation is a random target, one-hot for each component.
 
     Reward: the share of components that equal their target. The policy copies the target, and its value is
     1 everywhere; a uniform policy has `mean(1 / nvec)`.
@@ -252,11 +252,11 @@ class ContinuousTarget:
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
-    """Three actions, one step; the observation says one-hot which action `f` is forbidden, as does the mask.
+    """Three actions, one step; the observation is the forbidden action `f`, one-hot; the mask forbids it.
 
-    Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden one is paid 1,000 where it
-    is taken all the same, so that an agent that does not heed the mask is drawn to it, and a mean return
-    above 1 over less than 500 episodes shows that it was taken even once. The value is 1 everywhere.
+    Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden action has reward 1,000,
+    so an agent that ignores the mask learns to take it, and one such action in fewer than 500 episodes raises
+    the mean return above 1. The value is 1 everywhere.
     """
 
     name: ClassVar[str] = "probe:masked"
@@ -266,12 +266,12 @@ class Masked:
     optimal_return: ClassVar[float] = 1.0
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, MaskedObservation]:
-        """Observation: `f`, one-hot; allowed is what is zero in it."""
+        """Observation: `f`, one-hot; the actions with a zero are allowed."""
         forbidden = self.action_space.sample(key)
         return forbidden, self._observe(forbidden)
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
-        """Reward by how far the action is beyond the forbidden one; terminated."""
+        """Reward by `(action - f) mod 3`; terminated."""
         reward = jnp.stack([jnp.float32(1000), jnp.float32(1), jnp.float32(-1)])[(action - state) % 3]
         return state, self._observe(state), reward, jnp.bool_(True), jnp.bool_(False)
 
@@ -284,8 +284,8 @@ class Masked:
 class Truncation:
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
-    The value is `1 / (1 - γ)`, at every time alike, for nothing in the observation tells the time. An agent
-    that takes truncation for termination learns less: a mean over times of `(1 - γ^left) / (1 - γ)`.
+    The value is `1 / (1 - γ)` at every step, because the observation does not show the time. An agent that
+    treats truncation as termination learns less: the mean over steps of `(1 - γ^left) / (1 - γ)`.
     """
 
     steps: int = 10
@@ -317,13 +317,13 @@ class Truncation:
 
 @dataclasses.dataclass(frozen=True)
 class Agents:
-    """Several agents at once; each is shown a random target, and judged by how its own action meets it.
+    """Several agents; each sees its own random target, and its reward depends on its own action only.
 
-    As `probe:memory` for each agent: an observation `[target, 0]` at first, `[0, 0]` between, and `[0, 1]`
-    when the action counts, `delay` steps later (`[target, 1]` with no delay). Then the reward of a target
-    `±1` is 1 for action 1 after 1 and action 0 after -1, else -1; of a `continuous` target in `[-1, 1]` it is
-    `-(action - target)²`. The best policy copies the target, and needs a memory where there is a delay. Fails
-    where agents are mixed up with each other or with environments.
+    As `probe:memory` for each agent: the observation is `[target, 0]` at the first step, then `[0, 0]`, and
+    `[0, 1]` at the last, `delay` steps later (`[target, 1]` without a delay). The last action has reward 1 if
+    it matches a target `±1` (action 1 for 1, action 0 for -1), else -1; for a `continuous` target in
+    `[-1, 1]` its reward is `-(action - target)²`. The best policy copies the target; with a delay it needs a
+    memory. Fails where agents are mixed up with each other or with environments.
     """
 
     num_agents: int = 2
@@ -372,10 +372,10 @@ class Agents:
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """Several agents, one action, one step; each sees `x = ±1` at random, and is paid the next agent's `x`.
+    """Several agents, one action, one step; each sees a random `x = ±1`; its reward is the next agent's `x`.
 
-    To a value function of an agent's own observation all is worth 0. One that sees the observations of all
-    knows every reward.
+    It tests central value functions: one that sees only the agent's own observation can only predict 0; one
+    that sees all observations can predict every reward.
     """
 
     num_agents: int = 2
@@ -417,7 +417,7 @@ PROBES: tuple[type[Any], ...] = (
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every probe by name, for the registry."""
+    """The factory of each probe by name, for the registry."""
     return {probe().name: functools.partial(_make, probe) for probe in PROBES}
 
 

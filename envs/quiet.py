@@ -1,4 +1,4 @@
-"""Packages that talk: while they are imported, and while they work."""
+"""Contexts that silence other packages, or relax the checks of JAX for their code."""
 
 import contextlib
 import io
@@ -11,10 +11,10 @@ import jax
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Neither output nor warnings, and afterwards the streams that were there before.
+    """Suppresses output and warnings, then restores the standard streams.
 
-    For imports of other packages alone: JaxMARL prints which of its optional parts are missing, and leaves
-    the output streams replaced; brax imports a package that warns of its end.
+    Use it for imports of other packages only: JaxMARL prints which optional parts are missing and leaves the
+    standard streams replaced; brax imports a package that warns of its deprecation.
     """
     names = "stdout", "stderr", "__stdout__", "__stderr__"
     before = {name: getattr(sys, name) for name in names}
@@ -30,8 +30,8 @@ def quietly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tolerantly() -> Iterator[None]:
-    """For code of others that is being traced: ranks may be promoted, and no warning of JAX is heard."""
+def relaxed_checks() -> Iterator[None]:
+    """Allows rank promotion and suppresses JAX's warnings while other packages' code is traced."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         for kind in (DeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", kind)
@@ -40,7 +40,7 @@ def tolerantly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def mujoco_quietly() -> Iterator[None]:
-    """Without MuJoCo's own warnings, which it would print, and write to a file in the working directory."""
+    """Suppresses MuJoCo's warnings, which it prints and writes to a file in the working directory."""
     import mujoco
 
     before = mujoco.get_mju_user_warning()

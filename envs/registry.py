@@ -1,8 +1,8 @@
-"""Environments by name: `make`, `names`, `register`; and of modules and packages of one's own.
+"""Environments by name: `make`, `names`, `register`; including those of users' modules and packages.
 
 A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
 one import and one entry of `SOURCES`. The file loads the source's package at first use, not when it is
-imported, so that a missing or slow package costs only those who use it.
+imported, so a missing or slow package affects only its users.
 """
 
 import ast
@@ -53,7 +53,7 @@ SOURCES = (
 
 
 class _Source(NamedTuple):
-    """What begins with a prefix, and has more names than can be listed: `make(prefix + their name)`."""
+    """A source whose names have a prefix and are too many to list: `make(prefix + name)`."""
 
     make: Callable[..., Any]  # (name without the prefix, **overrides)
     beyond: Callable[[str, Mapping[str, Any]], str | None]  # as `beyond_registries`
@@ -64,7 +64,7 @@ _PREFIXES: dict[str, _Source] = {
     from_envpool.PREFIX: _Source(
         from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
     ),
-    # Its tasks are no environments: algorithms of language models take them. Files of problems are data.
+    # Tasks for language models, not environments. Files of problems are read as data, so they need no trust.
     text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name)),
     codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute),
     from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
@@ -80,32 +80,31 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_spelled: dict[Any, str] = {}  # how environments were named that `make` made
+_spelled: dict[Any, str] = {}  # environments that `make` returned -> their names with parameters
 
 
 def make(name: str, **overrides: Any) -> Any:
-    """Make the environment called `name`.
+    """Makes the environment called `name`.
 
     Args:
-      name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
-        of `envs.text.names()`, or `codesign:` and `w1`, `w2`, `w3` or a TOML file; or `module:factory` of a
-        user, which is imported: a function or class whose call gives an `Environment`, a `SingleEnvironment`,
-        which is vectorized, an `envs.text.TextTask`, or a problem that one is made of. `ray:` before one of
-        the host spreads its instances over the hosts of a Ray cluster.
-      **overrides: parameters of the environment in place of its defaults, for instance
-        `max_steps_in_episode=200`; Python numbers, strings and tuples. And for any environment `info`, names
-        of what is reported of each episode (`envs.vectorize`), and wrappers (`envs.wrappers`), in this order
-        whatever that of the arguments: `action_repeat=2`, `hide_observations=("walls",)`, `time_aware=True`,
-        `frame_stack=4`.
+      name: one of `names()`; `envpool:` or `gymnasium:` and a name of that package; `text:` and one of
+        `envs.text.names()`; `codesign:` and `w1`, `w2`, `w3` or a TOML file; or `module:factory`, which is
+        imported. A factory is a function or class whose call returns an `Environment`, a `SingleEnvironment`
+        (it is vectorized), an `envs.text.TextTask` or an `envs.text.TextProblem`. The prefix `ray:` spreads
+        the instances of a host environment over the hosts of a Ray cluster.
+      **overrides: parameters of the environment, for instance `max_steps_in_episode=200`: Python numbers,
+        strings and tuples. Every environment also takes `info`, names of values to report for each episode
+        (`envs.vectorize`), and wrappers (`envs.wrappers`). Wrappers are applied in this order:
+        `action_repeat=2`, `hide_observations=("walls",)`, `time_aware=True`, `frame_stack=4`.
 
     Returns:
       An `Environment` (an `envs.text.TextTask` for `text:`): a frozen, hashable value; the same arguments
       make equal values. No array is allocated.
 
     Raises:
-      UnknownNameError: no environment has this name; says the nearest.
-      FdgError: an override that the environment does not take; says which it takes. A module of your own that
-        cannot be imported, or has no such factory.
+      UnknownNameError: no environment has this name; the message suggests the nearest.
+      FdgError: the environment does not take an override; the message lists those that it takes. Or a user's
+        module cannot be imported, or has no such factory.
 
     >>> make("CartPole-v1") == make("CartPole-v1")
     True
@@ -128,40 +127,43 @@ def make(name: str, **overrides: Any) -> Any:
     try:
         made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
     except FdgError as error:
-        key = next((key for key in overrides if key in _OF_OTHERS and f"'{key}'" in str(error)), None)
+        key = next((key for key in overrides if key in _OTHER_LIBRARIES and f"'{key}'" in str(error)), None)
         if key is None:
             raise
-        fix = _OF_OTHERS[key].format(value=overrides[key])
+        fix = _OTHER_LIBRARIES[key].format(value=overrides[key])
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
     made = wrapped(made, wanted)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        # Algorithms give a task of text other tokens and lengths: its problem is what makes it this one.
+        # Algorithms replace a text task's tokens and lengths, so its problem identifies it.
         key = made if _module_of(name) is None else getattr(made, "problem", made)
         with contextlib.suppress(TypeError):  # it does not hash
             _spelled[key] = f"{name}?{options}" if options else name
     return made
 
 
-_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # endings of files of problems
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of data files
 _OURS = (*PARAMETERS, "info")  # parameters that every environment takes
 
-_HOW_MANY = "it is the algorithm's: algos.PPO(env=..., num_envs={value!r:.60}), --num-envs {value!r:.60}"
-_OF_OTHERS = {  # what other libraries give to an environment
-    "num_envs": _HOW_MANY,
-    "n_envs": _HOW_MANY,
-    "seed": "it is the run's: fdg.fit(..., seed={value!r:.60}), --seed {value!r:.60}; reset takes keys",
+_NUM_ENVS_FIX = (
+    "it is a setting of the algorithm: algos.PPO(env=..., num_envs={value!r:.60}), --num-envs {value!r:.60}"
+)
+_OTHER_LIBRARIES = {  # parameters that other libraries pass to an environment: the fix for each
+    "num_envs": _NUM_ENVS_FIX,
+    "n_envs": _NUM_ENVS_FIX,
+    "seed": "it is a setting of the run: fdg.fit(..., seed={value!r:.60}), --seed {value!r:.60};"
+    " reset takes keys",
     "render_mode": "fdg.load(RUN).play('video.mp4') and fdg play RUN draw pictures",
 }
 
 
 def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
-    """The environment without wrappers, which reports what is wanted of its episodes."""
+    """The environment without wrappers, with the `info` of `wanted`."""
     info = {key: wanted[key] for key in ("info",) if key in wanted}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
             if prefix == text.PREFIX and wanted:
-                raise FdgError(f"'{name}' is a task of text, which takes no {listed(wanted, 'and')}")
+                raise FdgError(f"'{name}' is a text task, which takes no {listed(wanted, 'and')}")
             return source.make(name.removeprefix(prefix), **overrides, **info)
     made = _of_a_factory(name, overrides)
     if not info:
@@ -170,7 +172,7 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
     if isinstance(made, HostEnvironment) and isinstance(made.source, from_gymnasium.GymnasiumSource):
         return dataclasses.replace(made, source=dataclasses.replace(made.source, info=names))
     if not isinstance(made, Vectorized):
-        raise FdgError(f"environment '{name}' is a batch of its own, and takes no info")
+        raise FdgError(f"environment '{name}' is vectorized by its author, so it takes no info")
     return dataclasses.replace(made, info=names)
 
 
@@ -194,9 +196,9 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
 
 
 def _meant(name: str) -> list[str]:
-    """The names that differ from an unknown one by case or by version alone: ours, else those of the host.
+    """Names that differ from an unknown one only by case or version: built-in ones, else host environments.
 
-    Of several versions it is the newest. What is not installed is known by its families.
+    Of several versions, only the newest. For packages that are not installed, `families` lists the names.
     """
 
     def task(one: str) -> str:
@@ -215,20 +217,20 @@ def _meant(name: str) -> list[str]:
     return found
 
 
-# Up to an `&` that is not within quotation marks, which begin behind a sign or a blank.
+# Up to an `&` outside quotation marks; an opening quotation mark follows punctuation or a space.
 _OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
 
-_JOINED = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters, with another sign between them
+_WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters that are not separated by `&`
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """A name with overrides, as one writes them on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
+    """Parses a name with overrides, as on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
 
     Values are Python's numbers, tuples, `True`, `False` and `None`; anything else is a string, which may be
     in quotation marks.
 
     Raises:
-      FdgError: what follows the question mark is no such list.
+      FdgError: the text after the question mark is not such a list.
 
     >>> parse("gymnasium:Hopper-v5?restarts=2&frame_skip=8")
     ('gymnasium:Hopper-v5', {'restarts': 2, 'frame_skip': 8})
@@ -241,7 +243,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
-        if (pair := _JOINED.match(value)) and not isinstance(_value(pair[1]), str):
+        if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_value(pair[1]), str):
             fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
             raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")
         overrides[parameter] = _value(value)
@@ -249,7 +251,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def absolute(name: str) -> str:
-    """The same environment from any folder: its files by their absolute paths.
+    """The name with absolute paths of its files, so that it works from any folder.
 
     >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
@@ -262,11 +264,11 @@ def _absolute_files(name: str) -> str:
     parts = [option.partition("=") for option in options.split("&")]
     spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
     found = before + mark + "&".join(spelled)
-    return found if len(found.split("&")) == len(parts) else name  # a folder may be called &
+    return found if len(found.split("&")) == len(parts) else name  # unless a folder's name has an &
 
 
 def _value(text: str) -> Any:
-    """A number, tuple, boolean or None of Python's, as it is written; any other text is itself."""
+    """Parses a Python number, tuple, boolean or None; returns any other text unchanged."""
     try:
         value = ast.literal_eval(text)
         hash(value)
@@ -276,7 +278,7 @@ def _value(text: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` knows, those of `register` last; without those that begin with a package.
+    """All names that `make` knows, those of `register` last; without names with a prefix of a package.
 
     >>> "CartPole-v1" in names()
     True
@@ -285,18 +287,18 @@ def names() -> tuple[str, ...]:
 
 
 def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """What `make(name, **parameters)` does that no registry answers for; None where there is nothing.
+    """What `make(name, **parameters)` does beyond calling a registered factory with plain values, or None.
 
-    That is to import a module, to start or join what runs outside of this program, to download, or to hand a
-    text to other people's code, which may take it for a module, a file or a command. Only the user of the
-    program may ask for it, never a file alone.
+    Such actions are: importing a module; starting or joining processes outside this program; downloading; and
+    passing a text to other packages' code, which may open it as a module, a file or a command. Only the user
+    of the program may ask for these, never a file alone.
 
     >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})
     (None, None)
     >>> beyond_registries("gymnasium:mine:Maze-v0", {})
     'imports the module mine'
     >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
-    "hands the text xml_file='mine.xml' to code that may open or start it"
+    "passes the text xml_file='mine.xml' to code that may open or run it"
     """
     parameters = {key: value for key, value in parameters.items() if key not in _OURS}
     if name in _DOWNLOADS:
@@ -318,16 +320,16 @@ def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 
 def _module_of(name: str) -> str | None:
-    """The module of a user's own that a name without a known prefix begins with, None where it has none."""
+    """The user's module of a name `module:factory`; None for names without one."""
     return own.module_of(name, (*_BUILT_IN, *own.entry_points()))
 
 
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
-_WORD = re.compile(r"[\w+|-]{1,64}")  # what a name of a registry looks like, and no path or module
+_WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but no paths or modules
 
 
 def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
-    """Which parameter has, or holds, a text that is not allowed, as `beyond_registries` says it."""
+    """The reason of `beyond_registries` for the first parameter with a text that is not allowed, or None."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, str):
@@ -338,12 +340,12 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 
     for parameter, value in parameters.items():
         if not is_plain(value):
-            return f"hands the text {parameter}={value!r:.60} to code that may open or start it"
+            return f"passes the text {parameter}={value!r:.60} to code that may open or run it"
     return None
 
 
 def spelled(env: Any) -> str | None:
-    """The `NAME?PARAMETER=VALUE` that `make` made an environment from; None where its name says it all."""
+    """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name alone is enough."""
     try:
         return _spelled.get(getattr(env, "problem", env))
     except TypeError:  # it does not hash
@@ -351,14 +353,14 @@ def spelled(env: Any) -> str | None:
 
 
 def register(name: str, factory: Callable[..., Environment]) -> None:
-    """Let `make(name, **overrides)` return `factory(**overrides)`.
+    """Makes `make(name, **overrides)` return `factory(**overrides)`.
 
-    Registering a name again replaces the factory, so that a notebook cell runs twice.
+    Registering a name again replaces the factory, so a notebook cell can run twice.
 
     Args:
       name: a name that no built-in environment has.
-      factory: returns an `Environment`: `vectorize(single)`, or one that is batched itself. It must return
-        equal values for equal arguments.
+      factory: returns an `Environment`: `vectorize(single)`, or a vectorized one. It must return equal values
+        for equal arguments.
 
     Raises:
       FdgError: the name belongs to a built-in environment.

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 
-with quietly(), tolerantly():
+with quietly(), relaxed_checks():
     import brax.envs
     import dm_env
     import gymnax

@@ -126,7 +126,7 @@ def test_names_are_those_of_envpool():
         UnknownNameError, match=r"unknown parameter .*'max_steps': did you mean 'max_episode_steps'"
     ):
         envs.make("envpool:HalfCheetah-v4", max_steps=3)
-    with pytest.raises(FdgError, match="no parameter 'num_envs': it is the algorithm's"):
+    with pytest.raises(FdgError, match="no parameter 'num_envs': it is a setting of the algorithm"):
         envs.make("envpool:HalfCheetah-v4", num_envs=3)
     with pytest.raises(FdgError, match="has 2 players"):
         envs.make("envpool:Backgammon-v1").observation_space  # noqa: B018 asked of EnvPool here

@@ -253,7 +253,7 @@ def test_a_part_is_a_mask_where_it_has_a_bit_for_each_action(acting, shape, expe
     bits = np.ones((2, *shape), np.int8)
     bits[0].flat[0], bits[1] = 0, 0
     batch = {"seen": np.zeros((2, 1), np.float32), "action_mask": bits}
-    shown = gymnasium_parts.shown(facts, gymnasium_parts.encode(theirs, batch))
+    shown = gymnasium_parts.split_mask(facts, gymnasium_parts.encode(theirs, batch))
     features, mask = envs.features_and_mask(shown)
     assert set(features) == {"seen"} | ({"action_mask"} if expected is None else set())
     if expected is not None:

@@ -72,7 +72,7 @@ def test_a_factory_a_class_and_a_value(module):
         ("maze = 3", "MODULE:maze", {}, "is a int: name a class, a function or an environment"),
         ("", "MODULE.py:maze", {}, "there is no module 'MODULE.py': write MODULE:maze"),
         ("", "no_such_module:maze", {}, "there is no module 'no_such_module': run from the folder"),
-        ("", "MODULE:", {}, "name something of the module"),
+        ("", "MODULE:", {}, "no name follows the colon"),
     ],
 )
 def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, message):

@@ -70,7 +70,10 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
         ),
         ("probe:memory", {"length": 3}, "unknown parameter 'length': takes delay"),
         ("probe:value", {"length": 3}, "unknown parameter 'length': takes no parameters"),
-        *((name, {"seed": 3}, "no parameter 'seed': it is the run's: fdg.fit") for name in EVERY_SOURCE),
+        *(
+            (name, {"seed": 3}, "no parameter 'seed': it is a setting of the run: fdg.fit")
+            for name in EVERY_SOURCE
+        ),
         *((name, {"n_envs": 8}, "no parameter 'n_envs': .*num_envs=8") for name in EVERY_SOURCE),
         ("probe:memory", {"delay": 0}, "delay=0 must be an integer of at least 1"),
     ],

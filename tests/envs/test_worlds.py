@@ -20,7 +20,7 @@ from envs import from_craftax, from_jumanji, from_octax, from_playground
 from envs.environment import vectorize
 from envs.literals import Literal, as_arrays, hold, hold_pytrees
 from envs.optimistic import vectorize_optimistically
-from envs.quiet import quietly, tolerantly
+from envs.quiet import quietly, relaxed_checks
 from envs.trying import random_actions
 from fdg.errors import FdgError
 from tests.conformance.comparison import ITERATIONS, assert_same, plain
@@ -139,7 +139,7 @@ def test_a_game_of_jumanji_conforms_and_gives_its_numbers():
     import jumanji
 
     theirs = jumanji.make(name, num_rows=6, num_cols=5, time_limit=9)
-    with tolerantly():
+    with relaxed_checks():
         keys = jax.random.split(jax.random.key(1), 3)
         state, first = jax.jit(theirs.reset)(keys[0])
         turn, column = divmod(int(rollout.action[0, 0]), 5)

@@ -229,7 +229,7 @@ def test_any_environment_can_be_wrapped(space, agents, masked):
             lambda env: envs.ActionRepeat(envs.make("gymnasium:CartPole-v1"), 2),
             "runs on the host, where ActionRepeat cannot stop",
         ),
-        (lambda env: envs.make("text:sorting", frame_stack=2), "a task of text, which takes no frame_stack"),
+        (lambda env: envs.make("text:sorting", frame_stack=2), "a text task, which takes no frame_stack"),
         (lambda env: envs.make("CartPole-v1", info=3), "info=3: give names"),
     ],
 )
