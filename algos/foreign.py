@@ -1,8 +1,8 @@
-"""Networks of other libraries, told by their classes: Flax's Linen and NNX, and Equinox; imports none.
+"""Recognises networks of Flax (Linen, NNX) and Equinox by their classes, without importing these libraries.
 
-An algorithm's `network=` takes, beside a pair of functions: a Linen module; an NNX or Equinox module, which
-starts from the parameters that it holds; a class of theirs or a `functools.partial` of one, which is called
-with random numbers of the run's own; or the name of any of these, `"my.module:name"`.
+An algorithm's `network=` takes a pair of functions, or one of these: a Linen module; an NNX or Equinox
+module, whose parameters are the initial ones; a module class or a `functools.partial` of one, which is
+called with random keys of the run; or the name of any of these, `"my.module:name"`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Library = Literal["linen", "nnx", "equinox"]
 
-# By where each library defines the base of its modules.
+# Package and name of each library's base class -> library.
 _BASES: dict[tuple[str, str], Library] = {
     ("flax.linen", "Module"): "linen",
     ("flax.nnx", "Module"): "nnx",
@@ -21,13 +21,13 @@ _BASES: dict[tuple[str, str], Library] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held:
-    """A module with its parameters, made hashable by identity: it equals only itself."""
+    """A module with its parameters. It hashes and compares by identity."""
 
     module: Any
 
 
 def library_of(value: Any) -> Library | None:
-    """Whose module a value is: a module, a class of such, or a `functools.partial` of one; None for others.
+    """The library of a module, of a module class, or of a `functools.partial` of one; None for other values.
 
     >>> import flax.linen as nn
     >>> library_of(nn.Dense(3)), library_of(functools.partial(nn.Dense, 3)), library_of(len)
@@ -43,17 +43,17 @@ def library_of(value: Any) -> Library | None:
     return None
 
 
-def is_made(value: Any) -> bool:
-    """Whether a value is a module, and not what makes one."""
+def is_instance(value: Any) -> bool:
+    """Whether a value is a module instance, rather than a class or a `functools.partial`."""
     return not isinstance(value, type | functools.partial)
 
 
 def hashable(value: Any) -> Any:
-    """A field's value as one that hashes: modules that hold arrays are `Held`."""
-    holds_arrays = library_of(value) in ("nnx", "equinox") and is_made(value)
+    """Makes a field's value hashable: wraps module instances that hold arrays in `Held`."""
+    holds_arrays = library_of(value) in ("nnx", "equinox") and is_instance(value)
     return Held(value) if holds_arrays and not isinstance(value, Held) else value
 
 
 def is_network(value: Any) -> bool:
-    """Whether a value is such a module, or the name of one."""
+    """Whether a value is a network of these libraries, or a name `module:name`."""
     return (isinstance(value, str) and ":" in value) or library_of(value) is not None

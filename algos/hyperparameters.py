@@ -136,7 +136,11 @@ def require_types(algorithm: Any) -> None:
 def _schedule(cls: Any, name: str, value: Any) -> str:
     """A fix for a field that was given a schedule: the switch that anneals the field; "" if it has none."""
     switch = f"anneal_{name}"
-    return f": write one, and {switch}=True lets it fall" if callable(value) and hasattr(cls, switch) else ""
+    return (
+        f": write a number, and {switch}=True to decrease it"
+        if callable(value) and hasattr(cls, switch)
+        else ""
+    )
 
 
 @functools.cache

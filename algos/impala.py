@@ -1,8 +1,8 @@
 """IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
 
-Actors record the log-probability of their actions. The learner's policy is newer by then; V-trace corrects
-for that by importance weights. How old the actors' parameters are is a field of the distribution policy
-(`staleness`). With `staleness=0` the two policies are equal, and V-trace gives plain returns.
+Actors record the log-probability of their actions. V-trace corrects by importance weights for the learner's
+newer policy. The distribution policy's `staleness` is the age of the actors' parameters in iterations. With
+`staleness=0` both policies are equal, and V-trace targets are lambda-returns.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
 """
@@ -69,7 +69,7 @@ class IMPALA(Agent):
         require(
             self,
             self.c_clip <= self.rho_clip,
-            f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace wants it at most equal",
+            f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace requires c_clip <= rho_clip",
         )
 
     # --- the two functions of every algorithm ---
@@ -163,7 +163,8 @@ class IMPALA(Agent):
             self.value_coefficient,
             self.entropy_coefficient,
         )
-        return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}  # how far the actors are behind
+        # This divergence shows how far the actors' policy lags behind the learner's.
+        return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""

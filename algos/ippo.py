@@ -1,7 +1,8 @@
-"""Independent PPO: several agents, each learning with PPO as if it were alone (de Witt et al. 2020, "Is
-Independent Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv 2011.09533).
+"""Independent PPO: each agent learns with PPO and treats the others as part of its environment.
 
-`algos/multi_agent_ppo.py` where each agent's value function sees what that agent sees.
+de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv
+2011.09533. This is `algos/multi_agent_ppo.py` with value functions that see only their own agent's
+observation.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Losses that several policy-gradient algorithms share, and their parts, as scalars: means over all samples.
+"""Losses of several policy-gradient algorithms, and their terms: scalars, means over all samples.
 
-Every array is `[...]`, one number a sample, in any arrangement of samples.
+Every array is `[...]`, one number for each sample, with any leading axes.
 """
 
 import dataclasses
@@ -79,19 +79,19 @@ def proximal_loss(
     value_coefficient: float,
     entropy_coefficient: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of PPO (Schulman et al. 2017, arXiv 1707.06347, equation 9, negated), and its parts.
+    """The loss of PPO (Schulman et al. 2017, arXiv 1707.06347, equation 9, negated), and its terms.
 
     Args:
-      policy: over the actions of each sample, now.
-      value: `[...]` float32, V of each sample, now.
-      action: `[..., *action]`, what was done.
-      old_log_prob, old_value: `[...]` float32, of the actor when it acted.
+      policy: the current policy's distribution of each sample.
+      value: `[...]` float32, V of each sample by the current value function.
+      action: `[..., *action]`, the actions taken.
+      old_log_prob, old_value: `[...]` float32, as recorded by the actor.
       advantage: `[...]` float32.
-      target: `[...]` float32, what the value is fitted to.
+      target: `[...]` float32, the regression target of `value`.
       clip_ratio: the paper's epsilon.
-      clip_value: clip the change of the value by the same epsilon.
-      normalize_advantage: to zero mean and unit variance over these samples.
-      value_coefficient, entropy_coefficient: weights of two of the three terms.
+      clip_value: whether to clip the change of the value by the same epsilon.
+      normalize_advantage: whether to scale advantages to zero mean and unit variance over these samples.
+      value_coefficient, entropy_coefficient: weights of the value loss and the entropy bonus.
     """
     log_ratio = policy.log_prob(action) - old_log_prob
     if normalize_advantage:
@@ -118,7 +118,7 @@ def weighted_sum(
     value_coefficient: float,
     entropy_coefficient: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of an actor-critic, whose entropy is a bonus; and what it is made of, by name.
+    """The loss of an actor-critic with an entropy bonus, and its terms by name.
 
     >>> float(weighted_sum(jnp.float32(1), jnp.float32(4), jnp.float32(8), 0.5, 0.25)[0])
     1.0
@@ -130,15 +130,15 @@ def weighted_sum(
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:
     """Clipped surrogate objective of PPO, negated (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
-    The smaller of `ratio * advantage` and the same with the ratio kept within `1 - clip_ratio` and
-    `1 + clip_ratio`: nothing is gained by moving further from the policy that acted.
+    The minimum of `ratio * advantage` and the same with the ratio clipped to `1 - clip_ratio` to
+    `1 + clip_ratio`. So the policy gains nothing by moving further from the one that acted.
 
     Args:
-      log_ratio: `[...]` float32, log-probability of the action now, less that when it was taken.
+      log_ratio: `[...]` float32, log-probability of the action under the current policy minus that recorded.
       advantage: `[...]` float32.
       clip_ratio: the paper's epsilon.
 
-    >>> # Twice as likely as it was: worth 2, but no more than 1.2 counts.
+    >>> # The action is twice as likely as before, so the ratio 2 is clipped to 1.2.
     >>> print(f"{clipped_surrogate(jnp.log(jnp.array([2.0])), jnp.array([1.0]), clip_ratio=0.2):.2f}")
     -1.20
     """
@@ -148,7 +148,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: fl
 
 
 def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
-    """Half the mean squared error of values `[...]` float32 that are fitted to `target [...]`.
+    """Half the mean squared error of values `[...]` float32 to `target [...]`.
 
     >>> float(value_error(jnp.array([1.0]), jnp.array([2.0])))
     0.5
@@ -157,10 +157,10 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
-    """The same, where a value gains nothing by moving further than `clip` from what it was.
+    """`value_error` with clipping: a value gains nothing by moving further than `clip` from `old_value`.
 
-    Of each sample the larger counts: its error, or that with the value kept within `clip` of `old_value`. Not
-    in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
+    For each sample, the larger of two errors: that of `value`, and that of `value` clipped to within `clip`
+    of `old_value`. It is not in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
 
     >>> one = jnp.ones(1)
     >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
@@ -176,9 +176,9 @@ def standardize(advantage: jax.Array) -> jax.Array:
 
 
 def approximate_kl(log_ratio: jax.Array) -> jax.Array:
-    """Divergence of the policy that acted from the policy now, estimated from the actions taken.
+    """Estimates KL(acting policy || current policy) from the actions taken.
 
-    The unbiased estimator of low variance, k3, of Schulman (2020, joschu.net/blog/kl-approx.html).
+    It is the unbiased low-variance estimator k3 of Schulman (2020, joschu.net/blog/kl-approx.html).
 
     >>> float(approximate_kl(jnp.zeros(3)))
     0.0
@@ -187,12 +187,12 @@ def approximate_kl(log_ratio: jax.Array) -> jax.Array:
 
 
 def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
-    """Share of samples whose ratio has left `1 - clip_ratio` to `1 + clip_ratio`."""
+    """Fraction of samples whose ratio is outside `1 - clip_ratio` to `1 + clip_ratio`."""
     return jnp.mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_ratio, dtype=jnp.float32)
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """How much of the target's variance the value explains: 1 all of it, 0 none; not a loss, but a measure.
+    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric, not a loss.
 
     >>> print(f"{explained_variance(jnp.array([1.0, 3.0]), jnp.array([1.0, 3.0])):.1f}")
     1.0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 
 from algos import outputs
-from algos.foreign import Held, is_made, library_of
+from algos.foreign import Held, is_instance, library_of
 from algos.networks import Network
 from envs import composite, own
 from envs.composite import ObservationSpace
@@ -60,7 +60,7 @@ def resolved(
             check_order(network.apply, ("parameters", "observation"), f"apply of {field}")
             made = Network(network.init, network.apply)
         case "linen":
-            module = network if is_made(network) else network()
+            module = network if is_instance(network) else network()
             made = Network(_LinenInit(module, field), _LinenApply(module))
         case "nnx":
             made = Network(_NnxInit(network, field), _NnxApply(network))

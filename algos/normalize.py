@@ -1,9 +1,9 @@
-"""Running means and variances, and their two uses: normalised observations and scaled rewards.
+"""Running means and variances, which normalise observations and scale rewards.
 
-Statistics are arrays in the algorithm's state. They are read inside the rollout and updated once an
-iteration, from the whole `[T, B]` rollout: all steps of one rollout are normalised alike, and nothing waits
-for other environments inside the loop over steps. The actor reads them as it reads parameters, so under a
-distribution policy with staleness they are as old as these.
+Statistics are arrays in the algorithm's state. A rollout reads them; they are updated once an iteration, from
+the whole `[T, B]` rollout. So all steps of a rollout are normalised with the same statistics, and the loop
+over steps needs no collective. The actor reads them as it reads parameters, so under a distribution policy
+with staleness they are as old as these.
 
 Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
@@ -28,15 +28,15 @@ _EPSILON = 1e-8
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Mean and variance of all that was seen so far, each component on its own."""
+    """Mean and variance of all samples so far, for each component."""
 
     mean: jax.Array  # [*shape] float32
-    var: jax.Array  # [*shape] float32, of the population (divided by count); one before the first update
-    count: jax.Array  # [] float32, samples seen; exact up to 2**24
+    var: jax.Array  # [*shape] float32, population variance (divided by count); 1 before the first update
+    count: jax.Array  # [] float32, number of samples; exact up to 2**24
 
 
 def init(shape: tuple[int, ...]) -> RunningStatistics:
-    """Statistics of no samples. Normalising with them changes nothing (but for the clip): mean 0, variance 1.
+    """Statistics of no samples: mean 0, variance 1. Normalising with them only clips.
 
     >>> init((3,)).var.tolist()
     [1.0, 1.0, 1.0]
@@ -97,7 +97,7 @@ class Normalizers(ObservationNormalizer):
         """Rewards `[T, B]` to learn from, the returns so far `[B]`, and the statistics of returns."""
         if not self.normalize_reward:
             return time_step.reward, running_return, statistics
-        running_return, returns = accumulate_returns(
+        running_return, returns = accumulate_rollout_returns(
             running_return, time_step.reward, time_step.done, discount
         )
         statistics = update(statistics, returns)
@@ -128,7 +128,7 @@ class Normalizers(ObservationNormalizer):
 
 
 def has_statistics(space: ObservationSpace) -> bool:
-    """Whether there is something in observations that has a mean and a variance.
+    """Whether a part of the observations is normalised.
 
     >>> from envs.spaces import Discrete
     >>> has_statistics(Discrete(3)), has_statistics(composite.Tuple((Discrete(3), Box(0.0, 1.0, ()))))
@@ -138,11 +138,10 @@ def has_statistics(space: ObservationSpace) -> bool:
 
 
 def init_observations(space: ObservationSpace) -> Any:
-    """Statistics of no observations: one for each part that is normalised, None for the others.
+    """Statistics of no observations: `init` for each part that is normalised, None for the others.
 
-    Of parts, those that are amounts are: not categories nor codes, which networks see one-hot, nor images of
-    bytes, which they scale by 255.
-    An observation that is one array has statistics in any case.
+    Not normalised are categories and codes, which networks see one-hot, and uint8 images, which they divide
+    by 255. An observation that is a single array is always normalised.
     """
     if not composite.is_composite(space):
         return init(composite.parts(space)[0][1].shape)
@@ -154,12 +153,12 @@ def _is_normalised(space: ObservationSpace, part: Space) -> bool:
 
 
 def normalize_observations(stats: Any, observation: Any) -> Any:
-    """Observations `[..., *obs]` with each part that has statistics normalised by them (`normalize`)."""
+    """Normalises each part of observations `[..., *obs]` that has statistics (`normalize`)."""
     return _each(normalize, stats, observation)
 
 
 def update_observations(stats: Any, observation: Any) -> Any:
-    """Statistics that have also seen the observations `[..., *obs]`, whose leading axes count samples."""
+    """Updates the statistics with observations `[..., *obs]`, whose leading axes are samples."""
     return _each(update, stats, observation, lambda stats, _: stats)
 
 
@@ -175,16 +174,15 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
 def update(
     stats: RunningStatistics, batch: jax.Array, axes: int | tuple[int, ...] | None = None
 ) -> RunningStatistics:
-    """Statistics of all that `stats` has seen and of `batch`, together.
+    """Updates the statistics with the samples of `batch`.
 
-    The pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance") on the
-    mean and the variance of each part. It squares differences from means only, so it
-    loses no digits where the mean is large.
+    Uses the pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance").
+    It squares only differences from means, so it stays accurate if the mean is large.
 
     Args:
-        stats: of components `[*shape]`.
+        stats: statistics of shape `[*shape]`.
         batch: `[..., *shape]`, any dtype.
-        axes: the axes of `batch` that count samples; the default is all those before `shape`.
+        axes: the axes of `batch` that are samples; by default all axes before `shape`.
 
     >>> stats = update(init(()), jnp.array([1.0, 2.0]))
     >>> stats = update(stats, jnp.array([[3.0, 6.0]]))
@@ -199,11 +197,11 @@ def update(
     if batch_mean.shape != stats.mean.shape:
         raise FdgError(
             f"a batch of shape {list(batch.shape)} reduced over axes {axes} leaves {list(batch_mean.shape)}, "
-            f"but the statistics have shape {list(stats.mean.shape)}: name the axes that count samples"
+            f"but the statistics have shape {list(stats.mean.shape)}: name the axes that are samples"
         )
     batch_count = batch.size // max(batch_mean.size, 1)
     count = stats.count + batch_count
-    share = batch_count / count  # of the new samples in all of them
+    share = batch_count / count  # fraction of new samples
     difference = batch_mean - stats.mean
     return RunningStatistics(
         mean=stats.mean + share * difference,
@@ -226,17 +224,17 @@ def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax
 def accumulate_return(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One step of the running discounted return that rewards are scaled by.
+    """One step of the running discounted return, whose standard deviation scales rewards.
 
     Args:
-        running_return: `[B]` float32, carried from the last step; zero at first.
+        running_return: `[B]` float32, carried from the previous step; initially zero.
         reward: `[B]` float32, unscaled.
-        done: `[B]` bool, the step ended the episode.
+        done: `[B]` bool, whether the step ended the episode.
         discount: scalar in [0, 1].
 
     Returns:
-        The next `running_return [B]`, zero where the episode ended, and this step's return `[B]`, the sample
-        that the statistics take. The order is that of a `lax.scan` body.
+        The next `running_return [B]`, zero where the episode ended, and this step's return `[B]`, a sample
+        for the statistics; in the order of a `lax.scan` body.
 
     >>> carry, sample = accumulate_return(jnp.array([2.0, 2.0]), jnp.ones(2), jnp.array([False, True]), 0.5)
     >>> carry.tolist(), sample.tolist()
@@ -246,7 +244,7 @@ def accumulate_return(
     return jnp.where(done, 0.0, accumulated), accumulated
 
 
-def accumulate_returns(
+def accumulate_rollout_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`accumulate_return` over a rollout `[T, B]`: the next `running_return [B]`, and samples `[T, B]`."""

@@ -4,12 +4,12 @@ Every array is time-major, `[T, B]`: `T` steps of `B` environments. A step's `ne
 state that the step led to, before any automatic reset; with it, episode ends inside a trajectory need no
 special case.
 
-Two ways for an episode to end, never to be confused:
+An episode ends in one of two ways:
 
-- *terminated*: the process ended; what follows is worth zero.
-- *truncated*: only the recording ended (a time limit); what follows is worth `next_value`.
+- *terminated*: the process ended; the value after it is zero.
+- *truncated*: only the recording ended (a time limit); the value after it is `next_value`.
 
-Either way the next row belongs to another episode, so no reward and no error flows back across it
+In both cases the next row belongs to another episode, so no reward and no error flows back across the end
 (Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
 """
 
@@ -66,7 +66,7 @@ def discounted_returns(
     next_value: jax.Array,
     discount: float | jax.Array,
 ) -> jax.Array:
-    """Discounted sum of rewards to the end of the episode, completed by a value where that end is not seen.
+    """Discounted sum of rewards to the end of the episode; a value stands for rewards that are not recorded.
 
     `return[t] = reward[t] + discount * return[t + 1]` with, in place of `return[t + 1]`: zero where step t
     terminated, `next_value[t]` where it was truncated, `bootstrap_value` after the last row
@@ -100,11 +100,11 @@ def lambda_returns(
 ) -> jax.Array:
     """Lambda-returns (Sutton and Barto 2018, equation 12.20), of V or of Q.
 
-    `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`, where
-    nothing follows a termination, and `next_value[t]` alone follows a truncation and the last row.
+    `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`. The second
+    term is zero after a termination, and `discount * next_value[t]` after a truncation and in the last row.
 
-    With `next_value = V` these are the targets of `generalized_advantage_estimation`, without the values of
-    the states left. With `next_value = max over actions of Q` they are Peng and Williams's Q(lambda) (1994,
+    With `next_value = V` these are the targets of `generalized_advantage_estimation`, which needs `value` as
+    well. With `next_value = max over actions of Q` they are Peng and Williams's Q(lambda) (1994,
     Machine Learning 22), which PQN learns from (Gallici et al. 2024, arXiv 2407.04811).
 
     Args:
@@ -122,26 +122,26 @@ def lambda_returns(
     >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
     [2.75, 3.0]
     """
-    goes_on = lambda_ * _continues(jnp.logical_or(terminated, truncated))
-    term = reward + discount * (1.0 - goes_on) * _continues(terminated) * next_value
-    return _accumulate_backwards(term, discount * goes_on, next_value[-1])
+    continues = lambda_ * _continues(jnp.logical_or(terminated, truncated))
+    term = reward + discount * (1.0 - continues) * _continues(terminated) * next_value
+    return _accumulate_backwards(term, discount * continues, next_value[-1])
 
 
 class NStep(NamedTuple):
-    """What up to `n` steps earn, and where they lead: their return is `reward + weight * V(end of last)`."""
+    """Reward of up to `n` steps, and where they end; their return is `reward + weight * next_value[last]`."""
 
     reward: jax.Array  # [T, B] float32, discounted sum
-    weight: jax.Array  # [T, B] float32, discount ** steps taken, 0 where they ended in a termination
-    last: jax.Array  # [T, B] int32, the row of the last of these steps, whose next observation has that value
+    weight: jax.Array  # [T, B] float32, discount ** number of steps; 0 if the last one terminated
+    last: jax.Array  # [T, B] int32, the row of the last of these steps
 
 
 def n_step_sums(
     reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
 ) -> NStep:
-    """The rewards of up to `n` steps from each one on; fewer where the episode, or the trajectory, ends.
+    """Discounted rewards of up to `n` steps from each row; fewer at the end of the episode or trajectory.
 
-    Apart from `n_step_returns` for those who have no value at hand for every step: one-step methods on
-    replayed sequences need that of `last` alone.
+    Unlike `n_step_returns`, it needs no values: one-step methods on replayed sequences need only the value at
+    `last`.
 
     Args:
         reward: `[T, B]` float32.
@@ -160,7 +160,7 @@ def n_step_sums(
     alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
 
     def longer(_, sums: NStep) -> NStep:
-        """One step, and the sums of the step after it; the wrapped last row is alone."""
+        """Adds one step in front of the next row's sums, except where `alone` (`roll` wraps the last row)."""
         after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
         further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
         return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
@@ -176,10 +176,10 @@ def n_step_returns(
     discount: float | jax.Array,
     n: int,
 ) -> jax.Array:
-    """Rewards of `n` steps and the value of what they lead to (Sutton and Barto 2018, equation 7.1).
+    """Discounted rewards of `n` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
 
-    Fewer steps where the episode or the trajectory ends before: after a termination nothing follows; after a
-    truncation, and after the last row, `next_value` of that step does.
+    Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
+    truncation and after the last row it is `next_value` of that step.
 
     Args:
         reward: `[T, B]` float32.
@@ -216,14 +216,14 @@ def v_trace(
     `target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t + 1] - value[t + 1])`,
     `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]`.
 
-    The advantage is that of section 4.2, `rho[t] * (reward[t] + discount * following[t] - value[t])`; what
-    follows is `target[t + 1]` for `lambda_ = 1` and, as in rlax, its mean with `next_value[t]` by `lambda_`
-    otherwise. So where the two policies are one (`ratio = 1`, clips of at least 1) advantage and target are
+    The advantage is that of section 4.2, `rho[t] * (reward[t] + discount * following[t] - value[t])`, with
+    `following[t] = lambda_ * target[t + 1] + (1 - lambda_) * next_value[t]`, as in rlax (`target[t + 1]` for
+    `lambda_ = 1`). If both policies are equal (`ratio = 1`, clips of at least 1), advantage and target are
     those of `generalized_advantage_estimation`.
 
     Args:
-        ratio: `[T, B]` float32, probability of the action taken under the policy to be evaluated, divided by
-            that under the policy that took it.
+        ratio: `[T, B]` float32, importance ratio: probability of the action under the evaluated policy,
+            divided by that under the acting policy.
         reward: `[T, B]` float32.
         value: `[T, B]` float32, V(s_t).
         next_value: `[T, B]` float32, V of the observation that step t led to, before any automatic reset.
@@ -231,24 +231,24 @@ def v_trace(
         truncated: `[T, B]` bool (or 0/1 float).
         discount: scalar in [0, 1].
         lambda_: scalar in [0, 1] (Remark 2).
-        rho_clip: above 0, rho-bar of the paper: which policy's value the targets tend to.
+        rho_clip: above 0, rho-bar of the paper: decides to which policy's value the targets converge.
         c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far back errors are carried.
 
     Returns:
-        `advantage` and `target`, both `[T, B]` float32. Gradients flow into both: stop them.
+        `advantage` and `target`, both `[T, B]` float32. Gradients flow through both; use `stop_gradient`.
     """
     rho = jnp.minimum(rho_clip, ratio)
     c = lambda_ * jnp.minimum(c_clip, ratio)
-    goes_on = _continues(jnp.logical_or(terminated, truncated))
+    continues = _continues(jnp.logical_or(terminated, truncated))
     delta = reward + discount * next_value * _continues(terminated) - value
-    correction = _accumulate_backwards(rho * delta, discount * c * goes_on, jnp.zeros_like(delta[-1]))
+    correction = _accumulate_backwards(rho * delta, discount * c * continues, jnp.zeros_like(delta[-1]))
     next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
-    advantage = rho * (delta + discount * lambda_ * goes_on * next_correction)
+    advantage = rho * (delta + discount * lambda_ * continues * next_correction)
     return advantage, value + correction
 
 
 def _continues(ended: jax.Array) -> jax.Array:
-    """1.0 where the episode goes on, 0.0 where it `ended`: `[T, B]` float32."""
+    """0.0 where the episode `ended`, else 1.0: `[T, B]` float32."""
     return 1.0 - ended.astype(jnp.float32)
 
 
@@ -256,7 +256,7 @@ def _accumulate_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -
     """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`.
 
     `term` and `weight` are `[T, B]`, `last` is `[B]`, the result `[T, B]`. A plain scan: on a CPU
-    (T = 128; B = 4, 64, 1024) neither unrolling it nor an associative scan was quicker.
+    (T = 128; B = 4, 64, 1024) neither an unrolled nor an associative scan was faster.
     """
 
     def step(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -126,7 +126,7 @@ class Distillation:
         error = _error(self._predictor.apply(parameters.predictor, rows), features)
         new = time_major(error, steps)
         never = jnp.zeros((steps, num_envs), bool)
-        running, returns = normalize.accumulate_returns(running, new, never, self.discount)
+        running, returns = normalize.accumulate_rollout_returns(running, new, never, self.discount)
         return_statistics = normalize.update(known.return_statistics, returns)
         reward = normalize.scale(return_statistics, new)
 

@@ -55,7 +55,7 @@ def test_batches_of_other_dtypes_count_as_numbers(dtype):
 
 
 def test_axes_that_do_not_leave_the_shape_of_the_statistics_are_refused():
-    with pytest.raises(FdgError, match=r"the statistics have shape .*: name the axes that count samples"):
+    with pytest.raises(FdgError, match=r"the statistics have shape .*: name the axes that are samples"):
         normalize.update(normalize.init((3,)), jnp.zeros((5, 4)))
 
 
@@ -140,7 +140,7 @@ def test_returns_that_never_vary_scale_zero_to_zero():
 def test_running_returns_give_the_numbers_worked_by_hand():
     reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     done = jnp.array([[False], [True], [False], [False]])
-    carry, samples = normalize.accumulate_returns(jnp.array([8.0]), reward, done, 0.5)
+    carry, samples = normalize.accumulate_rollout_returns(jnp.array([8.0]), reward, done, 0.5)
     # 1 + 8/2 = 5;  2 + 5/2 = 4.5, the episode ends;  3 + 0;  4 + 3/2 = 5.5
     assert samples[:, 0].tolist() == [5.0, 4.5, 3.0, 5.5]
     assert carry.tolist() == [5.5]
@@ -161,10 +161,10 @@ def test_running_returns_agree_with_loops_and_carry_over_from_rollout_to_rollout
             expected[t, b] = running[b]
             running[b] = 0.0 if done[t, b] else running[b]
     cut = min(cut, steps)
-    carry, first = normalize.accumulate_returns(
+    carry, first = normalize.accumulate_rollout_returns(
         jnp.zeros(batch), jnp.asarray(reward[:cut]), jnp.asarray(done[:cut]), 0.9
     )
-    carry, second = normalize.accumulate_returns(
+    carry, second = normalize.accumulate_rollout_returns(
         carry, jnp.asarray(reward[cut:]), jnp.asarray(done[cut:]), 0.9
     )
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-6)

@@ -46,7 +46,7 @@ MISTAKES = {
     "a schedule as number": (
         lambda: ppo(learning_rate=lambda progress: 1e-3 * progress),
         "it must be a number",
-        "anneal_learning_rate=True lets it fall",
+        "anneal_learning_rate=True to decrease it",
     ),
     "a device": (
         lambda: ppo(device="cuda"),
