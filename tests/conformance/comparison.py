@@ -52,11 +52,17 @@ def reference(name):
 
 def plain(algorithm, state, iterations):
     """(state, metrics) of so many calls of `iterate`."""
-    iterate, metrics = jax.jit(algorithm.iterate), []
+    iterate, metrics = iterate_of(algorithm), []
     for _ in range(iterations):
         state, one = iterate(state)
         metrics.append(one)
     return state, jax.tree.map(_stacked, *metrics)
+
+
+@functools.cache
+def iterate_of(algorithm):
+    """Compiled once an algorithm, however often it is called for."""
+    return jax.jit(algorithm.iterate)
 
 
 def _stacked(*values):

@@ -1,6 +1,7 @@
 """What environments report of episodes besides their return: in metrics, evaluations and tables, by name."""
 
 import dataclasses
+import json
 from typing import ClassVar
 
 import gymnasium
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import algos
 import envs
 import fdg
 from envs import host
 from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
-from tests.training.trained import fitted, small
+from tests.training.trained import fitted
 
 
 class Succeeds(gymnasium.Env):
@@ -45,7 +47,7 @@ NAME = "gymnasium:tests.training.test_episode_info:Succeeds-v0"
 def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path, capsys):
     """Of two instances six steps an iteration: of their four episodes, two succeed."""
     name, given = envs.parse(f"{NAME}?info=('is_success', 'time')&workers=1")
-    algorithm = dataclasses.replace(small(num_envs=2, num_steps=6), env=envs.make(name, **given))
+    algorithm = algos.A2C(env=envs.make(name, **given), num_envs=2, num_steps=6, hidden=(4,))
     run = fitted(tmp_path / "run", algorithm, iterations=2, eval_episodes=3)
     for row in run.metrics:
         assert (row["episodes"], row["episode_is_success"], row["episode_time"]) == (4, 0.5, 3)
@@ -53,8 +55,8 @@ def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path, capsys)
     assert "over 3 episodes, is_success 1.00, time 3.00" in run.said
     assert evaluate_main([str(run.path), "--episodes", "2", "--actions", "greedy", "--trust"]) == 0
     assert "is_success 1.00, time 3.00" in capsys.readouterr().out
-    evaluation = fdg.load(run.path, trust=True).evaluate(2)
-    assert [row["is_success"] for row in evaluation.rows()] == [1, 1]
+    lines = (run.path / "evaluation.jsonl").read_text().splitlines()
+    assert [json.loads(line)["is_success"] for line in lines] == [1, 1]
     host.close()
 
 
@@ -82,7 +84,7 @@ def test_one_of_jax_reports_the_last_step_of_each_episode():
     for t, action in enumerate(([1, 1], [1, 0], [0, 1])):
         state, step = env.step(keys, state, jnp.array(action))
         assert step.episode_info["is_success"].tolist() == ([0, 1] if t == 2 else [0, 0])
-    algorithm = dataclasses.replace(small(num_envs=2, num_steps=3), env=env)
+    algorithm = algos.A2C(env=env, num_envs=2, num_steps=3, hidden=(4,))
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
     evaluation = run.evaluate(4)
     assert evaluation.infos["is_success"].shape == (1, 4)

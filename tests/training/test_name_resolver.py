@@ -170,7 +170,7 @@ def test_a_user_may_register_an_environment_and_its_file_is_loaded(runs, edited,
 
 def test_random_hostile_directories(runs, planted, tmp_path):
     """A few of `python -m tests.hostile`, through what compiles nothing."""
-    for number in range(40):
+    for number in range(16):
         folder = tmp_path / str(number)
         folder.mkdir()
         path, changes = directories.hostile(runs, folder, number, 1, planted)

@@ -75,16 +75,17 @@ def test_it_changes_no_number_and_repeats(run, tmp_path):
 
 
 def test_a_return_that_is_enough_ends_it(tmp_path):
-    run = fitted(tmp_path / "run", small(), iterations=30, eval_every=3, stop_at=1.0)
+    algorithm = small("a2c", hidden=(8,))
+    run = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, stop_at=1.0)
     assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
-    again = fitted(tmp_path / "run", small(), iterations=30, eval_every=3, resume=True)
-    assert again.finished and again.summary["best_iteration"] in range(3, 31, 3)
+    again = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, resume=True)
+    assert again.finished and again.summary["best_iteration"] in range(3, 10, 3)
 
 
 def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
     from tests.tiny import Silent, Walk
 
-    run = fitted(tmp_path / "run", small(), eval_every=2, num_seeds=3)
+    run = fitted(tmp_path / "run", small("a2c", hidden=(8,)), iterations=2, eval_every=2, num_seeds=3)
     row = rows(run.path)[1]
     assert len(row["eval_returns"]) == 3 and row["eval_return"] == pytest.approx(np.mean(row["eval_returns"]))
     walk = fitted(tmp_path / "walk", Walk(), total_steps=32, eval_every=2)
@@ -94,7 +95,7 @@ def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
 
 
 def test_tensorboard(tmp_path, capsys):
-    words = "--num-envs 4 --num-steps 8 --hidden 8 --num-minibatches 2 --total-steps 160 --eval-episodes 4"
+    words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 160 --eval-episodes 4"
     words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
     assert train_main(words.split()) == 0
     # Read without TensorFlow, as the file has it: each record is a length, a checksum, an event, a checksum.

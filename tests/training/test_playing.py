@@ -91,12 +91,14 @@ def test_several_agents(tmp_path):
     assert len(shown) == 6 and (shown[0][30:] != shown[-1][30:]).any()
 
 
-def test_brax_in_a_page(tmp_path):
+def test_brax_in_a_page(tmp_path, monkeypatch):
     import jax
 
     algorithm = small(env="brax:inverted_pendulum:positional", num_envs=1, num_steps=2)
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
-    text = run.play(tmp_path / "video.html", max_steps=3).read_text()
+    start = jax.jit(lambda key: algorithm.env.single.reset(key)[0])(jax.random.key(0))
+    episode = Episode([start] * 3, np.zeros((3, 4)), np.zeros((3, 1)), np.ones(3), False)
+    monkeypatch.setattr(playing, "record", lambda *_: [episode])
+    text = fdg.Run(algorithm, {}, 0).play(tmp_path / "video.html", max_steps=3).read_text()
     assert "viewer.js" in text and re.search(r"[A-Za-z0-9+/]{400}", text)
 
 

@@ -282,11 +282,22 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
 
 def test_one_process_a_run_directory(tmp_path, capsys):
     run = run_directory.RunDirectory.create(tmp_path / "run", {"algo": "ppo"})
-    code = f"from fdg.training.run_directory import *; RunDirectory.reopen(Path({str(run.path)!r}))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "is in use: another process is training there" in other.stderr
-    run.close()
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = f"""
+from fdg.training.run_directory import *
+path = Path({str(run.path)!r})
+try:
+    RunDirectory.reopen(path)
+except FdgError as error:
+    print(error, flush=True)
+input()
+RunDirectory.reopen(path)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        assert "is in use: another process is training there" in other.stdout.readline()
+        run.close()
+        other.communicate("\n")
+    assert other.returncode == 0
 
 
 @pytest.mark.parametrize("num_iterations", [1, 7, 49, 50, 100, 976, 977, 1952, 10**6])

@@ -64,7 +64,7 @@ def test_evaluate_is_eval_return_to_the_last_digit(run):
 @pytest.mark.parametrize(
     "name, env, fields, settings",
     [
-        ("ppo", "probe:policy_of_observation", {}, {"num_seeds": 2}),
+        ("a2c", "probe:policy_of_observation", {"hidden": (8,)}, {"num_seeds": 2}),
         ("recurrent_ppo", "probe:memory", {"memory_size": 8}, {"num_seeds": 2}),
         ("dqn", "probe:masked", {"buffer_size": 64, "batch_size": 8, "learning_starts": 0}, {}),
         ("ippo", "probe:agents", {}, {}),
