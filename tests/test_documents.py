@@ -26,8 +26,9 @@ README = (ROOT / "README.md").read_text()
 CODE = ("algos", "bench", "docs", "envs", "fdg", "policies", "tests", "tools")
 
 
-def test_readme_code_runs(capsys):
-    """The blocks in order, as one program."""
+def test_readme_code_runs(capsys, monkeypatch, devices):
+    """The blocks in order, as one program, on one device."""
+    monkeypatch.setattr(jax, "devices", lambda backend=None: devices[:1])
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 2
     names: dict = {}

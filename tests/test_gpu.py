@@ -101,12 +101,11 @@ def test_a_part_that_is_killed_keeps_what_it_had_and_goes_on_from_there(tmp_path
     process.communicate()  # ends only when its measuring process has ended too
     had = Record(path, tiny=True).measured
     assert "Machine: device" in had
-    first = Part("Ceilings", 100, ceilings.measurements)
+    first = Part("Ceilings", 100, lambda settings: ceilings.measurements(settings)[:-1])
     measure(first, Settings(tmp_path, tiny=True), Record(path, tiny=True), here)
     assert not Record(path, tiny=True).content["failed"]
     now = Record(path, tiny=True).measured
     assert {name: now[name] for name in had} == dict(had)
-    assert now["Agreement with the CPU: PPO, CartPole-v1"]["agrees"]
     assert now["Products: bfloat16"]["TFLOP/s"] > 0 and now["Memory: read and write"]["GB/s"] > 0
 
 

@@ -1,9 +1,10 @@
-"""A built wheel installs, and trains, outside the checkout, with nothing of the checkout in reach."""
+"""A built wheel trains outside the checkout, with nothing of the checkout in reach."""
 
 import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -16,10 +17,15 @@ sys.exit(fdg.__main__.main(sys.argv[1:]))
 """
 
 
-def test_a_wheel_trains_in_an_environment_of_its_own(tmp_path):
-    """The environment finds this one's libraries, but for fdg: by a path, which reads no `.pth` of theirs.
+def _libraries():
+    """Folders of installed packages; a checkout that is found by a `.pth` file is none of them."""
+    return [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_path("purelib")]
 
-    `python -m tools.empty_environment` installs the libraries too.
+
+def test_a_wheel_trains_by_itself(tmp_path):
+    """Unpacked; it finds this environment's libraries, but for fdg: without `site`, no `.pth` is read.
+
+    `python -m tools.empty_environment` installs it and the libraries.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
@@ -31,21 +37,20 @@ def test_a_wheel_trains_in_an_environment_of_its_own(tmp_path):
 
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=ROOT)
     (wheel,) = tmp_path.glob("fdg-*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", "env")
-    python = tmp_path / "env" / "bin" / "python"
-    install = ("install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", str(wheel))
-    run(sys.executable, "-m", "pip", "--python", str(python), *install)
-    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    packages = tmp_path / "packages"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(packages)
+    environment["PYTHONPATH"] = os.pathsep.join([str(packages), *_libraries()])
 
-    flags = "train --algo a2c --total-steps 320 --eval-episodes 0 --devices 1 --out run".split()
-    printed = run(str(python), "-P", "-c", _TRAINS, *flags)
+    flags = "train --algo a2c --env probe:value --hidden 4 --total-steps 320 --eval-episodes 0".split()
+    flags += ["--devices", "1", "--out", "run"]
+    printed = run(sys.executable, "-S", "-P", "-c", _TRAINS, *flags)
     assert printed.splitlines()[0].count(str(packages)) == 4, printed
     assert (tmp_path / "run" / "summary.json").is_file()
     assert (tmp_path / "run" / "learning_curve.png").is_file()
-    assert (tmp_path / "env" / "bin" / "fdg").is_file()
     assert (packages / "fdg" / "py.typed").is_file()
     (points,) = packages.glob("fdg-*.dist-info/entry_points.txt")
+    assert "fdg = fdg.__main__:command" in points.read_text()
     assert "[fdg.commands]\ncodesign = envs.codesign.command:main" in points.read_text()
     assert (packages / "envs" / "codesign" / "workloads" / "w1.toml").is_file()
     assert not (packages / "tests").exists()

@@ -338,7 +338,6 @@ PPO = {"num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "n
 @pytest.mark.parametrize(
     ("make", "count"),
     [
-        (Walker, 2),
         (Walker, 8),
         (lambda: algos.PPO(env=envs.make("CartPole-v1"), shuffle="all", **PPO), 4),
     ],

@@ -218,11 +218,12 @@ def test_seeds_draw_as_single_runs_do(implementation, devices):
     """Mapped over agents, all would draw from the first agent's key."""
     many = fdg.compile(Drawing(implementation), policies.GPUOnly(), devices[:2], num_seeds=4)
     state, metrics = many.run(many.init(3), 2)
+    iterate = jax.jit(Drawing(implementation).iterate)
     for agent in range(4):
         alone = Drawing(implementation).init(jax.random.key(3 + agent))
         means = []
         for _ in range(2):
-            alone, measured = jax.jit(Drawing(implementation).iterate)(alone)
+            alone, measured = iterate(alone)
             means.append(measured["mean"])
         np.testing.assert_array_equal(
             jax.random.key_data(state[0][agent]), jax.random.key_data(alone[0]), strict=True

@@ -25,6 +25,7 @@ from tests.envs.conformance import assert_conforms
 ENV = CoDesign(PROBLEM, order="sequence", info=environment.INFO)
 AT_ONCE = dataclasses.replace(ENV, order="at_once")
 STEPS = ENV.max_episode_steps
+evaluate = jax.jit(problem.evaluate, static_argnums=0, compiler_options=COMPILE_FAST)
 
 
 def keys(number, seed=0):
@@ -70,12 +71,13 @@ def test_budgets_hold_whatever_is_chosen(env):
     allowed = {tuple(one) for one in all_designs().tolist()}
     assert {tuple(one) for one in [results.best.choices.tolist(), *results.front.choices.tolist()]} <= allowed
     raw = jax.random.randint(jax.random.key(5), (300, STEPS), -3, 9)
-    repaired = jax.jit(jax.vmap(functools.partial(problem.repair, PROBLEM)))(raw)
+    repair = jax.jit(jax.vmap(functools.partial(problem.repair, PROBLEM)))
+    repaired = repair(raw)
     drawn = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
     assert {tuple(one) for one in [*repaired.tolist(), *drawn.tolist()]} <= allowed
     # What is allowed stays as it is.
     each = all_designs()
-    assert (jax.vmap(functools.partial(problem.repair, PROBLEM))(each) == each).all()
+    assert (repair(each) == each).all()
 
 
 def test_masked_actions_are_taken_as_they_are():
@@ -89,7 +91,7 @@ def test_masked_actions_are_taken_as_they_are():
 def test_an_episode_is_worth_what_its_design_is():
     _, action, step = episodes(ENV)
     choices = action[:STEPS].T
-    by_hand = problem.evaluate(PROBLEM, choices)
+    by_hand = evaluate(PROBLEM, choices)
     last = jax.tree.map(lambda x: np.asarray(x)[STEPS - 1], step)
     assert not np.asarray(step.reward)[: STEPS - 1].any() and last.terminated.all()
     assert (last.episode_length == STEPS).all() and (last.episode_return == last.reward).all()
@@ -112,7 +114,7 @@ def test_an_episode_is_worth_what_its_design_is():
 def test_the_best_outlives_episodes_and_all_of_them_count():
     state, action, step = episodes(ENV)
     designs = np.asarray(action).reshape(3, STEPS, 16).transpose(0, 2, 1).reshape(-1, STEPS)
-    each = problem.evaluate(PROBLEM, jnp.asarray(designs))
+    each = evaluate(PROBLEM, jnp.asarray(designs))
     first = np.lexsort((each.energy_pj, -each.score, each.violation))[0]
     results = ENV.designs(state)
     assert results.best.choices.tolist() == designs[first].tolist()
@@ -176,7 +178,7 @@ def test_a_full_front_keeps_the_highest_score_and_drops_the_crowded():
 def tempting():
     """A problem whose most accurate networks just miss the latency, and all its designs."""
     each = all_designs()
-    took = problem.evaluate(PROBLEM, each)
+    took = evaluate(PROBLEM, each)
     best = np.asarray(took.score) == np.asarray(took.score).max()
     cycles = 0.98 * np.asarray(took.latency_cycles)[best].min()
     specs, bounds = Specs(latency_cycles=cycles), Specs(latency_cycles=10 * cycles)
@@ -187,7 +189,7 @@ def test_the_design_that_maximises_the_papers_reward_may_be_infeasible():
     env, each = tempting()
     state, _ = env.reset(keys(len(each)))
     state, step = jax.jit(env.step)(keys(len(each)), state, each)
-    evaluated = problem.evaluate(env.problem, each)
+    evaluated = evaluate(env.problem, each)
     leader = int(step.reward.argmax())
     best = env.designs(state).best
     assert not evaluated.feasible[leader] and evaluated.feasible.any()
@@ -197,12 +199,12 @@ def test_the_design_that_maximises_the_papers_reward_may_be_infeasible():
 
 def test_the_answer_is_feasible_whenever_a_design_is():
     each = all_designs()
-    took = problem.evaluate(PROBLEM, each)
+    took = evaluate(PROBLEM, each)
     limits = np.stack([np.asarray(x, np.float64) for x in took[:3]], 1)
     met = 0
     for quantile in np.linspace(0, 0.6, 13):
         specs = jnp.asarray(np.quantile(limits, quantile, axis=0), jnp.float32)
-        evaluated = problem.evaluate(PROBLEM, each, specs)
+        evaluated = evaluate(PROBLEM, each, specs)
         designs = found.of(each, evaluated, evaluated.violation)
         best = found.merge(designs, jax.tree.map(lambda x: x[:1], designs)).best
         meets = (limits <= np.asarray(specs, np.float64)[None] * (1 + 1e-6)).all(1)
@@ -215,18 +217,20 @@ def test_the_answer_is_feasible_whenever_a_design_is():
 
 def test_the_penalty_grows_where_the_reward_prefers_a_violation():
     env, each = tempting()
-    evaluated = problem.evaluate(env.problem, each)
+    evaluated = evaluate(env.problem, each)
     good = each[int(jnp.where(evaluated.feasible, evaluated.score, -1).argmax())]
     reward = evaluated.score - 10 * evaluated.excess[:, 0] / 9
     bad = each[int(jnp.where(evaluated.feasible, -jnp.inf, reward).argmax())]
-    state, _ = env.reset(keys(1))
-    for design, rho in ((bad, 10), (good, 10), (bad, 10), (good, 10)):
-        state, _ = env.step(keys(1), state, design[None])
-        assert state.rho.tolist() == [rho]
-    state, _ = env.reset(keys(1))
-    for design, rho in ((good, 10), (bad, 20), (bad, 20)):
-        state, _ = env.step(keys(1), state, design[None])
-        assert state.rho.tolist() == [rho]
+    start, _ = env.reset(keys(1))
+    step = jax.jit(env.step, compiler_options=COMPILE_FAST)
+    for taken in (
+        ((bad, 10), (good, 10), (bad, 10), (good, 10)),
+        ((good, 10), (bad, 20), (bad, 20)),
+    ):
+        state = start
+        for design, rho in taken:
+            state, _ = step(keys(1), state, design[None])
+            assert state.rho.tolist() == [rho]
 
 
 def test_specs_are_drawn_between_tight_and_loose():
@@ -236,7 +240,7 @@ def test_specs_are_drawn_between_tight_and_loose():
         order="sequence",
         draws_specs=True,
     )
-    state, observation = env.reset(keys(200))
+    state, observation = jax.jit(env.reset, compiler_options=COMPILE_FAST)(keys(200))
     specs = np.asarray(state.specs)
     assert (specs >= np.float32(tight)).all() and (specs <= np.float32(loose)).all()
     middle = np.log(specs / np.float32(tight)).mean(0) / np.log(np.float32(loose) / np.float32(tight))

@@ -50,7 +50,7 @@ def random_work(seed, total=12, number=2):
     return work._replace(energy_pj=jnp.asarray(2 ** random.uniform(0, 5, (total, number)), jnp.float32))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**31 - 1), st.sampled_from([0, schedule.MOVES]), st.floats(0.5, 3))
 def test_schedules_are_valid_and_energy_is_the_sum_of_layers(seed, moves, slack):
     work = random_work(seed)

@@ -58,7 +58,7 @@ FLOATS = st.sampled_from(
 )
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.one_of(parted(CATEGORIES), parted(FLOATS)))
 def test_parts_of_actions_are_joined(space):
     """The joined space draws what the parts would, in their order; policies at work give the parts."""

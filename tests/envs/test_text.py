@@ -58,7 +58,10 @@ SOLUTIONS = {
 PLAIN = {
     "subtraction": lambda rng: rng.integers(0, 100, (COUNT, 2)),
     "multiplication": lambda rng: rng.integers(0, 100, (COUNT, 2)),
+    "division": lambda rng: np.cumprod(rng.integers(1, 100, (COUNT, 2)), axis=1)[:, ::-1],
     "remainder": lambda rng: rng.integers(1, 100, (COUNT, 2)),
+    "divisor": lambda rng: rng.integers(1, 100, (COUNT, 2)),
+    "comparison": lambda rng: rng.integers(0, 100, (COUNT, 2)),
     "maximum": lambda rng: rng.integers(0, 10, (COUNT, 5)),
     "total": lambda rng: rng.integers(0, 10, (COUNT, 5)),
     "copying": lambda rng: rng.integers(97, 123, (COUNT, 6)),
@@ -68,8 +71,6 @@ PLAIN = {
 OTHER = {
     "addition": {"digits": 8},
     "multiplication": {"digits": 4},
-    "division": {"digits": 4},
-    "divisor": {"digits": 4},
     "arithmetic": {"terms": 4, "digits": 2},
     "sorting": {"length": 4, "digits": 3},
     "countdown": {"count": 4, "largest": 12},

@@ -197,7 +197,7 @@ class Drawn:
         return state + 1, self.see(key), reward, jax.random.bernoulli(key, 0.3), False
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(SPACES, st.sampled_from([None, 2]), st.booleans())
 def test_any_environment_can_be_wrapped(space, agents, masked):
     """All four around it keep what every environment keeps; frames agree with a list of them."""
@@ -246,7 +246,7 @@ def test_by_name_and_from_a_file(tmp_path):
     wrapped = envs.FrameStack(envs.HideObservations(envs.make(name), given["hide_observations"]), 2)
     assert envs.make(name, **given) == wrapped
     wrapped = envs.ActionRepeat(wrapped, 3)  # in another order than parameters have: without a name
-    algorithm = algos.PPO(env=wrapped.env, num_envs=4, num_steps=8, num_minibatches=2, total_steps=32)
+    algorithm = algos.A2C(env=wrapped.env, num_envs=4, num_steps=8, hidden=(8,), total_steps=32)
     said = description.describe(algorithm, policies.GPUOnly())
     assert said["env"] == f"{name}?hide_observations=(1, 3)&frame_stack=2"
     other = dataclasses.replace(algorithm, env=wrapped)
@@ -259,13 +259,13 @@ def test_by_name_and_from_a_file(tmp_path):
 
 def test_numbers_are_the_same_on_several_devices():
     env = envs.FrameStack(envs.ActionRepeat(envs.make("CartPole-v1"), 2), 2)
-    algorithm = dataclasses.replace(small(num_envs=8), env=env)
-    found = []
-    for count in (1, 4):
-        engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:count])
-        found.append(jax.tree.leaves(engine.run(engine.init(seed=0), 1)[1]))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    algorithm = algos.A2C(env=env, num_envs=4, num_steps=3, hidden=(4,))
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:2])
+    start = engine.init(seed=0)
+    expected = jax.jit(algorithm.iterate)(jax.tree.map(jnp.copy, engine.algorithm_state(start)))[1]
+    found = engine.run(start, 1)[1]
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name][0], value, rtol=1e-4, atol=1e-5)
 
 
 def test_around_one_of_the_host_its_actions_stay_its_own():

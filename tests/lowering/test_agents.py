@@ -42,7 +42,12 @@ def learner(name):
 
 @functools.cache
 def alone(name, agent):
-    return plain(learner(name), jax.jit(learner(name).init)(jax.random.key(5 + agent)), 5)
+    return plain(learner(name), beginning(name)(jax.random.key(5 + agent)), 5)
+
+
+@functools.cache
+def beginning(name):
+    return jax.jit(learner(name).init)
 
 
 @pytest.mark.parametrize(  # each algorithm, and each number together, on one device and on two

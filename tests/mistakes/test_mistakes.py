@@ -406,7 +406,7 @@ def test_an_iteration_without_fragments_is_one(devices):
 
 
 def test_training_past_its_end_is_warned_of_once(devices):
-    algorithm = ppo(total_steps=24)
+    algorithm = ppo(total_steps=24, num_epochs=1, num_minibatches=1)
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     state = engine.run(engine.init(0), 3)[0]
     with pytest.warns(FdgWarning, match="learns for 3 iterations .* anneal_learning_rate=False") as warned:

@@ -196,20 +196,6 @@ def test_responses_without_a_reward_change_nothing():
     assert pairs.differ.tolist() == [True, False]
 
 
-def test_prompts_without_a_reward_teach_nothing(task):
-    """Where no response has a reward, no parameter moves."""
-
-    def silent(prompts, responses, answers):
-        return [None] * len(responses)
-
-    algorithm = algos.GRPO(env=task.with_reward(silent), **SMALL, group_size=2)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    after, metrics = jax.jit(algorithm.iterate)(state)
-    for one, other in zip(jax.tree.leaves(state.parameters), jax.tree.leaves(after.parameters), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert metrics["episode_return"] == 0 and all(jnp.isfinite(value) for value in metrics.values())
-
-
 def test_rows_without_an_answer_want_a_reward(tmp_path):
     task = envs.make("text:file", path=file_of(tmp_path, [*ROWS, {"question": "why?"}]))
     assert task.problem.rows[-1].answer is None

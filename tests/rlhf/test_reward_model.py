@@ -139,7 +139,7 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
     assert arriving and all(each.where == "actors -> rewards" for each in arriving)
     assert sum(each.bytes_per_crossing for each in arriving) < size
     if name == "grpo":
-        state = algorithm.init(jax.random.key(0))
+        state = jax.jit(algorithm.init)(jax.random.key(0))
         assert_same(trained[1].parameters, state.reward_model, 0)
         said, _, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         found = rewards.score(algorithm._reward_network, trained[1].parameters, said)

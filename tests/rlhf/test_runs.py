@@ -34,8 +34,8 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
 
 def test_a_sweep_says_what_it_samples_and_each_of_its_agents_can_be_exported(tmp_path):
     run = fdg.sweep(
-        made("grpo", group_size=2),
-        {"learning_rate": [1e-3, 1e-2], "entropy_coefficient": [0.0]},
+        made("sft"),
+        {"learning_rate": [1e-3, 1e-2]},
         out=tmp_path / "run", total_steps=8, devices=1, eval_episodes=0, progress=False,
     )  # fmt: skip
     rows = (tmp_path / "run" / "samples" / "00000001.jsonl").read_text().splitlines()

@@ -214,9 +214,7 @@ def test_two_seeds_are_trained_by_one_program(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fdg.running.program.compile_lowered", keep)
     for seed in range(2):
-        algorithm = algos.make(
-            "grpo", envs.make("text:sorting"), num_prompts=2, group_size=2, hidden_size=8, num_layers=1
-        )
+        algorithm = algos.make("sft", envs.make("text:sorting"), num_prompts=2, hidden_size=8, num_layers=1)
         with pytest.raises(_Enough):
             fdg.fit(algorithm, seed=seed, devices=1, out=tmp_path / str(seed), progress=False)
     assert found[0] == found[1] and len(found) == 2

@@ -50,7 +50,7 @@ def engine_of(devices):
 def test_any_number_is_the_executable_of_the_first_run(setup, engine_of):
     engine = engine_of(setup)
     state, _ = engine.run(engine.init(0), 1)
-    many = 1000 if setup in ("one program", "agents", "coarse") else 130  # for time's sake
+    many = 1000 if setup == "one program" else 130  # for time's sake
     with compilations() as heard:
         for n in (7, 1, many):
             state, found = engine.run(state, n)

@@ -102,7 +102,7 @@ def transfers(draw):
     return m, n, first, arrays
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(case=transfers())
 def test_any_arrays_on_any_axis_of_any_dtype(case):
     m, n, first, specs = case
@@ -223,7 +223,7 @@ def crossings(draw):
 
 
 @pytest.mark.parametrize("way", [Mover, Exchange])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(case=crossings())
 def test_from_any_layout_to_any_other(way, case):
     """Every device of the target has its part of the array, and got each byte of it once."""

@@ -229,9 +229,9 @@ def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
         assert action[0] == end and algorithm.env.source.facts.library_action_space.contains(action)
         exported = fdg.load_exported(run.export(tmp_path / "policy.jax"))
         np.testing.assert_array_equal(exported(np.zeros(2)), action)
-        session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
-        (found,) = session.run(None, {"observation": np.zeros((1, 2))})
-        np.testing.assert_array_equal(found[0], action)
+    session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
+    (found,) = session.run(None, {"observation": np.zeros((1, 2))})
+    np.testing.assert_array_equal(found[0], action)
 
 
 def test_files_that_are_in_the_way(run, tmp_path):
