@@ -18,7 +18,7 @@ from algos.networks import Network
 from envs import composite, own
 from envs.composite import ObservationSpace
 from envs.spaces import Space
-from fdg.arguments import check_order
+from fdg.arguments import check_takes
 from fdg.errors import FdgError
 
 Sees = Literal["both", "actor", "critic"]
@@ -48,19 +48,20 @@ def resolved(
     """
     if isinstance(network, str):
         network = _named(network, observation_space, action_space, field)
+    seen = ("observation", "action") if sees == "critic" else ("observation",)
     if hasattr(network, "unroll"):
-        check_order(network.init, ("key", "observation"), f"init of {field}")
-        check_order(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
+        check_takes(network.init, ("key", *seen), f"init of {field}")
+        check_takes(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
         return network
     if network is None:
         return network
     match library_of(network):
         case None:
-            check_order(network.init, ("key", "observation"), f"init of {field}")
-            check_order(network.apply, ("parameters", "observation"), f"apply of {field}")
+            check_takes(network.init, ("key", *seen), f"init of {field}")
+            check_takes(network.apply, ("parameters", *seen), f"apply of {field}")
             made = Network(network.init, network.apply)
         case "linen":
-            module = network if is_instance(network) else network()
+            module = network if is_instance(network) else _called(network)
             made = Network(_LinenInit(module, field), _LinenApply(module))
         case "nnx":
             made = Network(_NnxInit(network, field), _NnxApply(network))
@@ -112,6 +113,19 @@ class _Blindfolded:
         return policy, outputs.pair(self.apply(parameters, observation, *more), leading)[1]
 
 
+def _called(network: Any, **random: Any) -> Any:
+    """The module that a class, or a `functools.partial` of one, makes."""
+    try:
+        inspect.signature(network).bind(**random)
+    except TypeError as error:
+        name = getattr(network, "func", network).__name__
+        fix = f"functools.partial({name}, ...)" if random else f"{name}(...)"
+        raise FdgError(f"network {name} is a class with arguments of its own ({error}): write {fix}") from None
+    except ValueError:  # it does not say what it takes
+        pass
+    return network(**random)
+
+
 # Values and not closures, so that equal modules make equal networks.
 @dataclasses.dataclass(frozen=True)
 class _LinenInit:
@@ -136,7 +150,7 @@ class _LinenApply:
 def _make_nnx(network: Any, key: jax.Array) -> Any:
     from flax import nnx
 
-    return network.module if isinstance(network, Held) else network(rngs=nnx.Rngs(key))
+    return network.module if isinstance(network, Held) else _called(network, rngs=nnx.Rngs(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +181,7 @@ class _NnxApply:
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
-    return network.module if isinstance(network, Held) else network(key=key)
+    return network.module if isinstance(network, Held) else _called(network, key=key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
-from fdg.arguments import checked_names
+from fdg.arguments import check_arguments, checked_names
 from fdg.errors import FdgError, NotIterableError, kind_of, listed
 from fdg.tracing.unchanged import unchanged
 
@@ -350,6 +350,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     >>> step.terminated.tolist(), step.episode_return.tolist(), step.episode_length.tolist()
     ([True, True], [1.0, 1.0], [2, 2])
     """
+    check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
     # Of the sources of this package the spaces are not asked for here: that may load a library.

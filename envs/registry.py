@@ -36,6 +36,7 @@ from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.wrappers import PARAMETERS, wrapped
+from fdg.arguments import checked
 from fdg.errors import FdgError, listed, one_line, unknown_name
 
 SOURCES = (
@@ -180,12 +181,13 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in own.entry_points():
         return own.make_of_package(name, overrides)
-    if factory is None and _module_of(name) is not None:
+    of_another = factory is None and _of_another_library(name)
+    if factory is None and _module_of(name) is not None and not of_another:
         return own.make(name, overrides)
     if factory is None and os.path.splitext(name)[1].lower() in _DATA:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
-        raise unknown_name("environment", name, names(), "envs.names()", _meant(name))
+        raise unknown_name("environment", name, names(), "envs.names()", of_another or _meant(name))
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:
@@ -193,6 +195,27 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
             raise
         given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
+
+
+# Of other libraries; the part behind the sign is what the environment is called.
+_OTHER_PREFIX = re.compile(
+    r"(?:gym|gymnasium|gymnax|ale|atari|envpool|mujoco|jaxmarl|mpe|minatar|craftax|brax|jumanji|octax|playground)"
+    r"[:/.](?P<task>[^:]+)", re.IGNORECASE
+)  # fmt: skip
+
+
+def _of_another_library(name: str) -> list[str]:
+    """The names here of an environment that is written with another library's prefix, `gym:CartPole-v1`."""
+    found = _OTHER_PREFIX.fullmatch(name)
+    if found is None:
+        return []
+    task = found["task"].rpartition("/")[2]
+    library = name[: found.start("task") - 1].lower()
+    there = f"{'gymnasium' if library == 'gym' else library}:{task}"
+    known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
+    if library in ("gym", "gymnasium"):
+        return [f"{from_gymnasium.PREFIX}{found['task']}", *known]
+    return known or _meant(task)
 
 
 def _meant(name: str) -> list[str]:
@@ -220,7 +243,8 @@ def _meant(name: str) -> list[str]:
 # Up to an `&` outside quotation marks; an opening quotation mark follows punctuation or a space.
 _OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
 
-_WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters that are not separated by `&`
+_UNMARKED = re.compile(r"([^\s=&;,]+)[\s&;,]+([A-Za-z_]\w*=.*)")  # parameters behind another sign than `?`
+_WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters, with another sign between them
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -239,10 +263,15 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         raise FdgError(f"environment {text!r}: give its name, a string such as 'CartPole-v1'")
     name, mark, options = text.partition("?")
     overrides = {}
+    if not mark and (found := _UNMARKED.fullmatch(text)):
+        raise FdgError(f"environment '{text}': parameters begin with ?: write '{found[1]}?{found[2]}'")
     for option in _OPTION.findall(options) or [""] if mark else ():
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
-            raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
+            fix = option if option.isidentifier() else "PARAMETER"
+            raise FdgError(
+                f"environment '{text}': '{option}' is not PARAMETER=VALUE: write '{name}?{fix}=VALUE'"
+            )
         if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_value(pair[1]), str):
             fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
             raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")
@@ -352,6 +381,7 @@ def spelled(env: Any) -> str | None:
         return None
 
 
+@checked
 def register(name: str, factory: Callable[..., Environment]) -> None:
     """Makes `make(name, **overrides)` return `factory(**overrides)`.
 

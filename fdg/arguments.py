@@ -131,12 +131,15 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
       what: what messages call the function, such as `Mine.step`.
 
     Raises:
-      FdgError: it cannot; names its parameters and the required ones.
+      FdgError: it cannot; names its parameters and the required ones. Or it is a class, whose instances may.
 
     >>> check_takes(lambda action: None, ("key", "state", "action"), "Maze.step")
     Traceback (most recent call last):
     fdg.errors.FdgError: Maze.step takes (action), and is called with (key, state, action): let it take these
     """
+    if isinstance(function, type):
+        name = function.__name__
+        raise FdgError(f"{what}: {name} is a class: give one of it, {name}(...)")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function in C, which says nothing
@@ -205,8 +208,9 @@ def _bound(
     except TypeError as error:
         name, parameters = name or _name(function), signature.parameters
         names = [parameter for parameter in parameters if parameter != "self"]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         for key in kwargs:
-            if key not in names:
+            if key not in names and not takes_any:
                 if ours(key) not in names and (fix := instead(key)):
                     raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
                 raise unknown_name(f"{what} of {name}", key, names, f"help({name})") from None

@@ -166,16 +166,18 @@ def one_line(error: BaseException) -> str:
 
 
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The innermost frame in a user's own file that led to an error, and its line; None if there is none.
+    """The innermost frame in a user's own code that led to an error, and its line; None if there is none.
 
     Files of packages and of Python itself are not their own, nor are our algorithms and policies, which
     a user may call; other files of ours and of JAX's never are.
     """
-    ours = ("<", *_folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs"))
+    ours = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
     outside = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith(ours)
+        and not is_generated(frame.f_code.co_filename, frame.f_code.co_name)
+        and not ("__file__" in frame.f_globals and frame.f_code.co_filename.startswith("<"))
     ]
     own = (each for each in reversed(outside) if whose_file(each[0].f_code.co_filename) == "user")
     return next(own, [None, *outside][-1])
@@ -185,6 +187,17 @@ def _folders(*names: str) -> tuple[str, ...]:
     """Of the packages of these names that are imported by now."""
     found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
     return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file)
+
+
+def is_generated(file: str, function: str) -> bool:
+    """Whether Python or a library wrote the code, such as a dataclass's `__init__`.
+
+    Code of a terminal, of `python -c` and of `exec` is in no file either, and is a user's.
+
+    >>> is_generated("<string>", "__init__"), is_generated("<stdin>", "step")
+    (True, False)
+    """
+    return file.startswith("<frozen") or (file.startswith("<") and function.startswith("__"))
 
 
 def whose_file(file: str | None) -> str:

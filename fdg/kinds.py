@@ -166,9 +166,13 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     (': write 500_000 or 5e5', ': write 0.1', '', '')
     >>> as_number("5ms", float, "latency_ms"), as_number("5us", float, "latency_ms")
     (': write 5', ': write 0.005')
+    >>> as_number(np.array([0.1]), float)
+    ': write 0.1'
     >>> as_number("2 uJ", float, "energy_uj"), as_number("2 mJ", float, "energy_uj")
     (': write 2', ": write the number alone, without 'mJ'")
     """
+    if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
+        return f": write {word.item()}" if fits(word.item(), kind) else ""
     found = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
     if found is None or not (mentions(kind, float) or mentions(kind, int)):
         return ""
@@ -329,8 +333,9 @@ def _is_integer(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if _is_integer(value):
         return True
+    dtype = getattr(value, "dtype", None)  # that of a tensor of another library is none of NumPy's
     floating = isinstance(value, float | np.floating) or (
-        getattr(value, "shape", None) == () and np.issubdtype(getattr(value, "dtype", bool), np.floating)
+        getattr(value, "shape", None) == () and isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.floating)
     )
     return floating and not math.isnan(float(value))
 

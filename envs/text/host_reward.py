@@ -56,6 +56,9 @@ class HostReward:
             object.__setattr__(self, "function", tuple(self.function))
         object.__setattr__(self, "weights", tuple(self.weights))
         for function in self.functions:
+            if isinstance(function, type):
+                name = function.__name__
+                raise FdgError(f"reward {name} is a class: give what it makes, {name}(), or a function")
             if not callable(function):
                 raise FdgError(
                     f"HostReward({function!r:.60}): give a function of prompts, responses, answers"
@@ -193,7 +196,9 @@ class _Call:
             at = f"for {said[i]!r:.60}, asked {asked[i]!r:.60}" if said else "for no responses"
             raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
         if len(found) != len(said):
-            raise HostError(f"{self.__name__} gave {len(found)} numbers for {len(said)} responses")
+            raise HostError(
+                f"{self.__name__} gave {len(found)} numbers for {len(said)} responses: return one for each"
+            )
         for value, plain, prompt, response in zip(found, given, asked, said, strict=True):
             if plain is not None and not math.isfinite(value):
                 raise HostError(

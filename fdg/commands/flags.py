@@ -255,12 +255,21 @@ def _fix(flag: Flag, word: str) -> str:
     """What to write in place of a word that a flag cannot have, where its kind says so."""
     if fix := as_number(word, flag.kind, flag.name):
         return fix
-    if is_tuple(flag.kind):
-        return f": write {flag.option} 64 64"
     several = [part for part in word.strip("[]()").split(",") if part.strip()]
+    if is_tuple(flag.kind):
+        wrong = [part for part in several if not _is_readable(flag.kind, part)] if several[1:] else []
+        return f"{f', by {wrong[0]!r}' if wrong else ''}: write {flag.option} 64 64"
     if len(several) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
         return f": {flag.several.format(','.join(several), n=len(several))}"
     return ""
+
+
+def _is_readable(kind: Any, word: str) -> bool:
+    try:
+        reader(kind)(word)
+    except ValueError:
+        return False
+    return True
 
 
 class _Joined(argparse.Action):

@@ -42,6 +42,12 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     ),
 }
 
+# Errors that JAX raises as a plain TypeError.
+_BY_WORDS: Mapping[str, type[Exception]] = {
+    "concrete values of integer type": jax.errors.ConcretizationTypeError,  # a shape
+    "Only integer scalar arrays can be converted": jax.errors.TracerIntegerConversionError,  # range(x)
+}
+
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
@@ -59,11 +65,12 @@ def explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         kinds = [kind for kind in _TRACED if isinstance(error, kind)]
-        if not kinds and "concrete values of integer type" not in str(error):  # of a shape
+        kinds += [kind for words, kind in _BY_WORDS.items() if words in str(error)]
+        if not kinds:
             if not (where := line_of(error)):
                 raise
             raise GraphError(f"{what}{where} raises {one_line(error)}{_space_of(error)}") from error
-        cause, fix = _TRACED[kinds[0] if kinds else jax.errors.ConcretizationTypeError]
+        cause, fix = _TRACED[kinds[0]]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
 
@@ -79,7 +86,7 @@ def line_of(error: BaseException) -> str:
 def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
     """A line of a file as messages have it; `names` are the globals of code that is in no file."""
     line = linecache.getline(file, number, names).strip()
-    return f", line {number} of {Path(file).name} (`{line:.100}`)"
+    return f", line {number} of {Path(file).name}" + (f" (`{line:.100}`)" if line else "")
 
 
 def _space_of(error: Exception) -> str:
@@ -123,7 +130,10 @@ def is_array(value: Any) -> bool:
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(value, type) or inspect.isroutine(dtype):  # such as jax.numpy's own
         return False
-    return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    try:
+        return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    except TypeError:  # of a tensor of another library
+        return False
 
 
 def short(value: Any) -> str:

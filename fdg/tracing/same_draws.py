@@ -9,7 +9,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.errors import FdgWarning, whose_file
+from fdg.errors import FdgWarning, is_generated, whose_file
 from fdg.tracing.mistakes import located
 
 _DRAWS = ("random_bits", "random_gamma")
@@ -121,7 +121,7 @@ def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
     traceback: Any = last.source_info.traceback
     for frame in traceback.frames if traceback else ():
         whose = whose_file(frame.file_name)
-        if whose == "user" and not frame.file_name.startswith("<"):
+        if whose == "user" and not is_generated(frame.file_name, frame.function_name):
             return located(frame.file_name, frame.line_num)
         if whose == "ours":
             break

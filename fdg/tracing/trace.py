@@ -111,6 +111,8 @@ def checked_name(algorithm: Any) -> str:
             f" write {algorithm.__name__}(...) with its hyperparameters"
         )
     name = type(algorithm).__name__
+    if isinstance(algorithm, str):
+        raise GraphError(f"{algorithm!r:.60} is no algorithm but the name of one: write algos.make(name, env)")
     for method in ("init", "iterate"):
         if callable(getattr(algorithm, "place", None)):
             raise GraphError(

@@ -293,7 +293,7 @@ def _opened(one: Comparable) -> Run | Path | Recording:
         read_config(path, prefix="")
         return path
     if not os.path.exists(path):
-        raise FdgError(f"{path}: there is no run directory and no recording")
+        raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
     return read_recording(path)
 
 

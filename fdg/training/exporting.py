@@ -97,6 +97,9 @@ def _check_description(path: Path, description: Path) -> None:
         )
 
 
+_OF_FILES = (".onnx", ".jax", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json", ".zip")
+
+
 def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
     """Writes what an algorithm's own `export(state, path)` does: a folder, such as that of a language model.
 
@@ -112,6 +115,9 @@ def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -
         raise FdgError(f"format={format!r}: {name} is exported in its own, so give {others}")
     if path.exists() and not path.is_dir():
         raise FdgError(f"{path} is a file: {type(algorithm).__name__} is exported as a folder, so name one")
+    if path.suffix.lower() in _OF_FILES:
+        name = type(algorithm).__name__
+        raise FdgError(f"{path} ends as a file does, and {name} is exported as a folder: give {path.stem}")
     ways[format](jax.device_get(state), path)
     return path
 

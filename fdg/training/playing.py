@@ -23,6 +23,7 @@ FORMATS = (".mp4", ".gif", ".html")
 MAX_STEPS = 1_000  # default limit on the steps of an episode
 _CAPTION = 18  # pixels above each picture
 _WIDEST = 1_600  # pixels of all pictures side by side
+_NARROWEST = 16  # pixels of one of them
 
 
 def play(
@@ -56,6 +57,8 @@ def play(
     for name, value in (("episodes", episodes), ("fps", fps), ("max_steps", max_steps)):
         if not isinstance(value, int) or value < 1:
             raise FdgError(f"{name}={value!r}: give an integer of at least 1")
+    if episodes > (most := _WIDEST // _NARROWEST):
+        raise FdgError(f"episodes={episodes}: a picture has room for {most} side by side: give at most {most}")
     check_writable(path)
     if path.suffix == ".mp4":
         needed("imageio_ffmpeg", "an mp4")

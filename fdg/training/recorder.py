@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fdg.errors import FdgWarning
+from fdg.arguments import quoted
+from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, shown_metric
@@ -166,7 +167,15 @@ class Recorder:
             evaluation,
         )
         for callback in self._callbacks:
-            self.wants_to_stop |= bool(callback(report))
+            try:
+                self.wants_to_stop |= bool(callback(report))
+            except FdgError:
+                raise
+            except Exception as error:  # whatever the code of a user's own raises
+                raise RunError(
+                    f"callback {quoted(callback)} raised {raised(error)} at iteration {self._iteration}: mend it,"
+                    " and continue from the last checkpoint with resume=True"
+                ) from error
 
 
 def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:
