@@ -30,7 +30,8 @@ from algos.vdn import VDN
 from envs import Environment, check_spec
 from fdg import aliases
 from fdg.arguments import checked
-from fdg.errors import NoAttributeError, UnknownNameError, unknown_name
+from fdg.errors import UnknownNameError, unknown_name
+from fdg.public_names import explain_calls, no_attribute
 
 __all__ = [
     "A2C",
@@ -102,10 +103,12 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     return tuple(known[of])
 
 
+explain_calls(__name__, _ALGORITHMS)
+
+
 def __getattr__(name: str) -> Any:
-    if meant := aliases.variant(name):
-        raise NoAttributeError(f"algos has no {name}: {meant}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    meant = f"it is algos.{_OF_TEXT[name].__name__}" if name in _OF_TEXT else aliases.variant(name)
+    raise no_attribute(__name__, name, __all__, meant)
 
 
 def get(name: str) -> Any:

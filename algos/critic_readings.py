@@ -25,8 +25,8 @@ class ReturnGrid(Part):
     atoms: int | None = hyperparameter(
         None, "returns of a grid, whose probabilities the critics give; None: they give values"
     )
-    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
-    value_max: float = hyperparameter(250.0, "the largest")
+    value_min: float = hyperparameter(-250.0, "the smallest return of that grid", only_with="atoms")
+    value_max: float = hyperparameter(250.0, "the largest", only_with="atoms")
 
     @property
     def reading(self) -> "Values | Distributions":

@@ -18,7 +18,11 @@ from fdg.errors import FdgError, listed, nearest
 
 
 def hyperparameter(
-    default: Any, description: str, structural: str | None = None, holds: str | None = None
+    default: Any,
+    description: str,
+    structural: str | None = None,
+    holds: str | None = None,
+    only_with: str | None = None,
 ) -> Any:
     """A dataclass field that the command line shows with this description.
 
@@ -29,8 +33,10 @@ def hyperparameter(
         be traced, so it cannot be swept. None for all other fields.
       holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
         folder. "folder or WORD" if WORD is allowed as well.
+      only_with: the field without which this one has no effect, "rnd", or a value of it,
+        "memory=transformer".
     """
-    metadata = {"help": description, "structural": structural, "holds": holds}
+    metadata = {"help": description, "structural": structural, "holds": holds, "only_with": only_with}
     return dataclasses.field(
         default=default, metadata={name: value for name, value in metadata.items() if value is not None}
     )
@@ -191,6 +197,8 @@ def _expected(kind: Any) -> str:
 def _suggestion(name: str, value: Any, kind: Any) -> str:
     """A fix if the value shows what the user meant, such as ": write hidden=(64, 64)"; else ""."""
     word: Any = None
+    if fix := kinds.as_number(value, kind, name) if hasattr(value, "item") else "":
+        return fix.replace("write ", f"write {name}=")
     if isinstance(value, list) and _matches(tuple(value), kind):
         word = tuple(value)
     elif _matches((value,), kind):

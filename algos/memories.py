@@ -44,10 +44,16 @@ class Window(NamedTuple):
 class MemorySizes(Part):
     """The sizes of a memory, as an algorithm's fields."""
 
-    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
-    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
-    memory_layers: int = hyperparameter(1, "layers of a transformer")
-    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
+    memory_size: int = hyperparameter(
+        128, "width of the memory, and of the layer after it", only_with="recurrent"
+    )
+    memory_window: int = hyperparameter(
+        32, "steps that a transformer looks back over, its own among them", only_with="memory=transformer"
+    )
+    memory_layers: int = hyperparameter(1, "layers of a transformer", only_with="memory=transformer")
+    memory_heads: int = hyperparameter(
+        4, "heads of a transformer's attention", only_with="memory=transformer"
+    )
 
     def of(self, kind: Kind) -> "MemoryKind":
         """A memory of these sizes."""

@@ -120,7 +120,9 @@ def _called(network: Any, **random: Any) -> Any:
     except TypeError as error:
         name = getattr(network, "func", network).__name__
         fix = f"functools.partial({name}, ...)" if random else f"{name}(...)"
-        raise FdgError(f"network {name} is a class with arguments of its own ({error}): write {fix}") from None
+        raise FdgError(
+            f"network {name} is a class with arguments of its own ({error}): write {fix}"
+        ) from None
     except ValueError:  # it does not say what it takes
         pass
     return network(**random)

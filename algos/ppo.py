@@ -78,11 +78,17 @@ class PPO(Agent):
         False, "random network distillation: add an intrinsic reward for novel observations"
     )
     intrinsic_coefficient: float = hyperparameter(
-        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)"
+        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)", only_with="rnd"
     )
-    intrinsic_discount: float = hyperparameter(0.99, "discount of intrinsic rewards (with rnd)")
-    rnd_features: int = hyperparameter(64, "output size of the target and predictor networks (with rnd)")
-    rnd_share: float = hyperparameter(1.0, "share of the samples that train the predictor (with rnd)")
+    intrinsic_discount: float = hyperparameter(
+        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
+    )
+    rnd_features: int = hyperparameter(
+        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
+    )
+    rnd_share: float = hyperparameter(
+        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
+    )
 
     def __post_init__(self):
         self._check()

@@ -67,7 +67,9 @@ class Priorities(Part):
     priority_exponent: float = hyperparameter(
         0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
     )
-    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+    importance_exponent: float = hyperparameter(
+        0.4, "beta of prioritised replay at first; 1 in the end", only_with="priority_exponent"
+    )
 
     def check(self, algorithm: Any) -> None:
         """Refuses an exponent of importance outside of [0, 1]."""

@@ -4,6 +4,8 @@
 your own, and `register` gives it a name.
 """
 
+from typing import Any
+
 from envs.checking import check_spec
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import (
@@ -24,6 +26,7 @@ from envs.trying import check
 from envs.unlike import Alike
 from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware, Wrapper
 from fdg.arguments import explain_frozen
+from fdg.public_names import no_attribute
 
 for _cls in (Vectorized, HostEnvironment, FrameStack, ActionRepeat, HideObservations, TimeAware):
     explain_frozen(_cls, "env")
@@ -63,3 +66,7 @@ __all__ = [
     "spelled",
     "vectorize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name, __all__)

@@ -34,6 +34,7 @@ from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
 from fdg.profiling.measuring import profile
 from fdg.profiling.report import Profile
+from fdg.public_names import no_attribute
 from fdg.rowwise import rowwise
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
@@ -105,13 +106,26 @@ _LATER = {
     "sweep": "fdg.training.sweeping",
 }
 
+# What commands are called in Python.
+_COMMANDS = {
+    "train": "write fdg.fit(algorithm, total_steps=N)",
+    "evaluate": "write fdg.load(RUN).evaluate()",
+    "play": "write fdg.load(RUN).play('video.mp4')",
+    "export": "write fdg.load(RUN).export('policy.onnx')",
+    "answer": "write fdg.load(RUN).answer([prompt])",
+    "plot": "write fdg.training.curves.compare([RUN])",
+    "plan": "write fdg.place(algorithm, policy, devices)",
+    "make": "write envs.make(name) and algos.make(name, env)",
+    "run": "write fdg.compile(algorithm, policy), and run of that engine",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name in NAMES:
         return importlib.import_module(f"fdg.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'fdg' has no attribute '{name}'")
+    raise no_attribute(__name__, name, __all__, _COMMANDS.get(name))
 
 
 for _cls, _word in ((FDG, "graph"), (Edge, "edge"), (Plan, "plan"), (Profile, "profile"), (Stream, "stream")):

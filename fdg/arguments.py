@@ -324,6 +324,8 @@ def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
     if not matches(value, kind):
         whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if whole else as_number(value, kind, name)
+        if not fix and (isinstance(value, str) or not isinstance(value, Iterable | None)):
+            fix = f": write [{quoted(value)}]" if fits([value], kind) else ""
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
         what = listed(dict.fromkeys(describe_alternatives(kind)))
@@ -348,19 +350,29 @@ def as_arguments(message: str) -> str:
     'num_seeds=0: it must be at least 1'
     >>> as_arguments("use --num-seeds 6 or 9, or --resume")
     'use num_seeds=6 or 9, or resume'
+    >>> as_arguments("--from runs/old: give another run, or leave --from out")
+    'start_from=runs/old: give another run, or leave start_from out'
     """
     if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # a command line in full
         return message
-    joined = re.sub(r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it)\b)", r"--\1=", message)
+    message = re.sub(r"(?<!\S)--from\b", "--start-from", message)
+    joined = re.sub(r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out)\b)", r"--\1=", message)
     return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda found: found[1].replace("-", "_"), joined)
 
 
 def as_flags(message: str, names: Iterable[str]) -> str:
     """Rewrites a message that begins with an argument as one about its command-line flag, if it has one.
 
+    So are names of arguments without a value, `format=`, which are flags of this command or of another.
+
     >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
     ('--max-steps 0: give an integer', 'rows=0: too few')
+    >>> as_flags("give lora_rank=, or leave format= out", [])
+    'give --lora-rank, or leave --format out'
     """
+    message = re.sub(
+        r"(?<!\S)([a-z][a-z_]+)=(?=[\s,:;]|$)", lambda one: f"--{one[1].replace('_', '-')}", message
+    )
     found = re.match(r"([a-z_]+)=(?=\S+: )", message)
     if found is None or found[1] not in names:
         return message

@@ -78,7 +78,8 @@ def describe_alternatives(kind: Any, names: Mapping[str, str] | None = None) -> 
     if cls is tuple and arguments and arguments[-1] is not ...:
         return [f"a tuple ({', '.join(describe_alternatives(one)[0] for one in arguments)})"]
     if cls in (Sequence, list, tuple, Iterable):
-        inner = describe_alternatives(arguments[0])[0].partition(" ")[2] if arguments else "values"
+        some = arguments[:1] not in ((), (Any,))
+        inner = describe_alternatives(arguments[0])[0].partition(" ")[2] if some else "values"
         plural = inner if inner.endswith("s") else f"{inner}s"
         return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
     name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
@@ -172,7 +173,8 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     (': write 2', ": write the number alone, without 'mJ'")
     """
     if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
-        return f": write {word.item()}" if fits(word.item(), kind) else ""
+        number = word.item()
+        return f": write {number:.6g}" if isinstance(number, int | float) and fits(number, kind) else ""
     found = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
     if found is None or not (mentions(kind, float) or mentions(kind, int)):
         return ""
@@ -335,7 +337,9 @@ def _is_number(value: Any) -> bool:
         return True
     dtype = getattr(value, "dtype", None)  # that of a tensor of another library is none of NumPy's
     floating = isinstance(value, float | np.floating) or (
-        getattr(value, "shape", None) == () and isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.floating)
+        getattr(value, "shape", None) == ()
+        and isinstance(dtype, np.dtype)
+        and np.issubdtype(dtype, np.floating)
     )
     return floating and not math.isnan(float(value))
 

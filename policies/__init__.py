@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from typing import Any
 
 from fdg.aliases import not_a_policy
 from fdg.arguments import explain_frozen
 from fdg.errors import FdgError, unknown_name
+from fdg.public_names import explain_calls, no_attribute
 from policies.auto import Auto, auto
 from policies.central import Central
 from policies.colocated import Colocated
@@ -56,6 +58,13 @@ for _policy in (*_POLICIES, Auto):
     explain_frozen(_policy, "policy")
 
 _BY_NAME = {_snake_case(policy.__name__): policy for policy in _POLICIES}
+
+
+explain_calls(__name__, _BY_NAME)
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name, __all__)
 
 
 def names() -> tuple[str, ...]:

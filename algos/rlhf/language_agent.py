@@ -87,7 +87,9 @@ class LanguageAgent(HasPresets):
     dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "what it computes in")
     remat: bool = hyperparameter(False, "compute blocks again for the gradient, in place of keeping them")
     lora_rank: int = hyperparameter(0, "rank of the adapters that learn in place of the network; 0: none")
-    lora_alpha: float = hyperparameter(16.0, "adapters are scaled by this over their rank")
+    lora_alpha: float = hyperparameter(
+        16.0, "adapters are scaled by this over their rank", only_with="lora_rank"
+    )
     max_response: int | None = hyperparameter(
         None,
         "tokens of a response (None: what the task's longest answer takes; of a checkpoint's tokenizer 64, or"

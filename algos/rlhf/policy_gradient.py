@@ -19,7 +19,9 @@ class PolicyGradientAgent(JudgedAgent):
 
     entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
     entropy_cap: float | None = hyperparameter(
-        None, "nats of a token's entropy beyond which the bonus does not grow (None: it always does)"
+        None,
+        "nats of a token's entropy beyond which the bonus does not grow (None: it always does)",
+        only_with="entropy_coefficient",
     )
 
     def __post_init__(self) -> None:

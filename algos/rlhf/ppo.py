@@ -83,7 +83,7 @@ class PPORLHF(PolicyGradientAgent):
     kl_coefficient: float = hyperparameter(0.05, "beta: what leaving the reference costs, a token")
     kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")
     correction: Correction = hyperparameter("none", "importance weights of actor against learner")
-    correction_cap: float = hyperparameter(2.0, "their bound")
+    correction_cap: float = hyperparameter(2.0, "their bound", only_with="correction")
     discount: float = hyperparameter(1.0, "gamma, a token")
     gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
 

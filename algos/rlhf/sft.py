@@ -81,7 +81,9 @@ class SFT(LanguageAgent):
         " row has room for is left out (None: each has its own)",
     )
     packed_length: int | None = hyperparameter(
-        None, "tokens of such a row (None: four times the longest prompt with its response)"
+        None,
+        "tokens of such a row (None: four times the longest prompt with its response)",
+        only_with="packing",
     )
 
     def __post_init__(self) -> None:

@@ -118,6 +118,9 @@ def member_of(run: Any, text: str) -> Any:
         return run.best
     from fdg.training.grid import parse_grid
 
+    if "=" not in text:
+        raise FdgError(f"--member {text}: give best, or a point's values, such as learning_rate=1e-3,seed=2")
+
     values = {name: value for name, (value,) in _single(parse_grid(text.replace(",", " ")), text)}
     named = {_full_name(name): value for name, value in values.items()}
     seed = named.pop("seed", None)

@@ -112,7 +112,9 @@ def checked_name(algorithm: Any) -> str:
         )
     name = type(algorithm).__name__
     if isinstance(algorithm, str):
-        raise GraphError(f"{algorithm!r:.60} is no algorithm but the name of one: write algos.make(name, env)")
+        raise GraphError(
+            f"{algorithm!r:.60} is no algorithm but the name of one: write algos.make({algorithm!r:.60}, env)"
+        )
     for method in ("init", "iterate"):
         if callable(getattr(algorithm, "place", None)):
             raise GraphError(

@@ -114,7 +114,12 @@ def fit(
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
     used = None if devices is None else checked_devices(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
-    outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
+    try:
+        outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
+    except FdgError as error:
+        if not str(error).startswith("--"):
+            raise
+        raise type(error)(as_arguments(str(error))) from error
     run = _run(job, outcome)
     if outcome.caught is not None:
         if not _interactive():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.errors import FdgError
-from fdg.kinds import to_json
+from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.settings import Settings, flat, kept
 from fdg.training.sweep import agent_count
 
@@ -84,7 +84,7 @@ class Job(Settings):
 
     @property
     def beyond(self) -> list[str]:
-        """Periods that are longer than the run, as a line each."""
+        """Periods that are longer than the run, and hyperparameters without effect, as a line each."""
         total = self.num_iterations
         periods = {
             "--eval-every": (self.eval_every, "nothing is evaluated"),
@@ -95,7 +95,32 @@ class Job(Settings):
             f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
             for option, (period, what) in periods.items()
             if period is not None and period > total
-        ]
+        ] + without_effect(getattr(self.algorithm, "algorithm", self.algorithm))
+
+
+def without_effect(algorithm: Any) -> list[str]:
+    """Fields that were given and that others switch off, as a line each: see `only_with` of a field.
+
+    >>> import algos, envs
+    >>> without_effect(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
+    ['--rnd-features 8 has no effect, for rnd is False: give that too, or leave it out']
+    """
+    fields = {field.name: field for field in dataclass_fields(algorithm)}
+
+    def off(name: str) -> str | None:
+        """The field that switches one off."""
+        switch, _, value = fields[name].metadata.get("only_with", "").partition("=")
+        if switch not in fields:
+            return None
+        now = getattr(algorithm, switch)
+        return switch if now in (None, False, 0, "none") or (value and now != value) else off(switch)
+
+    return [
+        f"--{name.replace('_', '-')} {shown(value)} has no effect, for {switch} is"
+        f" {getattr(algorithm, switch)!r}: give that too, or leave it out"
+        for name, field in fields.items()
+        if (switch := off(name)) and (value := getattr(algorithm, name)) != field.default
+    ]
 
 
 def steps_of(algorithm: Any) -> str:

@@ -58,7 +58,9 @@ def play(
         if not isinstance(value, int) or value < 1:
             raise FdgError(f"{name}={value!r}: give an integer of at least 1")
     if episodes > (most := _WIDEST // _NARROWEST):
-        raise FdgError(f"episodes={episodes}: a picture has room for {most} side by side: give at most {most}")
+        raise FdgError(
+            f"episodes={episodes}: a picture has room for {most} side by side: give at most {most}"
+        )
     check_writable(path)
     if path.suffix == ".mp4":
         needed("imageio_ffmpeg", "an mp4")

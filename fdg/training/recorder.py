@@ -173,8 +173,8 @@ class Recorder:
                 raise
             except Exception as error:  # whatever the code of a user's own raises
                 raise RunError(
-                    f"callback {quoted(callback)} raised {raised(error)} at iteration {self._iteration}: mend it,"
-                    " and continue from the last checkpoint with resume=True"
+                    f"callback {quoted(callback)} raised {raised(error)} at iteration {self._iteration}:"
+                    " mend it, and continue from the last checkpoint with resume=True"
                 ) from error
 
 

@@ -163,7 +163,10 @@ class Run:
             how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
             return self.member(agent).answer(prompts, seed=seed, **how)
         if not callable(getattr(self.algorithm, "answer", None)):
-            raise FdgError(f"{type(self.algorithm).__name__} answers no prompts, but acts: run.policy(observation), or fdg evaluate RUN")
+            raise FdgError(
+                f"{type(self.algorithm).__name__} answers no prompts, but acts: run.policy(observation), or"
+                " fdg evaluate RUN"
+            )
         return list(
             self.algorithm.answer(
                 self._state_of(agent),
@@ -300,7 +303,7 @@ class Run:
     @property
     def _sweep(self) -> Sweep:
         if not isinstance(self.algorithm, Sweep):
-            raise FdgError(f"{self!r} is no sweep: use the run as it is, without --member (run.member, run.best)")
+            raise FdgError(f"{self!r} is no sweep: use the run as it is, without member or best")
         return self.algorithm
 
     def _of_agents(self, agents: Sequence[int]) -> "Run":

@@ -134,7 +134,7 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
     of_one = there if earlier.agents is None else there[0]
     if of_one.shape != here.shape or of_one.dtype != here.dtype:
         if why := _other_spaces(job.algorithm, earlier.algorithm):
-            raise FdgError(f"--from: {job.start_from} is of {why}")
+            raise FdgError(f"--from {job.start_from}: it is of {why}")
         raise FdgError(
             f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
             f" {here.dtype}{list(here.shape)} here: {_other_network(job.algorithm, earlier.algorithm)}"
