@@ -20,7 +20,7 @@ from envs.environment import (
 )
 from envs.host import HostEnvironment
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
-from envs.registry import absolute, beyond_registries, make, names, parse, register, spelled
+from envs.registry import absolute, beyond_registries, files_of, make, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
 from envs.unlike import Alike
@@ -57,6 +57,7 @@ __all__ = [
     "check",
     "check_spec",
     "features_and_mask",
+    "files_of",
     "make",
     "map_features",
     "names",

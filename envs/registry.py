@@ -59,6 +59,7 @@ class _Source(NamedTuple):
     make: Callable[..., Any]  # (name without the prefix, **overrides)
     beyond: Callable[[str, Mapping[str, Any]], str | None]  # as `beyond_registries`
     absolute: Callable[[str], str] = str  # as `absolute`
+    files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # as `files_of`
 
 
 _PREFIXES: dict[str, _Source] = {
@@ -66,8 +67,8 @@ _PREFIXES: dict[str, _Source] = {
         from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
     ),
     # Tasks for language models, not environments. Files of problems are read as data, so they need no trust.
-    text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name)),
-    codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute),
+    text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name), text.files_of),
+    codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
     from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
     from_ray.PREFIX: _Source(
         lambda name, **overrides: from_ray.make(name, make, **overrides),
@@ -286,6 +287,16 @@ def absolute(name: str) -> str:
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
     """
     return next((one.absolute(name) for prefix, one in _PREFIXES.items() if name.startswith(prefix)), name)
+
+
+def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Files that an environment is read from, by the parameter of `make` that names each in place of them.
+
+    >>> files_of("text:file", {"path": "sums.jsonl"}), files_of("codesign:mine.toml", {})
+    ({'path': 'sums.jsonl'}, {'path': 'mine.toml'})
+    """
+    found = (x.files(name, parameters) for prefix, x in _PREFIXES.items() if name.startswith(prefix))
+    return next(found, {})
 
 
 def _absolute_files(name: str) -> str:

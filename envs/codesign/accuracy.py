@@ -80,9 +80,9 @@ def seeds_of(task: Task, table: str = "") -> np.ndarray:
 
 
 def signature(task: Task) -> str:
-    """What of a task decides its accuracies, as a table names it."""
+    """What of a task decides its accuracies, as a table names it; of images in a file their digest."""
     options = "; ".join(f"{one.name} {list(one.options)}" for one in task.decisions)
-    return f"{task.data}; {task.build!r}; {options}"
+    return f"{images.signature(task.data)}; {task.build!r}; {options}"
 
 
 def _row(task: Task, table: str) -> Mapping[str, Any]:

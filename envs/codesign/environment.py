@@ -39,6 +39,7 @@ def make(
     accuracy: str | None = None,
     subs: int | None = None,
     module: str | tuple[str, ...] = (),
+    path: str = "",
     info: Any = ("score", "feasible", "best_score"),
     **limits: float,
 ) -> "CoDesign":
@@ -55,6 +56,7 @@ def make(
       accuracy: where accuracies come from, in place of what the file says.
       subs: sub-accelerators at most, likewise.
       module: `MODULE:NAME` of networks that the file names, which are imported then.
+      path: a copy of the file, with copies of those that it names, as a run directory keeps them.
       info: of `INFO`, what is reported of each episode.
       **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`.
 
@@ -76,14 +78,14 @@ def make(
     for key, (value, known) in options.items():
         if value not in known:
             raise unknown_name(f"{key} of {PREFIX}{name}", str(value), known)
-    made = reading.get(name, (module,) if isinstance(module, str) else module)
+    made = reading.get(name, (module,) if isinstance(module, str) else module, path)
     if accuracy is not None:
         made = dataclasses.replace(made, accuracy=str(accuracy))
     if subs is not None:
         made = dataclasses.replace(made, chips=dataclasses.replace(made.chips, subaccelerators=subs))
     for key in limits:
         if key not in reading.UNITS:
-            known = ("specs", "order", "reward", "accuracy", "subs", "module", "info", *reading.UNITS)
+            known = ("specs", "order", "reward", "accuracy", "subs", "module", "path", "info", *reading.UNITS)
             raise unknown_name(f"parameter of {PREFIX}{name}", key, known)
     if limits:
         if specs not in (None, "explicit"):
@@ -109,6 +111,12 @@ def absolute(name: str) -> str:
     """
     path, mark, options = name.removeprefix(PREFIX).partition("?")
     return f"{PREFIX}{os.path.abspath(path)}{mark}{options}" if path.endswith(".toml") else name
+
+
+def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """The file of a problem, by the parameter `path` that names another place of it."""
+    file = name.removeprefix(PREFIX)
+    return {"path": parameters.get("path") or file} if file.endswith(".toml") else {}
 
 
 def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:

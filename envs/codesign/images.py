@@ -4,6 +4,7 @@ Each is the same for all networks and seeds, and small on purpose: children are 
 """
 
 import functools
+import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg.errors import FdgError, one_line, unknown_name
+from fdg.reading import open_regular
 
 
 class Images(NamedTuple):
@@ -124,6 +126,19 @@ def get(name: str) -> Images:
     if name not in _IMAGES:
         raise unknown_name("images", name, (*NAMES, "FILE.npz"))
     return _IMAGES[name]()
+
+
+@functools.lru_cache(maxsize=8)
+def signature(name: str) -> str:
+    """A name among `NAMES` itself; of a file its digest, so that it may be moved.
+
+    Raises:
+      FdgError: the file cannot be read.
+    """
+    if not name.endswith(".npz"):
+        return name
+    with open_regular(name) as file:
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _read(path: Path) -> Images:

@@ -43,6 +43,7 @@ class Problem:
       accuracy: where accuracies come from, one of `accuracy.SOURCES`.
       table: file of accuracies in place of the one that is shipped (`accuracy="table"`).
       name: in messages.
+      read_from: files that it was read from, (name in a run directory, path).
     """
 
     tasks: tuple[Task, ...]
@@ -54,10 +55,16 @@ class Problem:
     accuracy: str = "surrogate"
     table: str = ""
     name: str = "codesign"
+    read_from: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.accuracy not in accuracy.SOURCES:
             raise unknown_name("source of accuracies", self.accuracy, accuracy.SOURCES)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """`read_from` as a dictionary: files that a run keeps copies of."""
+        return dict(self.read_from)
 
     def decisions(self) -> tuple[Decision, ...]:
         """All, in their order: those of each network, then of each sub-accelerator."""

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.resources
 import math
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,15 +21,14 @@ WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
 _LARGEST_FILE = 2**20  # bytes
 
-# How a network of a task may be given, by the key that says so: (value, folder of the file, shape of the
-# input) -> layers, and pairs (i, j) of layers of which i comes before j, None for one after another.
-GivenReader = Callable[
-    [str, Path, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]
-]
+# How a network of a task may be given, by the key that says so: (value, or path of the file that it names,
+# shape of the input) -> layers, and pairs (i, j) of layers of which i comes before j, None for one after
+# another.
+GivenReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]]
 GIVEN: dict[str, GivenReader] = {
-    "network": lambda name, *_: (networks.get(name), None),
-    "onnx": lambda path, folder, _: given.from_onnx(folder / path),
-    "module": lambda name, _, shape: given.from_module(name, shape),  # where the user names it too
+    "network": lambda name, _: (networks.get(name), None),
+    "onnx": lambda path, _: given.from_onnx(path),
+    "module": lambda name, shape: given.from_module(name, shape),  # where the user names it too
 }
 
 UNITS: dict[
@@ -46,12 +46,13 @@ UNITS: dict[
 }
 
 
-def get(name: str, modules: Sequence[str] = ()) -> Problem:
+def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
     """The problem of a shipped workload, or of a TOML file.
 
     Args:
       name: `w1`, `w2`, `w3`, or a path that ends in `.toml`.
       modules: as in `from_dict`.
+      copy: of the file, as in `read`.
 
     Raises:
       FdgError: there is none; as `read`.
@@ -64,16 +65,24 @@ def get(name: str, modules: Sequence[str] = ()) -> Problem:
         return from_dict(tomllib.loads(text), name)
     if not name.endswith(".toml"):
         raise unknown_name("workload", name, WORKLOADS, meant=("w1", "FILE.toml"))
-    return read(name, modules)
+    return read(name, modules, copy)
 
 
-def read(path: str | Path, modules: Sequence[str] = ()) -> Problem:
-    """The problem that a TOML file says; `modules` as in `from_dict`.
+def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -> Problem:
+    """The problem that a TOML file says.
+
+    Args:
+      path: of the file.
+      modules: as in `from_dict`.
+      copy: path of a copy, in a folder with copies of the files that it names, as `Problem.files` calls them;
+        those that the folder lacks are read from where they were.
 
     Raises:
       FdgError: it cannot be read, or says what is no problem: the key, and the nearest known one.
     """
-    path = Path(path)
+    name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
+    path = Path(copy or path)
+    files.read["path"] = str(path)
     try:
         if not path.is_file():
             there = "is no ordinary file" if path.exists() else "does not exist"
@@ -83,7 +92,7 @@ def read(path: str | Path, modules: Sequence[str] = ()) -> Problem:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise FdgError(f"{path} is no TOML that can be read: {one_line(error)}") from None
-    return from_dict(said, str(path), path.parent, modules)
+    return _from_dict(said, name, files, modules)
 
 
 def modules(path: str) -> tuple[str, ...]:
@@ -113,6 +122,29 @@ def from_dict(
     Raises:
       FdgError: as `read`.
     """
+    return _from_dict(said, name, _Files(folder or Path()), modules)
+
+
+class _Files:
+    """Where the files are that a problem names, and which it was read from.
+
+    Args:
+      folder: that relative paths begin at.
+      copies: folder of copies, which come first.
+    """
+
+    def __init__(self, folder: Path, copies: Path | None = None):
+        self._folder, self._copies = folder, copies
+        self.read: dict[str, str] = {}
+
+    def place(self, key: str, path: str) -> str:
+        """The file that a key names, or its copy, KEY with the ending of the path."""
+        copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
+        self.read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
+        return self.read[key]
+
+
+def _from_dict(said: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
     whole = _Keys(name, "", said, "budget chip technology specs bounds accuracy task")
     technology = _technology(whole.table("technology"))
     chips = _chips(whole, technology)
@@ -126,7 +158,7 @@ def from_dict(
         raise FdgError(f"{name}: there is no task: write one [[task]] a network")
     if len(tasks) > 8:
         raise FdgError(f"{name}: {len(tasks)} tasks; give at most 8")
-    read_tasks = [_task(name, at, one, len(tasks), folder or Path(), modules) for at, one in enumerate(tasks)]
+    read_tasks = [_task(name, at, one, len(tasks), files, modules) for at, one in enumerate(tasks)]
     names = [task.name for task in read_tasks]
     for one in names:
         if names.count(one) > 1:
@@ -139,8 +171,9 @@ def from_dict(
         levels=levels,
         bounds=_one_specs(whole.table("bounds"), technology),
         accuracy=source,
-        table=str((folder or Path()) / table) if table else "",
+        table=files.place("table", table) if table else "",
         name=name,
+        read_from=tuple(files.read.items()),
     )
     if own != Specs():
         return dataclasses.replace(problem, specs=own)
@@ -281,7 +314,7 @@ def _one_specs(keys: _Keys, technology: Technology) -> Specs:
 
 
 def _task(
-    name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path, modules: Sequence[str]
+    name: str, at: int, said: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
     keys = _Keys(
         name, f"task {at + 1}", said, f"name space weight data accuracy input {_OF_SPACES} {' '.join(GIVEN)}"
@@ -294,7 +327,7 @@ def _task(
         "data": keys.text("data", ""),
     }
     if fields["data"].endswith(".npz"):
-        fields["data"] = str(folder / fields["data"])
+        fields["data"] = files.place(f"data{at + 1}", fields["data"])
     sources = [key for key in ("space", *GIVEN) if key in said]
     if len(sources) != 1:
         both = f"both {' and '.join(sources)}" if sources else "no network"
@@ -315,7 +348,8 @@ def _task(
                 f"by --module {value} (module={value!r}), or say --trust"
             )
         try:
-            layers, branches = GIVEN[source](value, folder, shape)
+            named = files.place(f"onnx{at + 1}", value) if source == "onnx" else value
+            layers, branches = GIVEN[source](named, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
         known = keys.number("accuracy", 0.0, above=False) if "accuracy" in said else None

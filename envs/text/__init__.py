@@ -8,7 +8,7 @@ from envs.text.game import Reply, Said, TextGame, Transcript, is_game, is_text, 
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
-from envs.text.registry import FILES, PREFIX, make, names
+from envs.text.registry import FILES, PREFIX, files_of, make, names
 from envs.text.rows import Row
 from envs.text.task import (
     Demonstration,
@@ -42,6 +42,7 @@ __all__ = [
     "Tokenizer",
     "Transcript",
     "exact",
+    "files_of",
     "is_game",
     "is_text",
     "make",

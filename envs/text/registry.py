@@ -1,6 +1,7 @@
 """Tasks by name, as `envs.make("text:addition", digits=3)` makes them."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from envs.text import countdown, problems, tables, words
@@ -11,6 +12,13 @@ from fdg.errors import FdgError, listed, unknown_name
 
 PREFIX = "text:"
 FILES = tables.FILES  # parameters that are paths of files
+
+
+def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """The files that a task is read from, by parameter."""
+    given = ((field, parameters.get(field)) for field in FILES)
+    return {field: path for field, path in given if isinstance(path, str) and path}
+
 
 _PROBLEMS: dict[str, type] = {
     problem.name: problem

@@ -1,14 +1,16 @@
 """Data files of a run: copies in its directory, so that it can be used wherever it and they are moved."""
 
 import functools
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.text import FILES
+import envs
+from envs.wrappers import unwrapped
 from fdg.errors import FdgError
-from fdg.reading import read_bytes
+from fdg.reading import open_regular, read_bytes
 from fdg.training.run_directory import DATA, RunDirectory
 
 _MOST = 64 << 20  # bytes of a file that is copied
@@ -17,19 +19,27 @@ _MOST = 64 << 20  # bytes of a file that is copied
 def keep_data(run: RunDirectory, algorithm: Any) -> None:
     """Copies the files that an algorithm's problems are read from into the directory of its run.
 
+    Of a file above 64 MiB the digest is kept. One that is not there was not read: of a source not used, say.
+
     Raises:
-      FdgError: they are other than the copies that an earlier sitting of the run has made.
+      FdgError: they are other than those that an earlier sitting of the run has kept.
     """
     for field, path in _files(algorithm).items():
-        if os.path.getsize(path) > _MOST:
+        if not os.path.isfile(path):
             continue
-        content, copy = read_bytes(path, _MOST), _copy(run.path, field, path)
-        if not os.path.lexists(copy):
-            run.publish(f"{DATA}/{copy.name}", functools.partial(_write, content=content))
-        elif read_bytes(copy, _MOST) != content:
+        kept, fix = _copy(run.path, field, path), "put the copy {kept} in its place"
+        if os.path.getsize(path) <= _MOST:
+            content = read_bytes(path, _MOST)
+        else:
+            kept, fix = kept.with_name(f"{kept.name}.sha256"), "bring back that of {kept}"
+            with open_regular(path) as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest().encode()
+        if not os.path.lexists(kept):
+            run.publish(f"{DATA}/{kept.name}", functools.partial(_write, content=content))
+        elif read_bytes(kept, _MOST) != content:
             raise FdgError(
-                f"{path} has changed since the run in {run.path} began: put the copy {copy} in its place, or"
-                " start a new run"
+                f"{path} has changed since the run in {run.path} began: {fix.format(kept=kept)}, or start a"
+                " new run"
             )
 
 
@@ -40,10 +50,7 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
       FdgError: a file that the run names is not there, nor a copy.
     """
     found = {}
-    for field in FILES if name.startswith("text:") else ():
-        path = parameters.get(field)
-        if not isinstance(path, str) or not path:
-            continue
+    for field, path in envs.files_of(name, parameters).items():
         copy = _copy(directory, field, path)
         if os.path.lexists(copy):
             found[field] = str(copy)
@@ -57,7 +64,7 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
 
 def _files(algorithm: Any) -> Mapping[str, str]:
     """The files by field: of a sweep, those of what is swept."""
-    env = getattr(getattr(algorithm, "algorithm", algorithm), "env", None)
+    env, _ = unwrapped(getattr(getattr(algorithm, "algorithm", algorithm), "env", None))
     return getattr(getattr(env, "problem", None), "files", {})
 
 

@@ -189,6 +189,7 @@ class _Sitting:
                 f"{run.path} has done {latest:,} iterations, and --total-steps makes {total:,}: give more"
             )
         if latest == total and complete:
+            keep_data(run, job.algorithm)  # notices other files
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
             if job.timeline or job.profile:
                 say("nothing was timed or drawn, for nothing ran")

@@ -101,6 +101,21 @@ def test_children_are_trained_within_the_program_if_their_hardware_is_feasible(t
     assert shared.shape == (256,) and shared.min() > 0.3
 
 
+def test_a_table_finds_images_that_were_moved_and_no_others(tmp_path):
+    (tmp_path / "there").mkdir()
+    first, moved = tmp_path / "mine.npz", tmp_path / "there" / "yours.npz"
+    first.write_bytes(b"images")
+    moved.write_bytes(b"images")
+    task, other = (dataclasses.replace(TASK, data=str(path)) for path in (first, moved))
+    rows = {accuracy.signature(task): {"accuracy": [[7000] * len(task.choices())]}}
+    (tmp_path / "mine.json").write_text(json.dumps(rows))
+    assert (accuracy.known(other, "table", str(tmp_path / "mine.json")) == np.float32(0.7)).all()
+    changed = tmp_path / "changed.npz"
+    changed.write_bytes(b"image")
+    with pytest.raises(FdgError, match="has no accuracies of its networks on"):
+        accuracy.known(dataclasses.replace(TASK, data=str(changed)), "table", str(tmp_path / "mine.json"))
+
+
 def test_networks_that_are_given_cannot_be_trained():
     task = dataclasses.replace(TASK, build=space.Given(()))
     with pytest.raises(FdgError, match="says not how to train"):

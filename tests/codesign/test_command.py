@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import fdg
 from envs.codesign import command, pictures, searching
 from envs.codesign.problem import Specs
 from fdg.commands.cli import train_main
@@ -83,12 +84,37 @@ def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsy
         rows = list(csv.DictReader(file))
     assert rows[0]["is_best"] == "True" and {row["is_best"] for row in rows[1:]} <= {"False"}
     assert [int(rows[0]["latency_cycles"])] == [best["design"]["latency_cycles"]]
-    # A resumed search that is complete reports again, the same design.
     monkeypatch.setattr(pictures, "draw", lambda *_: [])
+    # A resumed search that is complete reports again, the same design; its files and it may be moved.
+    assert {path.name for path in Path("run/data").iterdir()} == {"path.toml", "onnx2.onnx"}
+    there = (folder / "elsewhere").resolve()
+    there.mkdir()
+    for name in ("run", "p.toml", "two.onnx"):
+        Path(name).rename(there / name)
+    monkeypatch.chdir(there)
     assert command.main(["--resume", "run"]) == command.INFEASIBLE
-    assert json.loads(Path("run/best.json").read_text())["design"] == best["design"]
+    again = json.loads(Path("run/best.json").read_text())
+    assert again["design"] == best["design"] and again["layers"] == best["layers"]
+    loaded = fdg.load("run").algorithm.env
+    assert loaded.problem == kept[0].problem and loaded.problem.files["onnx2"] == "run/data/onnx2.onnx"
+    # A file that has changed since is another problem.
+    Path("two.onnx").rename(folder / "two.onnx")
+    Path("p.toml").write_text(TOML.replace("100_000", "90_000"))
+    Path("p.toml").rename(folder / "p.toml")
+    capsys.readouterr()
+    assert command.main([str(folder / "p.toml"), "--resume", "run", "--samples", "80"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "p.toml has changed since the run in run began: put the copy run/data/path.toml in its place" in said
+    )
+    for path in Path("run/data").iterdir():
+        path.unlink()
+    (folder / "p.toml").unlink()
+    assert command.main(["--resume", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "run/config.json names " in said and "p.toml, which is not there: put it back" in said
     # The same design under other specs.
-    (searched,) = kept[1:]
+    searched = kept[1]
     met = dataclasses.replace(searched.problem, specs=Specs(1e9, 1e12, 1e3))
     meets = searched.best._replace(violation=np.float32(0))
     said = str(dataclasses.replace(searched, problem=met, best=meets, least=None))

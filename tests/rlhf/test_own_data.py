@@ -20,6 +20,7 @@ from algos.rlhf.advantages import group_advantage, informative
 from algos.rlhf.preferences import Minibatch, paired
 from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
+from fdg.training import data
 from fdg.training.data import keep_data, kept_data
 from fdg.training.description import describe
 from fdg.training.name_resolver import NameResolver
@@ -321,6 +322,21 @@ def test_a_reward_is_a_value():
     judge = HostReward(len)
     assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)
     assert HostReward((len, len)).names == ("len", "len_2")
+
+
+def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
+    monkeypatch.setattr(data, "_MOST", 99)
+    path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
+    path.write_text(path.read_text() + "\n" * 100)
+    algorithm = algos.SFT(env=task, **SMALL)
+    for _ in range(2):
+        keep_data(run, algorithm)
+    assert [one.name for one in (run.path / "data").iterdir()] == ["path.jsonl.sha256"]
+    assert kept_data(run.path, "text:file", {"path": str(path)}) == {}
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(fdg.FdgError, match=r"has changed since the run .*: bring back that of .*sha256, or"):
+        keep_data(run, algorithm)
+    run.close()
 
 
 def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
