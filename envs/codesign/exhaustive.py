@@ -24,7 +24,7 @@ class Enumerated(NamedTuple):
     violation: float  # 0 where a design meets the specs; else the least sum of relative excess
 
 
-_CHUNK = 4096
+_CHUNK = 512  # what it needs fits in the caches of a core
 
 
 @functools.partial(jax.jit, static_argnames="problem")

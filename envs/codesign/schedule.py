@@ -142,12 +142,12 @@ def chain_schedule(
     """
     networks, length, number = latency_cycles.shape
     each, subs = jnp.arange(networks), jnp.arange(number)
-    elsewhere = ~jnp.eye(number, dtype=bool)[None]
 
     def back(after: jax.Array, of_layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple]:
         cycles, transfer = of_layer  # [M, A], and [M] of the layer before
-        there = (after + cycles)[:, None] + elsewhere * transfer[:, None, None]
-        return there.min(2), (after, (after + cycles).min(1))
+        ends = after + cycles
+        least = ends.min(1)
+        return jnp.minimum(ends, (least + transfer)[:, None]), (after, least)
 
     cycles = latency_cycles.astype(jnp.float32).swapaxes(0, 1)
     arrives = jnp.pad(transfer_cycles[:, :-1], ((0, 0), (1, 0))).T
