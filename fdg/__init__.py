@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg import packages
+from fdg.agents import agents
 from fdg.arguments import explain_frozen
 from fdg.bfloat16 import in_bfloat16
 from fdg.ending import is_command
@@ -74,6 +75,7 @@ __all__ = [
     "Stream",
     "Sweep",
     "UnknownNameError",
+    "agents",
     "compile",
     "diff",
     "fit",

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.agents import Agents, of_seeds
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
@@ -21,6 +22,7 @@ from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
 from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
+from fdg.placing.staleness import own_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
@@ -31,7 +33,7 @@ from fdg.running.order import has_ordered_collectives
 from fdg.running.timeline import Bar
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import checked_name, trace
+from fdg.tracing.trace import checked_name, side_by_side, trace
 
 
 class Engine:
@@ -81,8 +83,8 @@ class Engine:
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
 
-        With `num_seeds`, every leaf has a leading axis of that length, and agent i starts from seed
-        `seed + i`. If the algorithm has `starts(seed, num_seeds)`, row i of its result replaces the key.
+        An algorithm with `starts(seed)` gets its result in place of that key: several agents start from the
+        seeds `seed`, `seed + 1`, ... (`fdg.agents`).
 
         Raises:
           FdgError: `seed` is not an integer (but a key, say).
@@ -109,7 +111,7 @@ class Engine:
           iterations: at least 1.
 
         Returns:
-          The new state, and metrics: `[iterations]` each, with `num_seeds` `[iterations, num_seeds]`.
+          The new state, and metrics: `[iterations]` each, of several agents `[iterations, agents]`.
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
@@ -223,7 +225,7 @@ class Engine:
 
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""
-        return state.state if self.plan.delayed is not None else state
+        return own_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
         """Collectives of the compiled programs that the plan does not name: (program, collective).
@@ -307,13 +309,8 @@ class Engine:
         )
 
     def _starts(self, seed: int) -> Any:
-        """What `algorithm.init` takes; with `num_seeds` it has an axis of agents."""
-        count = self.plan.num_seeds
-        if count is None:
-            return jax.random.key(seed)
-        if callable(starts := getattr(self.algorithm, "starts", None)):  # of agents that differ in more
-            return starts(seed, count)
-        return jnp.stack([jax.random.key(seed + i) for i in range(count)])
+        """What `algorithm.init` takes."""
+        return self.algorithm.starts(seed) if isinstance(self.algorithm, Agents) else jax.random.key(seed)
 
     def _make(self, key: Any) -> Sequence[jax.Array]:
         """The state's leaves; what `init` calls on the host runs in one process only."""
@@ -338,14 +335,8 @@ class Engine:
         return core.jaxpr_as_fun(made)(*jax.tree.leaves(key))
 
     def _first_leaves(self, key):
-        def init(key):
-            state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
-            return state if self.plan.delayed is None else self.plan.delayed.start(state)
-
-        # Agents one after the other: LAPACK's batched QR, which orthogonal initialisers would become under
-        # vmap, can wait for itself for ever in XLA's CPU thread pool (jaxlib 0.10.2, two cores).
-        state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)
-        return jax.tree.leaves(state)
+        state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
+        return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
     def _check(self, state: Any) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(state)
@@ -417,7 +408,7 @@ def compile(
       policy: a value of `policies`, such as `policies.GPUOnly()`.
       devices: those to use, or how many; all of JAX's if None, for some policies with the host's CPU
         (`placement.with_host`).
-      num_seeds: independent agents in one program, spread over the devices; None for a single one.
+      num_seeds: so many agents of it, spread over the devices, as `fdg.agents` makes them; None for itself.
       graph: the algorithm's, where it was traced before.
 
     Raises:
@@ -429,9 +420,10 @@ def compile(
     devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
     check_arguments(compile, {"graph": graph})
     checked_name(algorithm)
-    graph = trace(algorithm) if graph is None else graph
+    several = of_seeds(algorithm, num_seeds)
+    graph = trace(several) if graph is None else side_by_side(graph, num_seeds)
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
-    plan = place(graph, policy, list(devices), num_seeds)
+    plan = place(graph, policy, list(devices))
     if distributed.count() > 1:
         distributed.check_alike(digests(plan))
-    return Engine(algorithm, plan, list(devices))
+    return Engine(several, plan, list(devices))

@@ -13,7 +13,7 @@ from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_of, host_cluster
 from fdg.errors import FdgError
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import trace
+from fdg.tracing.trace import side_by_side, trace
 from policies.central import Central
 from policies.environments import Environments
 from policies.gpu_only import GPUOnly
@@ -122,6 +122,10 @@ def auto(
             known[variant] = changed, trace(changed)
         return known[variant]
 
+    def graph_of_all(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
+        changed, graph = graph_of(variant)
+        return changed, side_by_side(graph, num_seeds)
+
     classes = tuple(policies)
     counts = fewer(cluster.devices) if len(classes) > 1 else [*sizes(cluster.devices), cluster.devices]
     counts = [cluster.devices] if all_devices else counts
@@ -135,7 +139,8 @@ def auto(
     others = [name for name in _VARIED if name not in allowed.changeable]
     more = functools.partial(_if_allowed, algorithm, others, max_staleness)
     platforms = functools.partial(_platforms, devices)
-    return choose(algorithm, candidates, cluster, graph_of, num_seeds, platforms, more if further else None)
+    choice = choose(algorithm, candidates, cluster, graph_of_all, platforms, more if further else None)
+    return dataclasses.replace(choice, graph=known[choice.rows[0].candidate.variant][1])
 
 
 def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:

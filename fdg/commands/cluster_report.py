@@ -61,8 +61,8 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
     if cluster.straggling:
         slower = predict(plan, cluster).seconds / alike.seconds
     if state_bytes is None:
-        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.graph.state))
-        state_bytes *= plan.num_seeds or 1
+        state = plan.graph.of_all(plan.graph.state)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     job = goodput.failing(cluster, alike.devices, state_bytes)
     every, kept = _saving(job)
     per_second = steps / (alike.seconds * slower)

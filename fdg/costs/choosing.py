@@ -205,7 +205,6 @@ def choose(
     candidates: Sequence[Candidate],
     cluster: Cluster,
     graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
-    num_seeds: int | None = None,
     platforms: Callable[[int], Sequence[Any] | int] = int,
     more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
@@ -216,7 +215,6 @@ def choose(
       candidates: to look at; of those with the same placement the first counts.
       cluster: to run on.
       graph_of: the algorithm with fields changed, and its graph.
-      num_seeds: as of `place`.
       platforms: the devices that `place` is given for a number of them.
       more: candidates to look at once the others are known, for information.
 
@@ -226,7 +224,7 @@ def choose(
     begun = time.perf_counter()
 
     def look(one: Candidate) -> Row:
-        return _row(one, cluster, graph_of, num_seeds, platforms)
+        return _row(one, cluster, graph_of, platforms)
 
     rows = _search(_different(candidates, cluster), look)
     rows.sort(key=lambda row: row.seconds)
@@ -328,12 +326,11 @@ def _row(
     candidate: Candidate,
     cluster: Cluster,
     graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
-    num_seeds: int | None,
     platforms: Callable[[int], Sequence[Any] | int],
 ) -> Row:
     try:
         _, graph = graph_of(candidate.variant)
-        plan = _planned(graph, candidate.policy, platforms(candidate.devices), num_seeds)
+        plan = _planned(graph, candidate.policy, platforms(candidate.devices))
         prediction = predict(plan, cluster)
         check_memory(plan, cluster)
         return Row(candidate, prediction)
@@ -344,11 +341,11 @@ def _row(
 _PLANS: Recall[Plan] = Recall(most=512)
 
 
-def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int, num_seeds: int | None) -> Plan:
+def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
     """A plan; one that was made before serves again, for other rates (`sensitivity`)."""
     if not isinstance(devices, int):
-        return place(graph, policy, devices, num_seeds)
-    return _PLANS(graph, (policy, devices, num_seeds), lambda: place(graph, policy, devices, num_seeds))
+        return place(graph, policy, devices)
+    return _PLANS(graph.jaxpr, (graph.agents, policy, devices), lambda: place(graph, policy, devices))
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:

@@ -15,11 +15,12 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.agents import mapped
 from fdg.batch.collective import Collective
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.agents import mapped, of_one
+from fdg.lowering.agents_loop import of_one
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group
@@ -118,12 +119,12 @@ def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
             yield groups[call.group], _work(call.jaxpr, axes, ends, groups[call.group], target)
         return
     (group,), graph = plan.groups, plan.graph
-    if plan.num_seeds is None or plan.together is None:
+    if plan.together is None:
         yield group, _work(graph.jaxpr, graph.state_axes, graph.output_axes, group, target)
         return
     setting = _setting(graph.state_axes, graph.output_axes, group, target)
     one = of_one(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
-    agents = plan.num_seeds // len(group)
+    agents = plan.agents_here
     yield group, work_of(one) if agents == 1 else _agents(one, agents, plan.together)
 
 

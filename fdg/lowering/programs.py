@@ -17,12 +17,12 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
+from fdg.agents import exchanging, mapped
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
-from fdg.lowering.agents import by_groups, mapped, of_one
+from fdg.lowering.agents_loop import by_groups, of_one
 from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
-from fdg.lowering.population import exchanging
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.lowering.tiles import have_a_core_each
 from fdg.placing.layout import Layout, Spec
@@ -30,6 +30,7 @@ from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
 from fdg.placing.sharded import by_position
+from fdg.placing.staleness import own_state
 from fdg.tracing.graph import FDG
 
 
@@ -71,21 +72,23 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
     return TrainingLoop(functools.partial(_loop, iterate, metrics), shardings, everywhere, everywhere)
 
 
-def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of several agents, on each device some at a time (`lowering.agents`).
+def lower_agents(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
+    """The program of several agents, on each device some at a time (`lowering.agents_loop`).
 
     None talks to another, but in a population (`graph.between_agents`), and there now and then.
     """
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
-    assert plan.num_seeds is not None and plan.together is not None
-    here = plan.num_seeds // mesh.size
-    together = plan.together
+    assert plan.together is not None
+    here, together = plan.agents_here, plan.together
     agent = core.jaxpr_as_fun(one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh))
     if graph.between_agents is None:
         iterate = mapped(agent, together, together)
     else:  # in step
-        iterate = exchanging(mapped(agent, here, together), graph, graph.between_agents)
+        state = own_state(graph.state)
+        iterate = exchanging(
+            mapped(agent, here, together), state, graph.state_axes, graph.between_agents, SEED
+        )
         together = here
     metrics = [
         jax.ShapeDtypeStruct((here, *metric.shape), metric.dtype) for metric in jax.tree.leaves(graph.metrics)
@@ -109,7 +112,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
     """A program of one group, such as that of the first state, that XLA splits as its results are to lie."""
     group = plan.groups[0]
-    if len(plan.groups) > 1 or plan.num_seeds is not None or not group.shards:
+    if len(plan.groups) > 1 or not group.shards:
         return keep_nan(jaxpr)
     return sharding.constrain(jaxpr, group_mesh(group, devices), specs=())
 
@@ -121,7 +124,7 @@ def one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """A traced program of one agent as it runs on a mesh of agents (`agents.of_one`)."""
+    """A traced program of one agent as it runs on a mesh of agents (`agents_loop.of_one`)."""
     return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
 
 

@@ -42,7 +42,7 @@ def digests(plan: Plan) -> dict[str, str]:
         "code between fragments": whole,
         "policy": _sha(walker.text(plan.policy, {})),
         "assignment of fragments to groups": _sha(
-            walker.text((plan.assignment, plan.groups, plan.num_seeds), {})
+            walker.text((plan.assignment, plan.groups, plan.graph.agents), {})
         ),
         "schedule": _sha(walker.text(plan.schedule, {})),
     }

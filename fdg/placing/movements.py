@@ -56,7 +56,7 @@ class PlannedProgram:
       fragments: their names, in program order; empty for code between fragments alone.
       collectives: what its devices exchange each time that it runs.
       read: whether these were read from the compiled program, and not predicted.
-      together: how many agents a device maps together, of those that it has; None without a seed axis.
+      together: how many agents a device maps together, of those that it has; None without an axis of agents.
     """
 
     name: str

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from fdg import jaxprs
+from fdg.agents import of_seeds
 from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import WithoutRule, predict
@@ -24,7 +25,7 @@ from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import common_cores
 from fdg.errors import PlanError
 from fdg.jax_internals import ClosedJaxpr
-from fdg.placing.agents import agents_together, notes_of_agents
+from fdg.placing.agents_per_device import agents_together, exchanged_by_agents, notes_of_agents
 from fdg.placing.assignment import (
     assign,
     check_placement,
@@ -35,7 +36,6 @@ from fdg.placing.assignment import (
 )
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
-from fdg.placing.population import exchanged_by_agents
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
 from fdg.placing.regions.region import Opened
@@ -43,10 +43,10 @@ from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
-from fdg.placing.staleness import Delay, DelayedState, delay
+from fdg.placing.staleness import Delay, DelayedState, delay, own_state
 from fdg.recall import Recall
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import trace
+from fdg.tracing.trace import side_by_side, trace
 
 _MOST_DEVICES = 2**20
 _MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
@@ -66,7 +66,7 @@ def place(
         the policy's first group.
       policy: see `policies`.
       devices: how many, or which; None for all of JAX's (`with_host`). They need not exist.
-      num_seeds: independent agents in one program, spread over the devices.
+      num_seeds: so many agents of it, as `fdg.agents` makes them; None for itself.
 
     Raises:
       PlanError: a request that cannot be met, naming policy, fragment, numbers and fix.
@@ -85,11 +85,8 @@ def place(
         raise PlanError(
             f"{policy}: {devices if isinstance(devices, int) else count} devices: at least one is needed"
         )
-    if num_seeds is not None and (
-        isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or not 1 <= num_seeds < 2**32
-    ):
-        raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
-    graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
+    several = of_seeds(algorithm, num_seeds)
+    graph = side_by_side(algorithm, num_seeds) if isinstance(algorithm, FDG) else trace(several)
     if isinstance(graph.state, DelayedState):
         raise PlanError(
             f"this graph of {graph.name} is a plan's, with the delays of a staleness written into it: give"
@@ -100,8 +97,8 @@ def place(
     warn_of_near_roles(graph, placement)
     by_policy = assign(graph, placement)
     graph, delayed = _with_staleness(graph, policy, by_policy)
-    if num_seeds is not None:
-        return _plan_seeds(graph, policy, platforms, num_seeds, delayed)
+    if graph.agents is not None:
+        return _plan_agents(graph, graph.agents, policy, platforms, delayed)
     assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
@@ -117,7 +114,6 @@ def place(
         graph,
         policy,
         count,
-        None,
         groups,
         idle=tuple(d for d in range(count) if d not in used),
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
@@ -146,18 +142,18 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
         raise PlanError(f"{policy}: staleness={staleness}: give at most {_MOST_STALENESS} iterations")
     if not staleness:
         return graph, None
-    rules = graph.parameter_rules
     names = {name: group.name for name, group in assignment.items()}
     synchronous = graph
+    kept = {name: getattr(graph, name) for name in ("parameter_rules", "between_agents", "agents")}
     graph, delayed = _DELAYED(
         graph.jaxpr, (*names.items(), staleness), lambda: delay(synchronous, names, staleness, policy)
     )
-    return dataclasses.replace(graph, parameter_rules=rules), delayed
+    return dataclasses.replace(graph, **kept), delayed
 
 
 def _with_sharded(plan: Plan) -> Plan:
     """The plan with the leaves that rules take, under staleness those of the algorithm's own state."""
-    state = plan.graph.state if plan.delayed is None else plan.graph.state.state
+    state = own_state(plan.graph.state)
     leaves = [leaf for group in plan.groups for leaf in sharded_leaves(plan.graph, group, plan.policy, state)]
     unused = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
     unpredicted = tuple(group.name for group in plan.groups if group.shards)
@@ -175,22 +171,20 @@ def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> No
     check_one_process(programs, processes.__getitem__, plan.policy)
 
 
-def _plan_seeds(
-    graph: FDG, policy: Policy, platforms: Sequence[str], num_seeds: int, delayed: Delay | None
+def _plan_agents(
+    graph: FDG, agents: int, policy: Policy, platforms: Sequence[str], delayed: Delay | None
 ) -> Plan:
     """Agents do not talk to each other while they train, so whole ones go to devices; none is split."""
     count = len(platforms)
-    if num_seeds < 1:
-        raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
     if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
         raise PlanError(
-            f"num_seeds={num_seeds}: {policy} splits parameters, and agents are whole: leave one out"
+            f"num_seeds={agents}: {policy} splits parameters, and agents are whole: leave one out"
         )
-    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
-    width = largest_divisor(num_seeds, count)
+    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, agents)
+    width = largest_divisor(agents, count)
     group = Group("agents", tuple(range(width)))
-    collectives, notes = exchanged_by_agents(graph, num_seeds, width, delayed)
-    here = num_seeds // width
+    collectives, notes = exchanged_by_agents(graph, width, own_state(graph.state))
+    here = agents // width
     together = agents_together(graph, here, "cpu" in platforms, max(1.0, common_cores() / width))
     names = tuple(f.name for f in graph.fragments)
     program = PlannedProgram("train", group.name, names, 1, collectives, together=together)
@@ -198,7 +192,6 @@ def _plan_seeds(
         graph,
         policy,
         count,
-        num_seeds,
         (group,),
         idle=tuple(range(width, count)),
         assignment=tuple((f.name, group.name) for f in graph.fragments),

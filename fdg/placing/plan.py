@@ -26,7 +26,6 @@ class Plan(Drawn):
       graph: the graph that was placed (with the policy's staleness written into it).
       policy: the policy that placed it.
       num_devices: how many devices there were to use.
-      num_seeds: agents, None for one without a seed axis.
       groups: the groups in use, idle devices left out; groups on the same devices are one.
       idle: devices that nothing runs on.
       assignment: the group of each fragment, by names, in the graph's order.
@@ -44,7 +43,6 @@ class Plan(Drawn):
     graph: FDG
     policy: Any
     num_devices: int
-    num_seeds: int | None
     groups: tuple[Group, ...]
     idle: tuple[int, ...]
     assignment: tuple[tuple[str, str], ...]
@@ -86,7 +84,7 @@ class Plan(Drawn):
         else:  # all states, and what the agents that are mapped together make
             one = program_bytes(graph.jaxpr, (), 1, donated)
             state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
-            size = (self.num_seeds or 1) // len(group) * state + self.together * (one - state)
+            size = self.agents_here * state + self.together * (one - state)
         return ((group.name, size),)
 
     @property
@@ -99,8 +97,13 @@ class Plan(Drawn):
 
     @property
     def together(self) -> int | None:
-        """How many agents a device maps together, of those that it has; None without a seed axis."""
-        return self.programs[0].together if self.num_seeds is not None else None
+        """How many agents a device maps together, of `agents_here`; None without an axis of agents."""
+        return self.programs[0].together if self.programs else None
+
+    @property
+    def agents_here(self) -> int:
+        """How many agents a device has."""
+        return (self.graph.agents or 1) // len(self.groups[0])
 
     def __repr__(self) -> str:
         count = len(self.programs)

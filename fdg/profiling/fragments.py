@@ -10,10 +10,9 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.agents import mapped
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import host_calls
-from fdg.lowering.agents import mapped
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
 from fdg.lowering.programs import on_mesh, one_agent
 from fdg.placing.layout import Layout
@@ -50,14 +49,14 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
     found = []
     for site in sites(plan.graph):
         group = plan.group_of(site.fragment.name)
-        if plan.num_seeds is None:
+        if plan.together is None:
             work = work_of(site.jaxpr, site.axes, group.rows)
             axes = (*site.axes, *site.output_axes)
             border = border_bytes(site.jaxpr, [1 if axis is None else group.rows for axis in axes])
         else:
-            here = plan.num_seeds // len(group)
+            here = plan.agents_here
             shapes = [jax.ShapeDtypeStruct((here, *_shape(v)), _dtype(v)) for v in site.inputs]
-            some = mapped(core.jaxpr_as_fun(site.jaxpr), here, plan.together or here)
+            some = mapped(core.jaxpr_as_fun(site.jaxpr), here, plan.together)
             jaxpr = jax.make_jaxpr(some)(*shapes)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
         found.append(Placed(site, group, work, border))
@@ -77,9 +76,8 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
     # All processes run the same fragments, but each has only its own instances of host environments.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
-    in_turn = draws_from_the_batch(jaxprs.open_jaxpr(plan.graph.jaxpr))
     leaves = leaves if chosen is None else [leaf[chosen] for leaf in leaves]
-    values = inputs_of(plan.graph.jaxpr, leaves, plan.num_seeds, in_turn)
+    values = inputs_of(plan.graph, leaves)
     for site in sites(plan.graph):
         name = site.fragment.name
         group = plan.group_of(name)
@@ -101,10 +99,9 @@ def on_group(
     plan: Plan, site: Site, group: Group, devices: Sequence[jax.Device]
 ) -> tuple[Callable, list[NamedSharding]]:
     """A fragment's function on its group, and the shardings of its inputs."""
-    if plan.num_seeds is not None:
+    if (together := plan.together) is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
         agents = PartitionSpec(SEED)
-        together = plan.together or 1
         one = one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
         function = jax.shard_map(
             mapped(core.jaxpr_as_fun(one), together, together),
@@ -145,10 +142,9 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
 
     They are the first that each device maps together; None for a plan without agents.
     """
-    if plan.num_seeds is None or plan.together is None:
+    if plan.together is None:
         return None, 1
-    width, together = len(plan.groups[0]), plan.together
-    here = plan.num_seeds // width
+    width, together, here = len(plan.groups[0]), plan.together, plan.agents_here
     return np.concatenate([i * here + np.arange(together) for i in range(width)]), here // together
 
 

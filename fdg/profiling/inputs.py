@@ -14,8 +14,10 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.batch.rules.random import draws_from_the_batch
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
+from fdg.tracing.graph import FDG
 
 
 def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
@@ -80,22 +82,19 @@ def _compute(
     known.update(zip(made, function(*(known[v] for v in inputs)), strict=True))
 
 
-def inputs_of(
-    jaxpr: ClosedJaxpr, leaves: Sequence[Any], num_seeds: int | None, in_turn: bool
-) -> Mapping[str, list[jax.Array]]:
+def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]]:
     """The first inputs of each fragment, computed on the device that `leaves` lie on.
 
     Args:
-      jaxpr: of one iteration of one agent.
-      leaves: its inputs; with `num_seeds` each has a leading axis of that length.
-      num_seeds: as of `fdg.compile`.
-      in_turn: whether agents run one after another.
+      graph: of one agent, or of several.
+      leaves: of a state; of several agents, each has a leading axis of any number of them, as inputs have.
     """
 
     def run(leaves: Sequence[Any]) -> dict[str, list[Any]]:
-        return first_inputs(jaxpr, leaves)
+        return first_inputs(graph.jaxpr, leaves)
 
-    if num_seeds is not None:
+    if graph.agents is not None:
         one = run
+        in_turn = draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr))
         run = (lambda leaves: jax.lax.map(one, leaves)) if in_turn else jax.vmap(one)
     return jax.jit(run)(list(leaves))

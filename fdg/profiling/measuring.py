@@ -122,11 +122,7 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
         return jax.tree.leaves(made if plan.delayed is None else plan.delayed.start(made))
 
     with jax.default_device(device):
-        if plan.num_seeds is None:
-            return jax.jit(init)(jax.random.key(0))
-        return jax.jit(lambda keys: jax.lax.map(init, keys))(
-            jax.random.split(jax.random.key(0), plan.num_seeds)
-        )
+        return jax.jit(init)(jax.random.key(0))
 
 
 def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
@@ -194,7 +190,7 @@ def put_together(
                 group=one.group.name,
                 calls=f.calls_per_iteration,
                 exact=f.calls_exact,
-                flops=f.flops_per_call * (plan.num_seeds or 1),
+                flops=f.flops_per_call * (plan.graph.agents or 1),
                 work=one.work,
                 seconds=alone[f.name].seconds if f.name in alone else None,
                 products_s=0.0 if group is None else group.seconds(one.work.products),
@@ -206,7 +202,7 @@ def put_together(
         algorithm=plan.graph.name,
         policy=str(plan.policy),
         num_devices=sum(len(group) for group in plan.groups),
-        num_seeds=plan.num_seeds,
+        agents=plan.graph.agents,
         iteration_s=min(whole.samples),
         usual_s=statistics.median(whole.samples),
         rounds=rounds,

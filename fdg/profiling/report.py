@@ -98,7 +98,7 @@ class Profile:
 
     Attributes:
       algorithm, policy: that were profiled.
-      num_seeds: agents in the program, None for one without a seed axis.
+      agents: in the program, None for one without an axis of agents.
       iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the shortest, as are all
         times here: what else a machine does only ever makes one longer.
       usual_s: their median.
@@ -109,7 +109,7 @@ class Profile:
     algorithm: str
     policy: str
     num_devices: int
-    num_seeds: int | None
+    agents: int | None
     iteration_s: float
     usual_s: float
     rounds: int
@@ -165,7 +165,7 @@ def _percent(part: float | None, whole: float = 1.0) -> str:
 
 def _lines(profile: Profile) -> Iterator[str]:
     plural = "s" if profile.num_devices > 1 else ""
-    agents = f", {profile.num_seeds} agents" if profile.num_seeds is not None else ""
+    agents = f", {profile.agents} agents" if profile.agents is not None else ""
     yield (
         f"{profile.algorithm} under {profile.policy} on {profile.num_devices} device{plural}{agents}: an"
         f" iteration takes {seconds(profile.iteration_s)} (the shortest of {profile.rounds} rounds, as all"

@@ -57,7 +57,7 @@ class PendingMetrics:
         self._result: Any = None
 
     def result(self) -> dict[str, jax.Array]:
-        """The metrics, `[iterations]` or `[iterations, num_seeds]`; compiles nothing.
+        """The metrics, `[iterations]` or `[iterations, agents]`; compiles nothing.
 
         Waits until the iterations have run. In one process the arrays are on JAX's default device, and can be
         used with arrays of any device. Of several processes all have to call it, in the same order as each

@@ -22,16 +22,13 @@ class OneProgram:
     moved_bytes = 0
 
     def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
-        lower = lowering.lower_shared if plan.num_seeds is None else lowering.lower_seeds
+        lower = lowering.lower_shared if graph.agents is None else lowering.lower_agents
         loop = lower(graph, plan, devices)
-        lead = () if plan.num_seeds is None else (plan.num_seeds,)
+        state, self._metrics = graph.of_all((graph.state, graph.metrics))
         self.shapes = [
-            jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=sharding)
-            for leaf, sharding in zip(jax.tree.leaves(graph.state), loop.shardings, strict=True)
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for leaf, sharding in zip(jax.tree.leaves(state), loop.shardings, strict=True)
         ]
-        self._metrics = jax.tree.map(
-            lambda metric: jax.ShapeDtypeStruct(lead + metric.shape, metric.dtype), graph.metrics
-        )
         self._rows = rows = metrics.capacity(jax.tree.leaves(self._metrics))
 
         def train(leaves, iterations):

@@ -117,14 +117,14 @@ def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> 
 
 def title(plan: Plan) -> str:
     """What is placed, where, and by which policy."""
-    agents = "" if plan.num_seeds is None else f", {plan.num_seeds} agents"
+    agents = "" if plan.graph.agents is None else f", {plan.graph.agents} agents"
     number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
     return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
 
 
 def per_device(plan: Plan, fragment: Fragment) -> int | None:
     """How much of the batch (or how many agents) one device has."""
-    share = plan.num_seeds if plan.num_seeds is not None else fragment.batch_size
+    share = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
     return None if share is None else share // plan.group_of(fragment.name).rows
 
 
@@ -174,9 +174,9 @@ def _staleness(plan: Plan) -> list[str]:
 
 def idle_notes(plan: Plan) -> list[str]:
     """Idle devices, and why."""
-    if plan.num_seeds is not None:
+    if plan.graph.agents is not None:
         width = len(plan.groups[0])
-        reason = f"the largest number of them that divides {plan.num_seeds} agents is {width}"
+        reason = f"the largest number of them that divides {plan.graph.agents} agents is {width}"
         return [f"idle: {span(plan.idle, 40)} ({reason})"] if plan.idle else []
     found, unasked = [], set(plan.idle)
     for name, devices in plan.unfit:

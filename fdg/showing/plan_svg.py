@@ -214,7 +214,7 @@ class _Drawing:
         share = per_device(self.plan, f)
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
         canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
-        unit = "agents" if self.plan.num_seeds is not None else "batch"
+        unit = "agents" if self.plan.graph.agents is not None else "batch"
         per = f"{unit} {share}/device" if share is not None else ""
         canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(per) * 6, 10.5), 10.5, _FAINT)
         if per:

@@ -23,7 +23,7 @@ COLUMNS = 110  # of a printed plan
 def plan_text(plan: Plan) -> str:
     """What `print(engine.plan)` shows."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
-    split = "agents/device" if plan.num_seeds is not None else "batch/device"
+    split = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows = []
     for f in plan.graph.fragments:
         group, share = plan.group_of(f.name), per_device(plan, f)

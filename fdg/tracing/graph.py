@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
+from fdg.agents import BetweenAgents
 from fdg.drawn import Drawn
 from fdg.errors import GraphError
-from fdg.tracing.between_agents import BetweenAgents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,9 @@ class FDG(Drawn):
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
       parameter_rules: of an algorithm (or its network) that declares how parameters may be split.
-      between_agents: what agents of one program take over from each other (`BetweenAgents`), or None.
+      between_agents: what agents take over from each other (`fdg.agents.BetweenAgents`), or None.
+      agents: how many agents there are (`fdg.agents`); None for one, without an axis of agents. All else here
+        is of one of them; `of_all` has the shapes of all.
     """
 
     name: str
@@ -113,11 +115,22 @@ class FDG(Drawn):
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
     parameter_rules: Any = dataclasses.field(default=None, repr=False, compare=False)
     between_agents: BetweenAgents | None = dataclasses.field(default=None, repr=False, compare=False)
+    agents: int | None = None
 
     @property
     def output_axes(self) -> tuple[int | None, ...]:
         """Batch axes of the jaxpr's outputs: leaves come back as they were, metrics have none."""
         return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
+
+    def of_all(self, shapes: Any) -> Any:
+        """Of a pytree of shapes of one agent those of all, an axis of agents in front."""
+        if self.agents is None:
+            return shapes
+        lead = (self.agents,)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(lead + x.shape, x.dtype, weak_type=getattr(x, "weak_type", False)),
+            shapes,
+        )
 
     def __repr__(self) -> str:
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"

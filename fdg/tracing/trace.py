@@ -7,7 +7,9 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
+from fdg.agents import Agents, iterate_all
 from fdg.arguments import check_takes, quoted
+from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import fragment
 from fdg.jax_internals import check_settings
@@ -16,7 +18,6 @@ from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.names import name_fragments
 from fdg.tracing.reader import Reader
 from fdg.tracing.same_draws import warn_of_same_draws
-from fdg.tracing.state_axes import state_axes
 from fdg.tracing.unchanged import unchanged
 from fdg.tracing.weak_types import computes_alike, weakness, with_weakness
 
@@ -32,7 +33,8 @@ def trace(algorithm: Any) -> FDG:
 
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. If it has
-        `check_when_traced(state)`, that is called with the state's shapes, and may refuse them.
+        `check_when_traced(state)`, that is called with the state's shapes, and may refuse them. Of several
+        agents (`fdg.agents`), the graph is that of one.
 
     Raises:
       GraphError: `iterate` changes the structure, a shape or a dtype of the state, state or metrics hold what
@@ -40,6 +42,8 @@ def trace(algorithm: Any) -> FDG:
         or a fragment declares a batch axis that its arrays do not have; JAX_SCAN3 is set.
     """
     check_settings()
+    if isinstance(algorithm, Agents):
+        return side_by_side(trace(algorithm.algorithm), algorithm.count)
     name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):
@@ -97,6 +101,25 @@ def trace(algorithm: Any) -> FDG:
         parameter_rules=_declared_rules(algorithm),
         between_agents=getattr(algorithm, "between_agents", None),
     )
+
+
+def side_by_side(graph: FDG, count: int | None) -> FDG:
+    """The graph of `count` agents, each of which is what `graph` is of; itself for None."""
+    if count is None:
+        return graph
+    return dataclasses.replace(graph if graph.agents is None else in_one(graph), agents=count)
+
+
+def in_one(graph: FDG) -> FDG:
+    """The graph of several agents as that of an algorithm without an axis of agents.
+
+    Each operation is mapped over agents, and has one more axis; the batch of each agent can be split.
+    """
+    assert graph.agents is not None
+    iterate = iterate_all(graph.jaxpr, graph.agents, graph.state, graph.state_axes, graph.between_agents)
+    state, metrics = graph.of_all((graph.state, graph.metrics))
+    jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(state)))
+    return read_graph(graph.name, jaxpr, state, metrics)
 
 
 def checked_name(algorithm: Any) -> str:

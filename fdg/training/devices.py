@@ -17,6 +17,7 @@ from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.running.host_devices import has_few_threads, make_host_devices, restart_cpu_backend, threads_for
+from fdg.tracing.trace import side_by_side
 from fdg.training.job import Job
 
 ONE_THREAD_FLOPS = 12_000_000  # a largest operation with fewer FLOPs gains nothing from a second thread
@@ -40,7 +41,7 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
     if count is None and job.cores is not None and devices[0].platform == "cpu":
         count, why = quickest_count(job, graph, devices[: job.cores])
     if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
-        if threads := threads_of(graph, job.policy, count, job.agents):
+        if threads := threads_of(side_by_side(graph, job.agents), job.policy, count):
             restart_cpu_backend(count, threads)
         devices = available_devices(None)
     return with_host(job.policy, devices[:count]), why
@@ -60,7 +61,7 @@ def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> t
     return choice.devices, choice.reason
 
 
-def threads_of(graph: fdg.FDG, policy: Any, devices: int, num_seeds: int | None = None) -> int | None:
+def threads_of(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
     """Size of XLA's thread pool for a job on host devices; None to leave the pool as it is.
 
     A single device with small operations gets one thread: passing operations between threads takes longer
@@ -68,21 +69,20 @@ def threads_of(graph: fdg.FDG, policy: Any, devices: int, num_seeds: int | None 
     and with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
 
     Args:
-      graph: the graph of the job's algorithm.
+      graph: the graph of the job's algorithm, of one agent or of several.
       policy: the distribution policy.
       devices: the number of host devices.
-      num_seeds: the number of agents; None for one.
     """
     jaxpr = jaxprs.open_jaxpr(graph.jaxpr)
     if calls_host(jaxpr.eqns):
         return None
     if devices > 1:
-        placed = {} if num_seeds is not None else policy.place(["cpu"] * devices)
+        placed = {} if graph.agents is not None else policy.place(["cpu"] * devices)
         groups = {placed[f.role] for f in graph.fragments if f.role in placed}
         # Collectives of several programs are unordered; with sharded parameters, their order is unknown.
         in_order = len(groups) <= 1 and not any(group.shards for group in groups)
         return threads_for(devices, in_order)
-    return 1 if (num_seeds or 1) * jaxprs.largest_operation(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
+    return 1 if (graph.agents or 1) * jaxprs.largest_operation(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
 
 
 def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bool = True) -> fdg.Engine:

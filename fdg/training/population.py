@@ -30,7 +30,7 @@ class Membership(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """When and how agents take over from each other: `fdg.tracing.between_agents.BetweenAgents`.
+    """When and how agents take over from each other: `fdg.agents.BetweenAgents`.
 
     States are those of `fdg.training.sweep.Sweep`: `hyperparameters`, `state`, `membership`.
 

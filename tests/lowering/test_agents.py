@@ -11,10 +11,11 @@ import envs
 import fdg
 import policies
 from fdg import jaxprs
+from fdg.agents import mapped
 from fdg.batch.gradients import gradient_bytes
-from fdg.lowering.agents import by_groups, mapped
-from fdg.placing import agents
-from fdg.placing.agents import agents_together
+from fdg.lowering.agents_loop import by_groups
+from fdg.placing import agents_per_device
+from fdg.placing.agents_per_device import agents_together
 from fdg.running import metrics
 from fdg.training.grid import make_grid
 from fdg.training.sweep import Sweep
@@ -152,8 +153,8 @@ def test_bytes_of_gradients():
 )
 def test_as_many_as_fill_the_cache(cache, chosen, monkeypatch):
     """Of the divisors of twelve the one that is nearest by ratio: 5 by 4 is more than 6 by 5."""
-    monkeypatch.setattr(agents, "CACHE_BYTES", cache)
-    monkeypatch.setattr(agents, "OPERATION_BYTES", 0)
+    monkeypatch.setattr(agents_per_device, "CACHE_BYTES", cache)
+    monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 0)
     assert agents_together(gradient_of(1), 12, on_cpu=True) == chosen
     assert agents_together(gradient_of(1), 12, on_cpu=False) == 12
     said = str(fdg.place(gradient_of(1), policies.GPUOnly(), 64, num_seeds=64 * 12))  # each has a core
@@ -166,12 +167,12 @@ def test_small_operations_are_shared_by_all(monkeypatch):
 
     These count as often as a device has cores, which have to wait for each other at each of them.
     """
-    monkeypatch.setattr(agents, "CACHE_BYTES", 2 * BYTES)
+    monkeypatch.setattr(agents_per_device, "CACHE_BYTES", 2 * BYTES)
     for cores in (1, 3):
         for more, chosen in ((0, 2), (1, 12)):
             graph = gradient_of(1)
             operations = cores * jaxprs.operations_of(jaxprs.open_jaxpr(graph.jaxpr))
-            monkeypatch.setattr(agents, "OPERATION_BYTES", 2 * BYTES // operations + more)
+            monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 2 * BYTES // operations + more)
             assert agents_together(graph, 12, on_cpu=True, cores=cores) == chosen
 
 

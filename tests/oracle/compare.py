@@ -18,7 +18,7 @@ import fdg
 from fdg import FdgWarning
 from fdg.batch.lengths import divisors
 from fdg.placing import place
-from fdg.placing.agents import agents_together
+from fdg.placing.agents_per_device import agents_together
 from tests.oracle.interpret import Algorithm
 from tests.oracle.placements import Placement, groups_of
 from tests.oracle.program import Program, fragments

@@ -8,6 +8,7 @@ import pytest
 import fdg
 from fdg.profiling.inputs import inputs_of
 from fdg.profiling.sites import sites
+from fdg.tracing.trace import side_by_side
 from tests.tiny import Pupil
 
 
@@ -46,7 +47,7 @@ def test_the_first_inputs(num_seeds):
     states = [pupil.init(jax.random.key(i)) for i in range(num_seeds or 1)]
     rows = [jax.tree.leaves(state) for state in states]
     leaves = rows[0] if num_seeds is None else [jnp.stack(each) for each in zip(*rows, strict=True)]
-    found = inputs_of(graph.jaxpr, leaves, num_seeds, False)
+    found = inputs_of(side_by_side(graph, num_seeds), leaves)
     for i, state in enumerate(states):
         for name, wanted in by_hand(pupil, state).items():
             got = found[name] if num_seeds is None else [x[i] for x in found[name]]
@@ -72,7 +73,7 @@ class Branching:
 
 def test_in_a_branch_of_a_while_loop():
     graph = fdg.trace(Branching())
-    assert [float(x) for x in inputs_of(graph.jaxpr, [jnp.float32(3)], None, False)["double"]] == [4.5]
+    assert [float(x) for x in inputs_of(graph, [jnp.float32(3)])["double"]] == [4.5]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -20,6 +20,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.errors import FdgError, PlanError
 from fdg.running.host_devices import threads_for
+from fdg.tracing.trace import side_by_side
 from fdg.training import devices as fitting
 from fdg.training.devices import quickest_count, threads_of
 from tests.tiny import Walk
@@ -105,7 +106,7 @@ def test_threads_of_host_devices():
     )
     whole, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
     assert threads_of(few, whole, 1) == 1 and threads_of(many, whole, 1) == usable_cores()
-    assert threads_of(few, whole, 1, num_seeds=10_000) == usable_cores()
+    assert threads_of(side_by_side(few, 10_000), whole, 1) == usable_cores()
     assert [threads_of(few, whole, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
     for policy in (apart, policies.GPUOnly(parameters="fsdp")):
         assert [threads_of(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]

@@ -114,10 +114,3 @@ def test_population_run(tmp_path):
 def test_population_mistakes(settings, said):
     with pytest.raises(FdgError, match=said):
         Sweep(Descent(), make_grid({"rate": 0.1}), **{"num_seeds": 2, **settings})
-
-
-def test_population_and_staleness_do_not_go_together():
-    import policies
-
-    with pytest.raises(FdgError, match="staleness"):
-        fdg.place(a_population(), policies.SingleLearnerCoarse(staleness=1), 2, num_seeds=8)

@@ -112,7 +112,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
     )
 
 
-def check_one_agent(equations: Sequence[core.JaxprEqn], num_seeds: int) -> None:
+def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
     """Checks that nothing calls the host, which can serve only one agent.
 
     Raises:
@@ -120,7 +120,7 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], num_seeds: int) -> None:
     """
     for call in outside_calls(equations):
         raise PlanError(
-            f"num_seeds={num_seeds}: {call} runs on the host, and for one agent: start a run for each seed"
+            f"num_seeds={agents}: {call} runs on the host, and for one agent: start a run for each seed"
         )
 
 

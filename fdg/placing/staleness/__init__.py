@@ -20,13 +20,13 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.placing.staleness.readers import Readers
-from fdg.placing.staleness.state import Delay, DelayedState
+from fdg.placing.staleness.state import Delay, DelayedState, own_state
 from fdg.placing.staleness.values import Block, Value
 from fdg.placing.staleness.versions import Written
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
-__all__ = ["Delay", "DelayedState", "delay"]
+__all__ = ["Delay", "DelayedState", "delay", "own_state"]
 
 
 def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any) -> tuple[FDG, Delay]:

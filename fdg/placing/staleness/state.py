@@ -42,6 +42,11 @@ class DelayedState:
         return cls(*children)
 
 
+def own_state(state: Any) -> Any:
+    """The algorithm's own part of a state."""
+    return state.state if isinstance(state, DelayedState) else state
+
+
 @dataclasses.dataclass(frozen=True)
 class Delay:
     """What was delayed.

@@ -7,8 +7,12 @@ a clock, so that the same job on as many cores has the same bits.
 """
 
 import math
+from typing import Any
+
+import jax
 
 from fdg import jaxprs
+from fdg.batch.collective import Collective
 from fdg.batch.gradients import gradient_bytes
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.random import draws_from_the_batch
@@ -43,6 +47,27 @@ def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
         return ()
     number = f"{together} at a time" if together > 1 else "one after another"
     return (f"each device trains its {agents} agents {number}, each through all iterations of a call",)
+
+
+def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
+    """What the devices of a population gather where an exchange is due, and a note; empty for other agents.
+
+    Args:
+      graph: of several agents.
+      width: devices that they are on.
+      state: the algorithm's own part of the graph's state: its first leaves.
+    """
+    between = graph.between_agents
+    if between is None:
+        return (), ()
+    if width == 1:
+        return (), (between.note,)
+    leaves = jax.tree.leaves(state)
+    taken = between.taken(state, graph.state_axes[: len(leaves)])
+    leaves = [leaf for leaf, is_taken in zip(leaves, taken, strict=True) if is_taken]
+    seen = jax.tree.leaves(jax.eval_shape(between.known, state))
+    sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*seen, *leaves)]
+    return tuple(Collective("all-gather", size, 1) for size in sizes), (between.note,)
 
 
 def _that_fill_a_cache(graph: FDG, agents: int, cores: float) -> int:

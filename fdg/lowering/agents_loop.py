@@ -3,8 +3,8 @@
     128 agents on a GPU     all mapped together: one program of large operations
     128 agents on a core    8 are mapped together, and trained for the iterations of a call; then the next 8
 
-How many at a time, the plan says (`placing.agents`). Agents do not talk to each other, so the order does not
-matter; only those of a population have to keep step.
+How many at a time, the plan says (`placing.agents_per_device`). Agents do not talk to each other, so the
+order does not matter; only those of a population have to keep step.
 """
 
 from collections.abc import Callable
@@ -20,31 +20,6 @@ from fdg.lowering.rewriting import Setting, rewritten
 def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
     """A traced program of one agent as it is to be mapped, `together` at a time, or to run by itself."""
     return draw_ahead(jaxpr) if together > 1 else rewritten(jaxpr, setting)
-
-
-def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
-    """A function of one agent for all agents of a device, `together` at a time.
-
-    Args:
-      one: from arrays to arrays.
-      agents: on the device, the leading axis of all arrays that the result takes and gives.
-      together: a divisor of their number.
-    """
-    if together == agents:
-        return one_by_one(one) if agents == 1 else jax.vmap(one)
-    some = one_by_one(one) if together == 1 else jax.vmap(one)
-
-    def all_here(*arrays: Any) -> list[Any]:
-        groups = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
-        results = jax.lax.map(lambda group: some(*group), groups)
-        return [x.reshape(agents, *x.shape[2:]) for x in results]
-
-    return all_here
-
-
-def one_by_one(one: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """A function of one agent for the only agent of a device, whose arrays have an axis of length one."""
-    return lambda *arrays: [x[None] for x in one(*(x[0] for x in arrays))]
 
 
 def by_groups(

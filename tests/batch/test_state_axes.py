@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import fdg
-from fdg.tracing.state_axes import state_axes
+from fdg.batch.state_axes import state_axes
 
 first = fdg.fragment("actor", name="first")(lambda x: x + 1)
 second = fdg.fragment("actor", in_axes=1, out_axes=1, name="second")(lambda x: x + 1)

@@ -1,0 +1,160 @@
+"""`fdg.agents`: an algorithm of several agents, compiled, nested, and as plain JAX."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg.agents import Agents
+from fdg.training.grid import make_grid
+from fdg.training.population import Population
+from fdg.training.sweep import Sweep
+from tests.tiny import Pupil
+from tests.training.descent import Descent, alone, assert_close
+
+
+def as_numbers(tree):
+    return [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in jax.tree.leaves(tree)
+    ]
+
+
+def assert_equal(a, b):
+    for x, y in zip(as_numbers(a), as_numbers(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def trained(engine, iterations):
+    return engine.run(engine.init(3), iterations)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_num_seeds_means_agents(count, devices):
+    """The same plan, state and metrics, bit for bit, from the algorithm and from its graph."""
+    given = policies.GPUOnly(), devices[:count]
+    engine = fdg.compile(fdg.agents(Pupil(), 4), *given)
+    short = fdg.compile(Pupil(), *given, num_seeds=4)
+    assert str(engine.plan) == str(short.plan) and ", 4 agents" in str(engine.plan)
+    assert str(engine.plan) == str(fdg.place(fdg.trace(fdg.agents(Pupil(), 4)), policies.GPUOnly(), count))
+    assert_equal(trained(engine, 3), trained(short, 3))
+    assert short.algorithm == fdg.agents(Pupil(), 4)
+
+
+def test_it_is_an_algorithm_in_plain_jax(devices):
+    """Its own `init` and `iterate` give what the engine does, and each agent's own."""
+    many = fdg.agents(Descent(), 3)
+    state, rows = many.init(many.starts(3)), []
+    for _ in range(4):
+        state, metrics = jax.jit(many.iterate)(state)
+        rows.append(metrics)
+    have = state, jax.tree.map(lambda *rows: jnp.stack(rows), *rows)
+    assert_close(have, trained(fdg.compile(many, policies.GPUOnly(), devices[:1]), 4))
+    for i in range(3):
+        assert_close(alone(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
+
+
+def test_agents_of_agents(devices):
+    """Two times three, of six seeds."""
+    engine = fdg.compile(fdg.agents(fdg.agents(Descent(), 3), 2), policies.GPUOnly(), devices[:2])
+    state, metrics = trained(engine, 2)
+    assert state["x"].shape == (2, 3, 3) and metrics["loss"].shape == (2, 2, 3)
+    for i in range(2):
+        for j in range(3):
+            want, _ = alone(Descent(), 3 + 3 * i + j, 2)
+            assert_close(want, jax.tree.map(lambda x: x[i, j], state))  # noqa: B023
+
+
+def test_a_population_in_plain_jax(devices):
+    """`iterate` outside of an engine exchanges as in an engine of any number of devices."""
+    sweep = Sweep(Descent(), make_grid({"rate": [0.01, 0.5]}), num_seeds=2, exploit_every=2)
+    many = fdg.agents(sweep, 4)
+    state = many.init(many.starts(3))
+    for _ in range(5):
+        state, metrics = jax.jit(many.iterate)(state)
+    assert np.float32(0.4) in np.asarray(metrics["rate"])  # one took over, and explored
+    for count in (1, 2):
+        assert_close(state, trained(fdg.compile(many, policies.GPUOnly(), devices[:count]), 5)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pursuit:
+    """An actor reports the weight that it has; the learner goes down by a part of that."""
+
+    rate: float = 0.1
+
+    def init(self, key):
+        return {"w": jax.random.uniform(key, (), minval=1.0, maxval=2.0)}
+
+    def iterate(self, state):
+        w = self.learn(state["w"], self.act(state["w"]))
+        return {"w": w}, {"episode_return": -w * w}
+
+    @fdg.fragment("actor", in_axes=None, out_axes=None)
+    def act(self, w):
+        return w + 0.0
+
+    @fdg.fragment("learner", in_axes=None, out_axes=None)
+    def learn(self, w, seen):
+        return w - self.rate * seen
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_population_with_staleness(count, devices):
+    """Agents by hand, in Python: an exchange is a change of parameters, which actors see when it is due.
+
+    Two iterations late, they act once more with what they had before they took over, and then with the rest.
+    """
+    lag, every, iterations = 2, 3, 8
+    sweep = Sweep(Pursuit(), make_grid({"rate": [0.01, 0.05, 0.3, 0.5]}), exploit_every=every)
+    policy = policies.SingleLearnerCoarse(staleness=lag)
+    engine = fdg.compile(sweep, policy, devices[:count], num_seeds=4)
+    assert f"every {every} iterations" in str(engine.plan) and f"staleness {lag}" in str(engine.plan)
+    have = engine.algorithm_state(engine.run(engine.init(0), iterations)[0])
+
+    between = Population(every, (("rate", 0.01, 0.5),))
+    starts = sweep.starts(0, 4)
+    agents = [sweep.init(jax.tree.map(lambda x: x[i], starts)) for i in range(4)]  # noqa: B023
+    weights = [[float(agent.state["w"])] * (lag + 1) for agent in agents]  # of each, the oldest first
+    sources = set()
+    for _ in range(iterations):
+        for i, agent in enumerate(agents):
+            rate, w = float(agent.hyperparameters["rate"]), weights[i][-1]
+            w -= rate * weights[i][-1 - lag]
+            member = between.counted(agent.membership, {"episode_return": -w * w})
+            agents[i] = agent._replace(state={"w": jnp.float32(w)}, membership=member)
+        if bool(between.due(agents[0])):
+            known = jnp.stack([between.known(agent) for agent in agents])
+            source = [int(between.source(known, jnp.int32(i), agent)) for i, agent in enumerate(agents)]
+            sources |= {(i, j) for i, j in enumerate(source) if i != j}
+            took = [
+                agent._replace(state=agents[j].state, hyperparameters=agents[j].hyperparameters)
+                for j, agent in zip(source, agents, strict=True)
+            ]
+            agents = [
+                between.after(agent, jnp.int32(j), jnp.int32(i))
+                for i, (j, agent) in enumerate(zip(source, took, strict=True))
+            ]
+        for i, agent in enumerate(agents):
+            weights[i].append(float(agent.state["w"]))
+    assert sources
+    np.testing.assert_allclose(have.state["w"], [w[-1] for w in weights], rtol=1e-4)
+    want = [float(agent.hyperparameters["rate"]) for agent in agents]
+    np.testing.assert_allclose(have.hyperparameters["rate"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 2**32])
+def test_no_number_of_agents(n):
+    with pytest.raises(fdg.FdgError, match=r"n=.*give"):
+        fdg.agents(Pupil(), n)
+
+
+def test_what_is_not_its_own_is_the_algorithms():
+    many = fdg.agents(Pupil(num_envs=4), 2)
+    assert many.num_envs == 4 and many == Agents(Pupil(num_envs=4), 2) and hash(many) == hash(many)
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        many.nothing_of_the_kind  # noqa: B018
