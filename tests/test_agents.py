@@ -29,6 +29,16 @@ def assert_equal(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+def iterated(many, iterations):
+    """State and metrics by plain calls of `iterate`."""
+
+    @jax.jit
+    def run(starts):
+        return jax.lax.scan(lambda state, _: many.iterate(state), many.init(starts), length=iterations)
+
+    return run(many.starts(3))
+
+
 def trained(engine, iterations):
     return engine.run(engine.init(3), iterations)
 
@@ -48,11 +58,8 @@ def test_num_seeds_means_agents(count, devices):
 def test_it_is_an_algorithm_in_plain_jax(devices):
     """Its own `init` and `iterate` give what the engine does, and each agent's own."""
     many = fdg.agents(Descent(), 3)
-    state, rows = many.init(many.starts(3)), []
-    for _ in range(4):
-        state, metrics = jax.jit(many.iterate)(state)
-        rows.append(metrics)
-    have = state, jax.tree.map(lambda *rows: jnp.stack(rows), *rows)
+    have = iterated(many, 4)
+    state = have[0]
     assert_close(have, trained(fdg.compile(many, policies.GPUOnly(), devices[:1]), 4))
     for i in range(3):
         assert_close(alone(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
@@ -73,9 +80,7 @@ def test_a_population_in_plain_jax(devices):
     """`iterate` outside of an engine exchanges as in an engine of any number of devices."""
     sweep = Sweep(Descent(), make_grid({"rate": [0.01, 0.5]}), num_seeds=2, exploit_every=2)
     many = fdg.agents(sweep, 4)
-    state = many.init(many.starts(3))
-    for _ in range(5):
-        state, metrics = jax.jit(many.iterate)(state)
+    state, metrics = iterated(many, 5)
     assert np.float32(0.4) in np.asarray(metrics["rate"])  # one took over, and explored
     for count in (1, 2):
         assert_close(state, trained(fdg.compile(many, policies.GPUOnly(), devices[:count]), 5)[0])
@@ -158,3 +163,59 @@ def test_what_is_not_its_own_is_the_algorithms():
     assert many.num_envs == 4 and many == Agents(Pupil(num_envs=4), 2) and hash(many) == hash(many)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         many.nothing_of_the_kind  # noqa: B018
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """As `Pursuit`, of a batch and a matrix, whose actor reads the rate."""
+
+    rate: float = 0.1
+
+    def init(self, key):
+        x, m = jax.random.split(key)
+        return {"x": jax.random.normal(x, (8, 4)), "m": jax.random.normal(m, (4, 2)), "step": jnp.int32(0)}
+
+    def iterate(self, state):
+        m = self.learn(state["m"], state["x"], self.act(state["m"], state["x"]))
+        return {"x": state["x"], "m": m, "step": state["step"] + 1}, {"episode_return": -jnp.sum(m * m)}
+
+    @fdg.fragment("actor", in_axes=(None, 0))
+    def act(self, m, x):
+        return jnp.tanh(x @ m) * (1 - self.rate)
+
+    @fdg.fragment("learner", in_axes=(None, 0, 0), out_axes=None)
+    def learn(self, m, x, seen):
+        return m - self.rate * x.T @ seen / len(x)
+
+
+SPLIT = {
+    "fsdp": policies.GPUOnly(parameters="fsdp"),
+    "rules": policies.GPUOnly(model_parallel=2, parameters=(("m", (None, "model")), ("", "batch"))),
+}
+
+
+@pytest.mark.parametrize("policy", SPLIT)
+def test_agents_are_split_as_one_is(policy, devices):
+    """Each device holds its part of every agent, and the numbers are those of agents that are whole."""
+    engine = fdg.compile(Reader(), SPLIT[policy], devices[:4], num_seeds=3)
+    (leaf,) = engine.plan.sharded
+    (one,) = fdg.place(Reader(), SPLIT[policy], 4).sharded
+    assert (leaf.position, leaf.layout.shape) == (one.position, (3, 4, 2))
+    assert leaf.layout.spec == ((), *one.layout.spec) and "all 3 agents are mapped" in str(engine.plan)
+    state, metrics = trained(engine, 3)
+    parts = {shard.data.size for shard in state["m"].addressable_shards}
+    assert parts == {3 * 4 * 2 // one.layout.number}
+    assert_close((state, metrics), trained(fdg.compile(Reader(), policies.GPUOnly(), devices[:1], 3), 3))
+
+
+def test_a_stale_population_whose_agents_are_split(devices):
+    """What an actor reads is as old, whether agents are whole or split: a swept number is its newest."""
+    sweep = Sweep(Reader(), make_grid({"rate": [0.05, 0.1, 0.3, 0.5]}), exploit_every=2)
+    found = []
+    for count, fields in ((1, {}), (4, {"learners": 2, "parameters": "fsdp"})):
+        policy = policies.SingleLearnerCoarse(staleness=1, **fields)
+        engine = fdg.compile(sweep, policy, devices[:count], num_seeds=4)
+        state, metrics = engine.run(engine.init(0), 6)
+        found.append((engine.algorithm_state(state), metrics))
+    assert len(engine.plan.groups) == 2 and len(np.unique(np.asarray(state.hyperparameters["rate"]))) > 1
+    assert_close(*found)

@@ -86,8 +86,9 @@ def lower_agents(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
         iterate = mapped(agent, together, together)
     else:  # in step
         state = own_state(graph.state)
+        axis = SEED if mesh.size > 1 else None
         iterate = exchanging(
-            mapped(agent, here, together), state, graph.state_axes, graph.between_agents, SEED
+            mapped(agent, here, together), state, graph.state_axes, graph.between_agents, axis
         )
         together = here
     metrics = [

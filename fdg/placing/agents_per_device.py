@@ -49,6 +49,13 @@ def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
     return (f"each device trains its {agents} agents {number}, each through all iterations of a call",)
 
 
+def notes_of_split_agents(graph: FDG) -> tuple[str, ...]:
+    """What a plan says where each agent is split over devices."""
+    if graph.agents is None:
+        return ()
+    return (f"all {graph.agents} agents are mapped together, each on all devices, which split parameters",)
+
+
 def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """What the devices of a population gather where an exchange is due, and a note; empty for other agents.
 

@@ -25,7 +25,12 @@ from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import common_cores
 from fdg.errors import PlanError
 from fdg.jax_internals import ClosedJaxpr
-from fdg.placing.agents_per_device import agents_together, exchanged_by_agents, notes_of_agents
+from fdg.placing.agents_per_device import (
+    agents_together,
+    exchanged_by_agents,
+    notes_of_agents,
+    notes_of_split_agents,
+)
 from fdg.placing.assignment import (
     assign,
     check_placement,
@@ -46,7 +51,7 @@ from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rule
 from fdg.placing.staleness import Delay, DelayedState, delay, own_state
 from fdg.recall import Recall
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import side_by_side, trace
+from fdg.tracing.trace import in_one, side_by_side, trace
 
 _MOST_DEVICES = 2**20
 _MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
@@ -95,10 +100,13 @@ def place(
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
     warn_of_near_roles(graph, placement)
-    by_policy = assign(graph, placement)
+    by_policy, given = assign(graph, placement), graph
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if graph.agents is not None:
-        return _plan_agents(graph, graph.agents, policy, platforms, delayed)
+        check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
+        if not any(group.shards or group.model > 1 for group in placement.values()):
+            return _plan_agents(graph, graph.agents, platforms, policy, delayed)
+        graph = in_one(graph, own_state(graph.state))
     assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
@@ -119,8 +127,9 @@ def place(
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
         delayed=delayed,
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
+        notes=notes_of_split_agents(given),
     )
-    plan = _with_sharded(plan)
+    plan = _with_sharded(plan, given)
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = _OPENED(
@@ -151,10 +160,18 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
     return dataclasses.replace(graph, **kept), delayed
 
 
-def _with_sharded(plan: Plan) -> Plan:
-    """The plan with the leaves that rules take, under staleness those of the algorithm's own state."""
-    state = own_state(plan.graph.state)
-    leaves = [leaf for group in plan.groups for leaf in sharded_leaves(plan.graph, group, plan.policy, state)]
+def _with_sharded(plan: Plan, given: FDG) -> Plan:
+    """The plan with the leaves that rules take, under staleness those of the algorithm's own state.
+
+    Args:
+      given: the graph that is placed; of several agents, rules are on the leaves of one.
+    """
+    graph = plan.graph if given.agents is None else given
+    leaves = [
+        leaf.of_agents(given.agents)
+        for group in plan.groups
+        for leaf in sharded_leaves(graph, group, plan.policy, own_state(graph.state))
+    ]
     unused = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
     unpredicted = tuple(group.name for group in plan.groups if group.shards)
     return dataclasses.replace(
@@ -172,15 +189,10 @@ def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> No
 
 
 def _plan_agents(
-    graph: FDG, agents: int, policy: Policy, platforms: Sequence[str], delayed: Delay | None
+    graph: FDG, agents: int, platforms: Sequence[str], policy: Policy, delayed: Delay | None
 ) -> Plan:
-    """Agents do not talk to each other while they train, so whole ones go to devices; none is split."""
+    """Agents do not talk to each other while they train, so whole ones go to devices."""
     count = len(platforms)
-    if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
-        raise PlanError(
-            f"num_seeds={agents}: {policy} splits parameters, and agents are whole: leave one out"
-        )
-    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, agents)
     width = largest_divisor(agents, count)
     group = Group("agents", tuple(range(width)))
     collectives, notes = exchanged_by_agents(graph, width, own_state(graph.state))
@@ -207,7 +219,7 @@ def _plan_whole(plan: Plan) -> Plan:
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
     exchanged, notes = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, group)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, exchanged)
-    return dataclasses.replace(plan, programs=(program,), notes=notes)
+    return dataclasses.replace(plan, programs=(program,), notes=(*plan.notes, *notes))
 
 
 def _plan_steps(plan: Plan) -> Plan:
@@ -215,7 +227,7 @@ def _plan_steps(plan: Plan) -> Plan:
     assert plan.schedule is not None
     groups = {group.name: group for group in plan.groups}
     programs: list[PlannedProgram] = []
-    notes: list[str] = list(resharding_notes(plan.schedule))
+    notes = [*plan.notes, *resharding_notes(plan.schedule)]
     for call, times in plan.schedule.calls():
         exchanged: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):

@@ -44,6 +44,14 @@ class ShardedLeaf:
     rule: str
     layout: Layout
 
+    def of_agents(self, count: int | None) -> "ShardedLeaf":
+        """That of so many agents, whose axis is in front and not split; itself for None."""
+        if count is None:
+            return self
+        one = self.layout
+        layout = Layout((count, *one.shape), ((), *one.spec) if one.spec else (), one.mesh)
+        return dataclasses.replace(self, layout=layout)
+
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
     """The group with the rules that it takes from the algorithm, if it does.

@@ -13,6 +13,7 @@ from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import fragment
 from fdg.jax_internals import check_settings
+from fdg.recall import Recall
 from fdg.tracing.graph import FDG, check
 from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.names import name_fragments
@@ -107,19 +108,31 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
     """The graph of `count` agents, each of which is what `graph` is of; itself for None."""
     if count is None:
         return graph
-    return dataclasses.replace(graph if graph.agents is None else in_one(graph), agents=count)
+    return dataclasses.replace(graph if graph.agents is None else in_one(graph, graph.state), agents=count)
 
 
-def in_one(graph: FDG) -> FDG:
+def in_one(graph: FDG, state: Any) -> FDG:
     """The graph of several agents as that of an algorithm without an axis of agents.
 
     Each operation is mapped over agents, and has one more axis; the batch of each agent can be split.
+
+    Args:
+      graph: of several agents.
+      state: the algorithm's own part of the graph's state: its first leaves.
     """
-    assert graph.agents is not None
-    iterate = iterate_all(graph.jaxpr, graph.agents, graph.state, graph.state_axes, graph.between_agents)
-    state, metrics = graph.of_all((graph.state, graph.metrics))
-    jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(state)))
-    return read_graph(graph.name, jaxpr, state, metrics)
+    agents = graph.agents
+    assert agents is not None
+
+    def make() -> FDG:
+        iterate = iterate_all(graph.jaxpr, agents, state, graph.state_axes, graph.between_agents)
+        of_all, metrics = graph.of_all((graph.state, graph.metrics))
+        jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(of_all)))
+        return read_graph(graph.name, jaxpr, of_all, metrics)
+
+    return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, make), parameter_rules=graph.parameter_rules)
+
+
+_IN_ONE: Recall[FDG] = Recall(most=16)
 
 
 def checked_name(algorithm: Any) -> str:

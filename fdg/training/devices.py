@@ -158,7 +158,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
         return  # with several processes, an idle device is an error even without --devices
     there = plan.num_devices
     busy = there - len(plan.idle)
-    if job.agents is not None:
+    if job.agents is not None and plan.graph.agents is not None:
         nearest = _multiples(job.agents, there)
         raise FdgError(
             f"--num-seeds {job.agents} does not divide by --devices {there}:"

@@ -10,7 +10,7 @@ import fdg
 from algos.hyperparameters import OF_NETWORK
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed
-from fdg.tracing.trace import checked_name
+from fdg.tracing.trace import checked_name, side_by_side
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild, rebuild_policy
 from fdg.training.name_resolver import NameResolver
@@ -75,19 +75,15 @@ def load_with_names(
     if not isinstance(algorithm, Sweep):  # the caller may have given the algorithm without its sweep
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
-    graph = fdg.trace(algorithm)
-    agents, target = agent_count(algorithm, config.get("num_seeds")), graph.state
-    delayed = None
+    agents = agent_count(algorithm, config.get("num_seeds"))
+    graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
     if config.get("staleness"):  # the state then has older versions too
-        plan = fdg.place(graph, policy, device_count(path, config), agents)
-        delayed, target = plan.delayed, plan.graph.state
+        plan = fdg.place(graph, policy, device_count(path, config))
+        graph, delayed = plan.graph, plan.delayed
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    lead = () if agents is None else (agents,)
     target = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            lead + leaf.shape, leaf.dtype, sharding=here, weak_type=leaf.weak_type
-        ),
-        target,
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here, weak_type=leaf.weak_type),
+        graph.of_all(graph.state),
     )
     try:
         state = checkpoints.restore(iteration, target)

@@ -403,11 +403,6 @@ def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
     assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
 
 
-def test_agents_are_not_split():
-    with pytest.raises(fdg.PlanError, match=r"num_seeds=4: .* leave one out"):
-        fdg.place(Sequences(), policies.GPUOnly(parameters="fsdp"), 4, num_seeds=4)
-
-
 def test_policies_with_rules_are_values():
     one, other = (
         policies.GPUOnly(parameters=rules) for rules in ({"mlp": P("model")}, [("mlp", ("model",))])
