@@ -325,7 +325,7 @@ def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
         whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if whole else as_number(value, kind, name)
         if not fix and (isinstance(value, str) or not isinstance(value, Iterable | None)):
-            fix = f": write [{quoted(value)}]" if fits([value], kind) else ""
+            fix = f": write [{quoted(value)}]" if matches([value], kind) else ""
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
         what = listed(dict.fromkeys(describe_alternatives(kind)))

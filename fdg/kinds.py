@@ -174,7 +174,7 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     """
     if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
         number = word.item()
-        return f": write {number:.6g}" if isinstance(number, int | float) and fits(number, kind) else ""
+        return f": write {number:.6g}" if isinstance(number, int | float) and matches(number, kind) else ""
     found = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
     if found is None or not (mentions(kind, float) or mentions(kind, int)):
         return ""

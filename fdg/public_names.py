@@ -46,4 +46,4 @@ def explain_calls(package: str, classes: Mapping[str, type]) -> None:
         module: Any = sys.modules.get(f"{package}.{name}")
         if module is not None and type(module) is types.ModuleType:
             module.__class__ = _Module
-            module.instead = f"{package}.{cls.__name__}(...)"
+            vars(module)["instead"] = f"{package}.{cls.__name__}(...)"
