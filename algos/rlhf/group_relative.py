@@ -21,9 +21,9 @@ import fdg
 from algos.hyperparameters import hyperparameter, require, require_within
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
-from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
+from algos.rlhf.judged import JudgedAgent
+from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, TokenEntropy
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
-from algos.rlhf.policy_gradient import PolicyGradientAgent
 from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
 
@@ -71,7 +71,7 @@ class Sums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(PolicyGradientAgent):
+class GRPO(JudgedAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
 
     `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
@@ -87,6 +87,7 @@ class GRPO(PolicyGradientAgent):
 
     presets_of: ClassVar[str] = "GRPO"
 
+    token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(16, "prompts of an iteration")
     group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")
     variant: Variant = hyperparameter("grpo", "which algorithm of the family")
@@ -334,7 +335,7 @@ class GRPO(PolicyGradientAgent):
             batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
         )
         policy_loss = jnp.sum(minibatch.weight * cost)
-        loss = self._less_bonus(policy_loss, minibatch.weight, entropy)
+        loss = self.token_entropy.subtracted(policy_loss, minibatch.weight, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
         means = {
             "entropy": entropy,

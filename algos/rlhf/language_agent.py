@@ -22,6 +22,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.optimizers import ClippedOptimizer
+from algos.parts import parts_of
 from algos.presets.preferring import HasPresets
 from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
@@ -137,7 +138,8 @@ class LanguageAgent(HasPresets):
         require_positive(self, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
         zero = f"temperature={self.temperature}: it must be above zero; greedy=True takes the likeliest token"
         require(self, self.temperature > 0, zero)
-        self.optimizer_settings.check(self)
+        for part in parts_of(self):
+            part.check(self)
         for name in ("dataset_size", "micro_batch", "slots"):
             if getattr(self, name) is not None:
                 require_positive(self, name)

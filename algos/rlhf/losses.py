@@ -7,10 +7,14 @@ Letters in shapes: `N` responses, `R` tokens of a response; `mask` is true at to
 false at padding and at what a tool or the user said in between.
 """
 
-from typing import Literal
+import dataclasses
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+
+from algos.hyperparameters import hyperparameter, is_traced, require
+from algos.parts import Part
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
@@ -196,6 +200,31 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
         return 0.5 * jnp.square(difference)
     back = jnp.clip(-difference, -_LARGEST, _LARGEST)
     return jnp.exp(back) - 1.0 - back
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenEntropy(Part):
+    """What the entropy of a policy's tokens is worth to it."""
+
+    entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
+    entropy_cap: float | None = hyperparameter(
+        None,
+        "nats of a token's entropy beyond which the bonus does not grow (None: it always does)",
+        only_with="entropy_coefficient",
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a negative weight, and a cap that is not positive."""
+        weight, cap = self.entropy_coefficient, self.entropy_cap
+        require(algorithm, weight >= 0, f"entropy_coefficient={weight}: it must be zero or above")
+        require(algorithm, cap is None or cap > 0, f"entropy_cap={cap}: it must be above zero, or None")
+
+    def subtracted(self, loss: jax.Array, weight: jax.Array, entropy: jax.Array) -> jax.Array:
+        """A loss minus the bonus of tokens with such weights and entropies, `[n, R]` float32 each."""
+        if not is_traced(self.entropy_coefficient) and not self.entropy_coefficient:
+            return loss
+        bonus = entropy_bonus(entropy, self.entropy_cap)
+        return loss - self.entropy_coefficient * jnp.sum(weight * bonus)
 
 
 def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:

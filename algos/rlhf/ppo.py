@@ -21,8 +21,8 @@ from algos.hyperparameters import hyperparameter, require, require_positive, req
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
-from algos.rlhf.losses import Correction, Estimator
-from algos.rlhf.policy_gradient import PolicyGradientAgent
+from algos.rlhf.judged import JudgedAgent
+from algos.rlhf.losses import Correction, Estimator, TokenEntropy
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
 
 
@@ -61,7 +61,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(PolicyGradientAgent):
+class PPORLHF(JudgedAgent):
     """PPO for language models, KL in the reward. Frozen and hashable.
 
     Raises:
@@ -70,6 +70,7 @@ class PPORLHF(PolicyGradientAgent):
 
     presets_of: ClassVar[str] = "PPORLHF"
 
+    token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(64, "prompts of an iteration")
     group_size: int = hyperparameter(1, "responses to each prompt")
     num_epochs: int = hyperparameter(2, "times that each response is learned from")
@@ -275,7 +276,7 @@ class PPORLHF(PolicyGradientAgent):
         if self.correction != "none":
             cost = cost * minibatch.weight
         policy_loss = jnp.sum(share * cost)
-        loss = self._less_bonus(policy_loss, share, entropy)
+        loss = self.token_entropy.subtracted(policy_loss, share, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
         means = {
             "entropy": entropy,
