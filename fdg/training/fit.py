@@ -59,7 +59,8 @@ def fit(
     Args:
       algorithm: any object with `init`, `iterate` and `steps_per_iteration`, such as `algos.PPO(...)`.
       policy: where its parts run; None for `policies.GPUOnly()`.
-      total_steps: environment steps of each agent; None for the algorithm's own `total_steps`.
+      total_steps: steps of each agent: environment steps, or of language models responses; None for the
+        algorithm's own `total_steps`.
       devices: those to use, or how many; None for all.
       seed: of all random numbers.
       num_seeds: so many agents in one program, of seeds `seed`, `seed + 1`, ...; None for one.

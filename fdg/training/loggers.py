@@ -18,7 +18,7 @@ class Logger(Protocol):
     """Where metrics go beside the run directory."""
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Takes metrics that were reached after so many environment steps of one agent."""
+        """Takes metrics, and the steps of one agent so far (of language models: responses)."""
 
     def close(self) -> None:
         """Writes all of it, and ends the connection."""
@@ -43,7 +43,7 @@ def open_loggers(
       wanted: `Job.loggers`.
       path: the run directory, where what is local is kept.
       config: the run's, which goes along.
-      steps: environment steps of one agent that the run begins, or goes on, at.
+      steps: steps of one agent (of language models: responses) that the run starts or resumes at.
 
     Raises:
       FdgError: a tracker cannot be reached, or its package is missing.

@@ -13,13 +13,13 @@ SECONDS = 30.0  # ... and one at least this often
 
 
 class Progress:
-    """Shows iterations, environment steps, steps a second, episode return, and the time gone and left.
+    """Shows iterations, steps, steps a second, episode return, and the time gone and left.
 
     Use as a context manager, and call `update` as results arrive.
 
     Args:
       num_iterations: of the whole run.
-      steps_per_iteration: environment steps, all agents together.
+      steps_per_iteration: steps of all agents (of language models: responses).
       start: iterations that were done before, in a run that is resumed.
       file: where to; standard output if None.
     """
