@@ -165,8 +165,8 @@ def _grown(
             batch = next((name for name in ("num_envs", "num_prompts") if name in fields), None)
             if batch is None:
                 raise FdgError(
-                    f"--envs-per-device {each}: {type(algorithm).__name__} has no field num_envs or num_prompts:"
-                    " leave it out"
+                    f"--envs-per-device {each}: {type(algorithm).__name__} has no field num_envs or"
+                    " num_prompts: leave it out"
                 )
             algorithm = dataclasses.replace(algorithm, **{batch: number})
         graphs[number] = algorithm, fdg.trace(algorithm)
