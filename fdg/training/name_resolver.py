@@ -87,10 +87,15 @@ class NameResolver:
         Raises:
           FdgError: a value names a network or looks like `module:name`, and only a file gives it.
         """
-        networks = [field.name for field in dataclass_fields(cls) if field.metadata.get("holds") == "network"]
+        holds = {field.name: field.metadata.get("holds") for field in dataclass_fields(cls)}
+
+        def imports(name: str, text: str) -> bool:
+            of_optimizer = holds.get(name) == "optimizer" and ":" in text
+            return holds.get(name) == "network" or of_optimizer or _MODULE.match(text) is not None
+
         for name, value in values.items():
             texts = [one for one in jax.tree.leaves(value) if isinstance(one, str)]
-            bad = next((one for one in texts if name in networks or _MODULE.match(one)), None)
+            bad = next((one for one in texts if imports(name, one)), None)
             if bad is not None and not self._is_named(name, value):
                 raise self._refused(name, value, _imports(bad))
 

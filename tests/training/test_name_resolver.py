@@ -76,6 +76,8 @@ NAMED = {
         "hyperparameters": {"network": "evilmod:thing"},
     },
     "a network without a module": {"hyperparameters": {"network": "evilmod"}},
+    "an optimizer": {"hyperparameters": {"optimizer": "evilmod:thing"}},
+    "an optimizer and blanks": {"hyperparameters": {"optimizer": "\tevilmod :thing"}},
 }
 
 
