@@ -35,7 +35,7 @@ def fitted(kind):
 def _fitted(kind):
     task = SPACES[kind]()
     network, choices = children.network(task), jnp.asarray(children.options(task)[[0, 37, 202, 255]])
-    start = jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0)))(choices)
+    start = jax.jit(jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0))))(choices)
     fit = jax.jit(lambda c, k: children.fit(network, drawn(task), c, k, ORDER, 0.01))
     return task, choices, start, fit(choices, start)
 
@@ -80,8 +80,8 @@ def test_a_masked_child_learns_what_a_narrow_network_learns(kind):
     assert_close(jax.tree.map(lambda x: x[0], found), expected)
     network = children.network(task)
     with jax.enable_x64(True):
-        whole = network.apply(jax.tree.map(lambda x: x[at], after), choices[at], drawn(task).test)
-        assert_close(alone.apply(expected, choices[at], drawn(task).test), whole)
+        whole = jax.jit(network.apply)(jax.tree.map(lambda x: x[at], after), choices[at], drawn(task).test)
+        assert_close(jax.jit(alone.apply)(expected, choices[at], drawn(task).test), whole)
 
 
 @pytest.mark.parametrize("kind", SPACES)

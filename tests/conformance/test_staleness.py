@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 import policies
-from tests.conformance.comparison import assert_same, leaves, ppo, reference, start
+from tests.conformance.comparison import assert_same, leaves, reference, start
 from tests.user_algorithm import Gardener, Walker
 
 Coarse, Central = policies.SingleLearnerCoarse, policies.Central
@@ -160,56 +160,6 @@ def test_an_engines_first_state_has_as_many_pasts(devices):
     assert_same(start("walker 48"), compiled.algorithm_state(state), 1e-6)
     assert_same([state.weight] * 3, [row[0] for row in state.history])
     assert jax.tree.structure(state) == jax.tree.structure(compiled.state_shape)
-
-
-# --- PPO against the same, with its own pieces ---
-
-
-def late_ppo(algorithm):
-    """One iteration of PPO that acts with other parameters: the algorithm's pieces, as `iterate` has them."""
-    from algos.rollout import rollout
-
-    def iterate(state, acting):
-        _, rollout_key, shuffle_key = jax.random.split(state.key, 3)
-        parameters, statistics = acting
-        _, _, ((observations, actions), decisions, time_steps) = rollout(
-            act=lambda observation, keys: algorithm.act(parameters, statistics, observation, keys),
-            step=algorithm.step,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            num_steps=algorithm.num_steps,
-        )
-        learned, running_return, metrics = algorithm.learn(
-            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
-            state.running_return,
-            (observations, actions, decisions, time_steps),
-            shuffle_key,
-        )
-        # What the environments did is what plain `iterate` does with the old parameters.
-        other, _ = algorithm.iterate(state._replace(parameters=parameters, observation_statistics=statistics))
-        names = "parameters", "optimizer_state", "observation_statistics", "return_statistics"
-        new = dict(zip(names, learned, strict=True), running_return=running_return)
-        return other._replace(**new), metrics
-
-    return jax.jit(iterate)
-
-
-def test_ppo_against_plain_python(devices):
-    """Statistics of observations are delayed as parameters are: the actor uses both."""
-    algorithm = ppo("Pendulum-v1", normalize_observation=True)
-    compiled = fdg.compile(algorithm, Coarse(actors=2, staleness=2), devices[:3])
-    first = jax.jit(algorithm.init)(jax.random.key(3))
-    iterate, state, metrics = late_ppo(algorithm), first, []
-    history = [(first.parameters, first.observation_statistics)] * 3
-    for _ in range(5):
-        state, one = iterate(state, history[0])
-        history = [*history[1:], (state.parameters, state.observation_statistics)]
-        metrics.append(one)
-    ours, measured = compiled.run(compiled.plan.delayed.start(jax.tree.map(jnp.copy, first)), 5)
-    assert_same(state, compiled.algorithm_state(ours))
-    assert_same(jax.tree.map(lambda *m: jnp.stack(m), *metrics), measured)
-    assert [len(row) for row in ours.history] == [len(jax.tree.leaves(history[0]))] * 2
 
 
 def test_impala_against_plain_python(devices):

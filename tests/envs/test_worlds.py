@@ -295,11 +295,10 @@ def test_arrays_come_back_where_code_tells_them_from_numpys():
 
 
 def test_neighbours_that_share_starts_keep_their_numbers_on_every_device():
-    """Split between devices with neighbours together, and where a split parts them."""
+    """Also where a split parts them."""
     env = vectorize_optimistically(Countdown(), 2)
     algorithm = algos.A2C(env=env, num_envs=4, num_steps=4, hidden=(4,))
     expected, _ = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), ITERATIONS)
-    for devices in (2, 4):
-        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:devices])
-        state, _ = engine.run(engine.init(0), ITERATIONS)
-        assert_same(expected, engine.algorithm_state(state))
+    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:4])
+    state, _ = engine.run(engine.init(0), ITERATIONS)
+    assert_same(expected, engine.algorithm_state(state))

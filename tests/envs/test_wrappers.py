@@ -257,17 +257,6 @@ def test_by_name_and_from_a_file(tmp_path):
     assert envs.beyond_registries("gymnasium:CartPole-v1", {"info": "is_success"}) is None
 
 
-def test_numbers_are_the_same_on_several_devices():
-    env = envs.FrameStack(envs.ActionRepeat(envs.make("CartPole-v1"), 2), 2)
-    algorithm = algos.A2C(env=env, num_envs=4, num_steps=3, hidden=(4,))
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:2])
-    start = engine.init(seed=0)
-    expected = jax.jit(algorithm.iterate)(jax.tree.map(jnp.copy, engine.algorithm_state(start)))[1]
-    found = engine.run(start, 1)[1]
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name][0], value, rtol=1e-4, atol=1e-5)
-
-
 def test_around_one_of_the_host_its_actions_stay_its_own():
     env = envs.make("gymnasium:tests.training.test_deployed:Codes-v0", workers=1, frame_stack=2)
     assert native(env).action["parts"]["go"]["start"] == 10

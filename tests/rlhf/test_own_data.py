@@ -268,19 +268,6 @@ def test_the_loss_of_one_pair_by_hand(tmp_path):
     assert float(measures["margin"]) == pytest.approx(gains[0] - gains[1], abs=1e-4)
 
 
-def test_a_reward_that_is_always_the_same_is_said_with_samples(tmp_path, task):
-    def constant(prompts, responses, answers):
-        return [0.25] * len(responses)
-
-    algorithm = algos.GRPO(env=task.with_reward(constant), **{**SMALL, "num_prompts": 2, "group_size": 2})
-    told = {"devices": 1, "eval_episodes": 0, "progress": False}
-    with pytest.warns(fdg.FdgWarning) as caught:
-        fdg.fit(algorithm, total_steps=4 * 8, out=tmp_path / "run", **told)
-    first, *samples = str(caught[0].message).splitlines()
-    assert len(caught) == 1 and "after 20 steps every episode has returned 0.25" in first
-    assert len(samples) == 3 and all("->" in line and line.endswith("(reward 0.25)") for line in samples)
-
-
 def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
     """A task, a problem, or a function that makes one; made again from what a run's file says."""
     (tmp_path / "mine_task.py").write_text(

@@ -11,7 +11,7 @@ import envs
 import fdg
 import policies
 from algos.language import Decoder, DecoderConfig, weights
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 from fdg.training.description import describe, rebuild
 from fdg.training.name_resolver import CALLER
 from tests.conformance.comparison import assert_same
@@ -47,7 +47,10 @@ def test_a_sweep_says_what_it_samples_and_each_of_its_agents_can_be_exported(tmp
 
 
 def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path):
-    """As if it had never happened: the checkpoint of the iteration before is there."""
+    """As if it had never happened: the checkpoint of the iteration before is there.
+
+    Rewards that are all the same are said, with samples.
+    """
     calls = []
 
     def judge(prompts, responses, answers):
@@ -55,12 +58,12 @@ def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path
             calls.append(prompts)
             if len(calls) == 3:
                 raise ValueError("the judge is asleep")
-        return [len(response) % 3 for response in responses]
+        return [0.25] * len(responses)
 
     algorithm = dataclasses.replace(
         made("grpo", group_size=2, num_prompts=2), env=envs.make(TASK).with_reward(judge)
     )
-    told = {"total_steps": 4 * 4, "devices": 1, "eval_episodes": 0, "progress": False, "checkpoint_every": 1}
+    told = {"total_steps": 4 * 8, "devices": 1, "eval_episodes": 0, "progress": False, "checkpoint_every": 1}
     with pytest.raises(
         FdgError, match="reward 'judge' of task 'text:addition' raised ValueError: the judge"
     ) as e:
@@ -68,10 +71,14 @@ def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path
     assert "\n" not in str(e.value)
     first = (tmp_path / "metrics.jsonl").read_text()
     assert first.count("\n") == 2
-    run = fdg.fit(algorithm, out=tmp_path, resume=True, **told)
+    with pytest.warns(FdgWarning) as caught:
+        run = fdg.fit(algorithm, out=tmp_path, resume=True, **told)
+    (line, *samples) = str(caught[0].message).splitlines()
+    assert len(caught) == 1 and "after 20 steps every episode has returned 0.25" in line
+    assert len(samples) == 3 and all("->" in line and line.endswith("(reward 0.25)") for line in samples)
     assert (tmp_path / "metrics.jsonl").read_text().startswith(first)
     # The third iteration asked again what it had asked.
-    assert run.state.iteration == 4 and calls[3] == calls[2] and calls[2] != calls[1]
+    assert run.state.iteration == 8 and calls[3] == calls[2] and calls[2] != calls[1]
 
 
 @pytest.mark.parametrize(

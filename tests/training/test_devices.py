@@ -142,19 +142,6 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     assert said.endswith("threads 1, devices 1\n")
 
 
-def test_programs_of_several_groups_have_two_threads_a_device(tmp_path):
-    """For no order holds between groups."""
-    words = "--algo tests.tiny:Pupil --num-envs 12 --policy single_learner_coarse --devices 3 --staleness 1"
-    alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN_AND_TELL, *words.split(), *"--total-steps 96 --eval-episodes 0".split(),
-         "--out", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=600, env=alone,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"threads {threads_for(3)}, devices 3\n"), done.stdout
-
-
 def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(fitting, "has_few_threads", lambda count: True)
     engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:2])

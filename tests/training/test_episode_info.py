@@ -1,7 +1,6 @@
 """What environments report of episodes besides their return: in metrics, evaluations and tables, by name."""
 
 import dataclasses
-import json
 from typing import ClassVar
 
 import gymnasium
@@ -15,7 +14,6 @@ import algos
 import envs
 import fdg
 from envs import host
-from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
 from tests.training.trained import fitted
 
@@ -44,7 +42,7 @@ gymnasium.register("Succeeds-v0", entry_point=Succeeds)
 NAME = "gymnasium:tests.training.test_episode_info:Succeeds-v0"
 
 
-def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path, capsys):
+def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path):
     """Of two instances six steps an iteration: of their four episodes, two succeed."""
     name, given = envs.parse(f"{NAME}?info=('is_success', 'time')&workers=1")
     algorithm = algos.A2C(env=envs.make(name, **given), num_envs=2, num_steps=6, hidden=(4,))
@@ -53,10 +51,9 @@ def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path, capsys)
         assert (row["episodes"], row["episode_is_success"], row["episode_time"]) == (4, 0.5, 3)
     assert run.summary["eval_is_success"] == 1 and run.summary["eval_time"] == 3
     assert "over 3 episodes, is_success 1.00, time 3.00" in run.said
-    assert evaluate_main([str(run.path), "--episodes", "2", "--actions", "greedy", "--trust"]) == 0
-    assert "is_success 1.00, time 3.00" in capsys.readouterr().out
-    lines = (run.path / "evaluation.jsonl").read_text().splitlines()
-    assert [json.loads(line)["is_success"] for line in lines] == [1, 1]
+    evaluation = run.evaluate(2)
+    assert "is_success 1.00, time 3.00" in str(evaluation)
+    assert [row["is_success"] for row in evaluation.rows()] == [1, 1]
     host.close()
 
 

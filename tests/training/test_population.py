@@ -4,7 +4,6 @@ import json
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import fdg
@@ -12,7 +11,7 @@ from fdg.errors import FdgError
 from fdg.training.grid import make_grid
 from fdg.training.population import Population
 from fdg.training.sweep import Sweep, SweptState
-from tests.training.descent import Descent, assert_close, fdg_policy
+from tests.training.descent import Descent
 
 
 def population(**fields):
@@ -59,35 +58,6 @@ def test_scores_are_means_over_episodes():
 
 def a_population(**fields):
     return Sweep(Descent(**fields), make_grid({"rate": [0.01, 0.02, 0.5, 0.6]}), num_seeds=2, exploit_every=3)
-
-
-def test_population_in_one_program_whatever_the_devices(devices):
-    sweep = a_population()
-    plans, states = [], []
-    for count in (1, 4):
-        engine = fdg.compile(sweep, fdg_policy(), devices[:count], num_seeds=8)
-        state, metrics = engine.run(engine.init(0), 10)
-        plans.append(engine)
-        states.append(state)
-    assert_close(*states)
-    rates = metrics["rate"]
-    assert (rates[2] == rates[0]).all() and (rates[3] != rates[0]).any()  # after three iterations, not before
-    changed = np.flatnonzero(rates[3] != rates[0])
-    assert len(changed) == 1  # a fifth of eight
-    assert rates.min() >= np.float32(0.01) and rates.max() <= np.float32(0.6)
-    # Who took over has the weights of the one that it took over from, by that one's next step.
-    one = fdg.compile(sweep, fdg_policy(), devices[:4], num_seeds=8)
-    before, _ = one.run(one.init(0), 2)
-    kept = np.asarray(before.state["x"])
-    after, _ = one.run(before, 1)
-    moved = np.asarray(after.state["x"])[changed[0]]
-    others = np.delete(np.asarray(after.state["x"]), changed[0], axis=0)
-    assert (np.abs(others - moved).max(axis=1) == 0).any() and not np.array_equal(moved, kept[changed[0]])
-    keys = jax.random.key_data(after.state["key"])
-    assert len(np.unique(np.asarray(keys), axis=0)) == 8  # random numbers stay everybody's own
-    text = str(plans[1].plan)
-    assert "all-gather" in text and "every 3 iterations" in text and plans[1].unexplained() == ()
-    assert "all-gather" not in str(plans[0].plan) and "every 3 iterations" in str(plans[0].plan)
 
 
 def test_population_run(tmp_path):
