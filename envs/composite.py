@@ -7,6 +7,7 @@ Letters in shapes: `[...]` any leading axes, the same for all parts.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.arguments import explain_frozen
-from fdg.errors import FdgError, kind_of, listed
+from fdg.errors import FdgError, FdgWarning, kind_of, listed
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -208,6 +209,13 @@ def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...],
                 f"{whose} {of or 'an observation'} of shape {jnp.shape(value)},"
                 f" but its observation_space{f' of {leading[-1]} agents' if leading else ''} has"
                 f" {(*leading, *part.shape)}; make the two agree"
+            )
+        if jnp.issubdtype(jnp.result_type(value), jnp.floating) > jnp.issubdtype(part.dtype, jnp.floating):
+            warnings.warn(
+                f"{whose} {jnp.result_type(value)} as observation{jax.tree_util.keystr(path)}, and its space"
+                f" is of {part.dtype}: fractions are cut off; give the space dtype='float32', or cast it",
+                FdgWarning,
+                stacklevel=2,
             )
         return jnp.asarray(value, part.dtype)
 

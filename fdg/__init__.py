@@ -111,6 +111,7 @@ _LATER = {
 # What commands are called in Python.
 _COMMANDS = {
     "train": "write fdg.fit(algorithm, total_steps=N)",
+    "Trainer": "write fdg.fit(algorithm, total_steps=N)",
     "evaluate": "write fdg.load(RUN).evaluate()",
     "play": "write fdg.load(RUN).play('video.mp4')",
     "export": "write fdg.load(RUN).export('policy.onnx')",

@@ -1,11 +1,12 @@
 """Mistakes with the names that our packages have: an unknown one, and a module in the place of its class."""
 
+import difflib
 import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fdg.errors import FdgError, NoAttributeError, nearest
+from fdg.errors import FdgError, NoAttributeError
 
 
 def no_attribute(package: str, name: str, known: Iterable[str], meant: str | None = None) -> AttributeError:
@@ -20,7 +21,8 @@ def no_attribute(package: str, name: str, known: Iterable[str], meant: str | Non
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
     """
-    close = nearest(name, known, 1)
+    names = {one.lower(): one for one in known}
+    close = [names[one] for one in difflib.get_close_matches(name.lower(), names, 1, cutoff=0.7)]
     if name.startswith("__") or not (meant or close):
         return AttributeError(f"module '{package}' has no attribute '{name}'")
     return NoAttributeError(f"{package} has no {name}: {meant or f'it is {package}.{close[0]}'}")

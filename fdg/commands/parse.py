@@ -240,7 +240,7 @@ class CommandLine:
         import policies
 
         for option in (option for option in self._words.options if option not in known):
-            if owners := [name for name in policies.names() if option in _options_of(name)]:
+            if owners := [name for name in (*policies.names(), "auto") if option in _options_of(name)]:
                 has = ", ".join(flag.option for flag in fields_of(of.policy_class)) or "none"
                 raise FdgError(
                     f"unknown flag '{option}' under --policy {of.policy}, which has {has}:"
@@ -294,7 +294,7 @@ def _options_of(policy: str) -> set[str]:
     """The flags of a policy's fields, as they are written."""
     import policies
 
-    return {flag.option for flag in fields_of(policies.get(policy))}
+    return {flag.option for flag in fields_of(policies.Auto if policy == "auto" else policies.get(policy))}
 
 
 def _hyperparameters(

@@ -42,10 +42,20 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     ),
 }
 
-# Errors that JAX raises as a plain TypeError.
-_BY_WORDS: Mapping[str, type[Exception]] = {
-    "concrete values of integer type": jax.errors.ConcretizationTypeError,  # a shape
-    "Only integer scalar arrays can be converted": jax.errors.TracerIntegerConversionError,  # range(x)
+_NO_ARRAY = (
+    "JAX was given what is no array",
+    "keep texts, functions and objects outside: fields of the class, or globals",
+)
+# Errors that JAX raises as a plain TypeError, by words of them.
+_BY_WORDS: Mapping[str, tuple[str, str]] = {
+    "concrete values of integer type": _TRACED[jax.errors.ConcretizationTypeError],  # a shape
+    "Only integer scalar arrays can be converted": _TRACED[jax.errors.TracerIntegerConversionError],  # range
+    "Error interpreting argument to": _NO_ARRAY,
+    "is not a valid JAX": _NO_ARRAY,
+    "but was given a PRNG key": (
+        "a random key is in the place of a seed",
+        "use the key as it is, or jax.random.split it",
+    ),
 }
 
 
@@ -64,13 +74,13 @@ def explained(what: str) -> Iterator[None]:
     except (FdgError, MemoryError):
         raise
     except Exception as error:
-        kinds = [kind for kind in _TRACED if isinstance(error, kind)]
-        kinds += [kind for words, kind in _BY_WORDS.items() if words in str(error)]
-        if not kinds:
+        found = [said for kind, said in _TRACED.items() if isinstance(error, kind)]
+        found += [said for words, said in _BY_WORDS.items() if words in str(error)]
+        if not found:
             if not (where := line_of(error)):
                 raise
             raise GraphError(f"{what}{where} raises {one_line(error)}{_space_of(error)}") from error
-        cause, fix = _TRACED[kinds[0]]
+        cause, fix = found[0]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
 

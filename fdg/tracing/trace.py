@@ -147,10 +147,7 @@ def checked_name(algorithm: Any) -> str:
             f" write {algorithm.__name__}(...) with its hyperparameters"
         )
     name = type(algorithm).__name__
-    if isinstance(algorithm, str):
-        raise GraphError(
-            f"{algorithm!r:.60} is no algorithm but the name of one: write algos.make({algorithm!r:.60}, env)"
-        )
+    named = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
     for method in ("init", "iterate"):
         if callable(getattr(algorithm, "place", None)):
             raise GraphError(
@@ -159,7 +156,7 @@ def checked_name(algorithm: Any) -> str:
         if not callable(getattr(algorithm, method, None)):
             raise GraphError(
                 f"{name} has no method {method}: an algorithm has init(key) -> state and "
-                f"iterate(state) -> (state, metrics)"
+                f"iterate(state) -> (state, metrics){named}"
             )
         check_takes(
             getattr(algorithm, method), ("key",) if method == "init" else ("state",), f"{name}.{method}"

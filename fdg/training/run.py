@@ -303,7 +303,9 @@ class Run:
     @property
     def _sweep(self) -> Sweep:
         if not isinstance(self.algorithm, Sweep):
-            raise FdgError(f"{self!r} is no sweep: use the run as it is, without member or best")
+            raise FdgError(
+                f"{self!r} is no sweep: use the run as it is, without --member (run.member, run.best)"
+            )
         return self.algorithm
 
     def _of_agents(self, agents: Sequence[int]) -> "Run":

@@ -1,0 +1,218 @@
+"""Families of mistakes: a value in the place of another, names of packages, settings that nothing reads."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.networks import Network
+from envs.text import HostReward
+from fdg.arguments import check_takes
+from fdg.errors import FdgWarning
+from fdg.training.job import without_effect
+from tests.mistakes.test_families import ENV, corridor, refused
+from tests.training.trained import fitted, small
+
+# --- code in no file: a terminal, `python -c`, `exec` ---
+
+BODIES = {
+    "while state['x'] < 3: pass": "asks a traced value",
+    "range(state['x'].sum())": "used as a Python integer",
+    "float(state['x'])": "needs the number",
+    "np.sort(state['x'])": "NumPy was given",
+    "self.missing": "AttributeError",
+    "jnp.add(state['x'], 'one')": "no array",
+    "jax.random.key(jax.random.key(0))": "in the place of a seed",
+}
+
+
+def typed(*body, file):
+    """An algorithm that was typed into a terminal."""
+    text = "class Typed:\n def init(self, key): return {'x': jnp.zeros(())}\n def iterate(self, state):\n  "
+    text += "\n  ".join([*body, "return state, {}"])
+    names = {"jax": jax, "jnp": jnp, "np": np, "__name__": "__main__"}
+    exec(compile(text, file, "exec"), names)
+    return names["Typed"]()
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<console>"])
+def test_code_in_no_file_is_explained_with_its_line(body, file):
+    said = refused(lambda: fdg.trace(typed(body, file=file)))
+    assert said.startswith(f"Typed.iterate, line 4 of {file}") and BODIES[body] in said
+
+
+def test_draws_of_code_in_no_file_are_warned_of():
+    draws = "state = {'x': state['x'] + jax.random.normal(jax.random.key(0))}"
+    with pytest.warns(FdgWarning, match="line 4 of <stdin> draws from a constant key"):
+        fdg.trace(typed(draws, file="<stdin>"))
+
+
+# --- a class, a module, a name in the place of a value ---
+
+
+class Watch:
+    def __call__(self, *args):
+        return [0.0] * len(args[0])
+
+
+def test_a_class_in_the_place_of_what_it_makes():
+    assert "Watch is a class: give one of it, Watch(...)" in refused(lambda: check_takes(Watch, (), "it"))
+    assert "Watch is a class" in refused(lambda: fdg.fit(small(), callbacks=[Watch], eval_episodes=0))
+    assert "reward Watch is a class" in refused(lambda: HostReward(Watch))
+    for made in (Network(Watch, lambda p, x: x), Network(lambda k, x: {}, Watch)):
+        assert "Watch is a class" in refused(lambda made=made: fdg.trace(small(network=made)))
+    said = refused(lambda: fdg.trace(small(network=nn.Dense)))
+    assert "missing a required argument: 'features'" in said and said.endswith("write Dense(...)")
+
+
+@pytest.mark.parametrize("package", [algos, policies], ids=lambda package: package.__name__)
+def test_a_module_in_the_place_of_its_class(package):
+    modules = [name for name in package.names() if hasattr(package, name)]
+    assert len(modules) >= 8
+    for name in modules:
+        wanted = f"{package.__name__}.{package.get(name).__name__}(...)"
+        assert refused(lambda name=name: getattr(package, name)(ENV)).endswith(f"is a module: write {wanted}")
+
+
+@pytest.mark.parametrize("package", [fdg, algos, envs, policies], ids=lambda package: package.__name__)
+def test_names_of_packages_in_another_case(package):
+    for name in package.__all__:
+        for other in (name.lower(), name.upper(), f"{name}s"):
+            if other not in (*dir(package), *package.__all__):
+                said = refused(lambda other=other: getattr(package, other), AttributeError)
+                assert said.startswith(f"{package.__name__} has no {other}: "), other
+        assert getattr(package, f"__{name}__", None) is None
+    assert not hasattr(package, "zzz")
+
+
+def test_the_name_of_an_algorithm_in_the_place_of_one():
+    for do in (fdg.trace, lambda name: fdg.place(name, policies.GPUOnly(), 1)):
+        assert "write algos.make('ppo', env)" in refused(lambda do=do: do("ppo"))
+
+
+def test_one_thing_in_the_place_of_a_list():
+    assert refused(lambda: fdg.fit(small(), callbacks=print)).endswith("write [<built-in function print>]")
+
+
+# --- functions of a user's own ---
+
+
+@pytest.mark.parametrize("arguments", ["", "key", "key, one, two"])
+def test_a_network_whose_functions_take_another_number_of_arguments(arguments):
+    wrong = eval(f"lambda {arguments}: {{}}")
+    right = lambda first, observation: {}  # noqa: E731
+    for name, made in (("init", Network(wrong, right)), ("apply", Network(right, wrong))):
+        said = refused(lambda made=made: fdg.trace(small(network=made)))
+        assert said.startswith(f"{name} of network takes ({arguments}), and is called with (")
+
+
+def test_a_callback_that_raises(tmp_path):
+    def watch(report):
+        return report.rows[-1]["rewards"]
+
+    with pytest.raises(
+        fdg.RunError, match=r"raised KeyError: 'rewards' \(test_places.py, line \d+\)"
+    ) as caught:
+        fitted(tmp_path / "run", iterations=2, callbacks=[watch])
+    assert isinstance(caught.value.__cause__, KeyError) and "resume=True" in str(caught.value)
+
+
+def test_arguments_of_register_and_vectorize():
+    single = corridor().single
+    assert "register(name=<class" in refused(lambda: envs.register(type(single), "mine"))
+    assert "give a function" in refused(lambda: envs.register("mine", single))
+    assert "repeat_start=8" in refused(lambda: envs.vectorize(single, 8))
+
+
+def test_fractions_in_a_space_of_integers_are_warned_of():
+    env = corridor(observation_space=envs.Box(0, 255, (1,), "uint8"))
+    with pytest.warns(
+        FdgWarning, match="float32 as observation, and its space is of uint8: fractions are cut"
+    ):
+        fdg.trace(algos.A2C(env=env))
+
+
+# --- tensors of other libraries ---
+
+
+class Tensor:
+    """As torch's: a dtype that NumPy does not know."""
+
+    shape, dtype = (), "torch.float32"
+
+    def item(self):
+        return 0.125
+
+
+def test_a_tensor_of_another_library():
+    assert refused(lambda: small(learning_rate=Tensor())).endswith("write learning_rate=0.125")
+    typed_state = type("Own", (), {"init": lambda self, key: Tensor(), "iterate": lambda self, s: (s, {})})
+    assert "as the Tensor" in refused(lambda: fdg.trace(typed_state()))
+
+
+# --- settings that nothing reads ---
+
+
+def dependent():
+    """Each hyperparameter that another one switches off, by algorithm."""
+    for name in algos.names("environments"):
+        for field in dataclasses.fields(algos.get(name)):
+            if (switch := field.metadata.get("only_with", "").partition("=")[0]) and hasattr(
+                algos.get(name), switch
+            ):
+                yield name, field
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "switch"),
+    [(algo, field.name, field.metadata["only_with"]) for algo, field in dependent()],
+)
+def test_hyperparameters_without_effect_are_named(name, changed, switch):
+    cls = algos.get(name)
+    algorithm = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        object.__setattr__(algorithm, field.name, field.default)
+    by, _, value = switch.partition("=")
+    assert without_effect(algorithm) == []
+    now = {"memory": "lstm"}.get(changed, 3)
+    object.__setattr__(algorithm, changed, now)
+    object.__setattr__(algorithm, by, None if value else 0)
+    flag = changed.replace("_", "-")
+    assert any(f"--{flag} {now} has no effect, for" in line for line in without_effect(algorithm))
+    object.__setattr__(algorithm, by, value or True)
+    if hasattr(cls, "recurrent"):
+        object.__setattr__(algorithm, "recurrent", True)
+    assert not any(f"--{flag} " in line for line in without_effect(algorithm))
+
+
+# --- names of environments in the words of other libraries ---
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("gym:CartPole-v1", "'gymnasium:CartPole-v1' or 'CartPole-v1'"),
+        ("gymnasium/CartPole-v1", "'gymnasium:CartPole-v1' or 'CartPole-v1'"),
+        ("gymnax:Breakout-MinAtar", "'Breakout-MinAtar'"),
+        ("brax/ant", "'brax:ant'"),
+        ("jumanji.Snake-v1", "'jumanji:Snake-v1'"),
+        ("jaxmarl:MPE_simple_spread_v3", "'MPE_simple_spread_v3'"),
+    ],
+)
+def test_environments_by_prefixes_of_other_libraries(theirs, ours):
+    assert f"did you mean {ours}?" in refused(lambda: envs.make(theirs))
+
+
+def test_parameters_behind_another_sign():
+    for sign in ("&", ",", ";", " "):
+        text = f"CartPole-v1{sign}gravity=9.8"
+        assert refused(lambda text=text: envs.parse(text)).endswith("write 'CartPole-v1?gravity=9.8'")
+    assert refused(lambda: envs.parse("CartPole-v1?gravity")).endswith("write 'CartPole-v1?gravity=VALUE'")
