@@ -131,6 +131,8 @@ def _search(found: Outcome) -> Any:
     panels = figure.subplots(len(parts), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (x, y, colour, label) in zip(panels, parts, strict=True):
         axes.plot(x, y, color=colour, drawstyle="steps-post", marker=".", markersize=4)
+        if colour == _COLOURS[1]:
+            axes.set_ylim(0, 1.1 * y.max())
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
         if colour == _COLOURS[1] and len(y) and max(y) > 10 * min(y):
