@@ -158,6 +158,24 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
     return Agents(algorithm, num_seeds)
 
 
+def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
+    """The algorithm of one agent, and how many there are: what `of_seeds` makes one of.
+
+    Raises:
+      PlanError: a number of agents, of what is several already.
+    """
+    if not isinstance(algorithm, Agents):
+        return algorithm, num_seeds
+    if num_seeds is not None:
+        raise PlanError(f"num_seeds={num_seeds}: the algorithm is of {algorithm.count} agents: leave one out")
+    return algorithm.algorithm, algorithm.count
+
+
+def first_start(algorithm: Any, seed: int) -> Any:
+    """What `init` of an algorithm takes for a seed: its key, or that of each agent."""
+    return algorithm.starts(seed) if isinstance(algorithm, Agents) else jax.random.key(seed)
+
+
 def _is_number(count: Any) -> bool:
     return isinstance(count, int) and not isinstance(count, bool) and 1 <= count < _MOST
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.agents import Agents, of_seeds
+from fdg.agents import Agents, first_start, of_seeds
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
@@ -83,8 +83,7 @@ class Engine:
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
 
-        An algorithm with `starts(seed)` gets its result in place of that key: several agents start from the
-        seeds `seed`, `seed + 1`, ... (`fdg.agents`).
+        Several agents (`fdg.agents`) start from the seeds `seed`, `seed + 1`, ...
 
         Raises:
           FdgError: `seed` is not an integer (but a key, say).
@@ -93,7 +92,7 @@ class Engine:
         if not whole or abs(seed) >= 2**63:
             given = " ".join(repr(seed).split())
             raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
-        leaves = self._make(self._starts(seed))
+        leaves = self._make(first_start(self.algorithm, seed))
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))
@@ -201,7 +200,7 @@ class Engine:
         Args:
           seed: as of `init`.
         """
-        traced = self._init.trace(self._starts(seed))
+        traced = self._init.trace(first_start(self.algorithm, seed))
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             traced.lower().compile()
 
@@ -308,10 +307,6 @@ class Engine:
             (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
         )
 
-    def _starts(self, seed: int) -> Any:
-        """What `algorithm.init` takes."""
-        return self.algorithm.starts(seed) if isinstance(self.algorithm, Agents) else jax.random.key(seed)
-
     def _make(self, key: Any) -> Sequence[jax.Array]:
         """The state's leaves; what `init` calls on the host runs in one process only."""
         traced = self._init.trace(key)
@@ -392,6 +387,16 @@ def _last_words(line: str, status: int) -> None:
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 
+def _graph_of(algorithm: Any, graph: FDG) -> FDG:
+    """The algorithm's graph, from that or from the graph of one of its agents."""
+    count = algorithm.count if isinstance(algorithm, Agents) else None
+    graph = graph if graph.agents is not None else side_by_side(graph, count)
+    if graph.agents != count:
+        there, given = ("one agent" if n is None else f"{n} agents" for n in (count, graph.agents))
+        raise FdgError(f"graph: it is of {given}, and the algorithm of {there}: give fdg.trace(algorithm)")
+    return graph
+
+
 @checked_names
 @infrequent_gc()
 def compile(
@@ -421,7 +426,7 @@ def compile(
     check_arguments(compile, {"graph": graph})
     checked_name(algorithm)
     several = of_seeds(algorithm, num_seeds)
-    graph = trace(several) if graph is None else side_by_side(graph, num_seeds)
+    graph = trace(several) if graph is None else _graph_of(several, side_by_side(graph, num_seeds))
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
     plan = place(graph, policy, list(devices))
     if distributed.count() > 1:

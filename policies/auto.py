@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from fdg.agents import apart, of_seeds
 from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_of, host_cluster
@@ -114,7 +115,10 @@ def auto(
     """
     allowed = Auto(max_staleness, ",".join(may_change))
     cluster = _cluster(devices)
-    known: dict[Any, tuple[Any, FDG]] = {} if graph is None else {(): (algorithm, graph)}
+    given, (algorithm, num_seeds) = algorithm, apart(algorithm, num_seeds)
+    known: dict[Any, tuple[Any, FDG]] = {}
+    if graph is not None:
+        known[()] = algorithm, dataclasses.replace(graph, agents=None)
 
     def graph_of(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
         if variant not in known:
@@ -140,6 +144,8 @@ def auto(
     more = functools.partial(_if_allowed, algorithm, others, max_staleness)
     platforms = functools.partial(_platforms, devices)
     choice = choose(algorithm, candidates, cluster, graph_of_all, platforms, more if further else None)
+    if given is not algorithm:  # several agents
+        return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
     return dataclasses.replace(choice, graph=known[choice.rows[0].candidate.variant][1])
 
 

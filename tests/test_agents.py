@@ -219,3 +219,33 @@ def test_a_stale_population_whose_agents_are_split(devices):
         found.append((engine.algorithm_state(state), metrics))
     assert len(engine.plan.groups) == 2 and len(np.unique(np.asarray(state.hyperparameters["rate"]))) > 1
     assert_close(*found)
+
+
+def test_everything_that_takes_an_algorithm_takes_agents(tmp_path, devices):
+    """A choice of a policy, a run, a graph that was traced before, of all or of one."""
+    many = fdg.agents(Descent(), 2)
+    choice = policies.auto(many, 1, policies=[policies.GPUOnly])
+    short = policies.auto(Descent(), 1, policies=[policies.GPUOnly], num_seeds=2)
+    assert choice.seconds == short.seconds and choice.algorithm == many and short.algorithm == Descent()
+    run = fdg.fit(many, total_steps=16, out=tmp_path / "run", progress=False)
+    assert run.agents == 2 and run.algorithm == Descent(total_steps=16)
+    for graph in (fdg.trace(many), fdg.trace(Descent())):
+        engine = fdg.compile(many, policies.GPUOnly(), devices[:1], graph=graph)
+        assert engine.state_shape["x"].shape == (2, 3)
+    assert ", of each of 2 agents" in str(fdg.trace(many))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fdg.compile(Descent(), policies.GPUOnly(), 1, graph=fdg.trace(fdg.agents(Descent(), 2))),
+         "of 2 agents, and the algorithm of one agent"),
+        (lambda: fdg.compile(fdg.agents(Descent(), 3), policies.GPUOnly(), 1,
+                             graph=fdg.trace(fdg.agents(Descent(), 2))), "of 2 agents, and .* of 3 agents"),
+        (lambda: fdg.fit(fdg.agents(Descent(), 3), num_seeds=2), "num_seeds=2: the algorithm is of 3 agents"),
+        (lambda: fdg.fit(fdg.agents(fdg.agents(Descent(), 3), 2)), "agents of agents"),
+    ],
+)  # fmt: skip
+def test_numbers_that_contradict(call, words):
+    with pytest.raises(fdg.FdgError, match=words):
+        call()

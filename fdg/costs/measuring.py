@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from fdg.agents import of_seeds
 from fdg.costs.choosing import Choice, Row
 from fdg.engine import compile as compile_engine
 from fdg.errors import FdgError
@@ -40,9 +41,8 @@ def measured(
         if row.candidate.variant:
             algorithm = dataclasses.replace(algorithm, **dict(row.candidate.variant))
         try:
-            seconds = iteration_seconds(
-                algorithm, row.candidate.policy, devices[: row.candidate.devices], num_seeds
-            )
+            several = of_seeds(algorithm, num_seeds)
+            seconds = iteration_seconds(several, row.candidate.policy, devices[: row.candidate.devices])
             timed.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
             timed.append(dataclasses.replace(row, prediction=None, refused=str(error)))
@@ -73,11 +73,9 @@ class Iterations:
       seconds: of an iteration, in the best round so far.
     """
 
-    def __init__(
-        self, algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
-    ):
+    def __init__(self, algorithm: Any, policy: Any, devices: Sequence[jax.Device]):
         """Compiles it, and finds out how many iterations make a round; the first ones are not counted."""
-        self._engine = compile_engine(algorithm, policy, with_host(policy, devices), num_seeds)
+        self._engine = compile_engine(algorithm, policy, with_host(policy, devices))
         self._state: Any = self._engine.init(0)
         self.seconds = math.inf
         self._run(2)
@@ -95,11 +93,9 @@ class Iterations:
         return (time.perf_counter() - begun) / count
 
 
-def iteration_seconds(
-    algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
-) -> float:
+def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
     """Seconds of an iteration: the best of some rounds; of several processes, in the slowest."""
-    iterations = Iterations(algorithm, policy, devices, num_seeds)
+    iterations = Iterations(algorithm, policy, devices)
     for _ in range(_ROUNDS):
         iterations.round()
     return max(distributed.exchange(iterations.seconds))

@@ -13,7 +13,8 @@ def _arrow(edge) -> str:
 
 def graph_text(graph: FDG) -> str:
     """The text of `print(graph)`."""
-    lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
+    agents = "" if graph.agents is None else f", of each of {graph.agents} agents"
+    lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges{agents}", ""]
     rows = [
         (
             "  " * len(ancestors(graph, f.name)) + f.name,

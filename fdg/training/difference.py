@@ -12,6 +12,7 @@ import numpy as np
 
 import fdg
 from fdg import jaxprs, keys
+from fdg.agents import first_start, of_seeds
 from fdg.arguments import checked
 from fdg.errors import FdgError, host_errors
 from fdg.lowering import host_calls
@@ -409,14 +410,8 @@ def _at(one: Any, start: int | None, agent: int, trust: bool) -> Run:
     if start:
         return load(path, algorithm=given, checkpoint=start, trust=trust)
     run = load(path, algorithm=given, trust=trust)
-    if run.agents is None:
-        key: Any = jax.random.key(run.seed)
-    elif callable(starts := getattr(run.algorithm, "starts", None)):
-        key = starts(run.seed, run.agents)
-    else:
-        key = jax.numpy.stack([jax.random.key(run.seed + i) for i in range(run.agents)])
-    init = run.algorithm.init if run.agents is None else lambda key: jax.lax.map(run.algorithm.init, key)
-    run.state, run.iteration = jax.jit(init)(key), 0
+    several = of_seeds(run.algorithm, run.agents)
+    run.state, run.iteration = jax.jit(several.init)(first_start(several, run.seed)), 0
     return run
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 import policies
+from fdg.agents import Agents, apart
 from fdg.arguments import as_arguments, check_takes, checked, quoted
 from fdg.errors import FdgError, FdgWarning
 from fdg.kinds import dataclass_fields
@@ -146,6 +147,11 @@ def make_job(
       FdgError: it cannot be done as asked.
     """
     check_policy(policy)
+    algorithm, settings["num_seeds"] = apart(algorithm, settings.get("num_seeds"))
+    if isinstance(algorithm, Agents):
+        raise FdgError(
+            "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
+        )
     own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
     name = checked_name(own)
     has_length = any(field.name == "total_steps" for field in dataclass_fields(own))
