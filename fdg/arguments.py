@@ -356,7 +356,9 @@ def as_arguments(message: str) -> str:
     if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # a command line in full
         return message
     message = re.sub(r"(?<!\S)--from\b", "--start-from", message)
-    joined = re.sub(r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out)\b)", r"--\1=", message)
+    joined = re.sub(
+        r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out|needs|has)\b)", r"--\1=", message
+    )
     return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda found: found[1].replace("-", "_"), joined)
 
 

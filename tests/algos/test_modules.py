@@ -151,7 +151,7 @@ def test_what_is_no_network_is_said(network, message):
 def test_an_actor_does_not_see_what_is_privileged():
     space = envs.Dict({"a": Box(0.0, 1.0, (1,)), "b": Box(0.0, 1.0, (1,))}, privileged=("b",))
     total = algos.Network(
-        lambda key, x: (), lambda p, x: (x["a"] + 10 * x["b"], (x["a"] + 10 * x["b"])[:, 0])
+        lambda key, *x: (), lambda p, x, *action: (x["a"] + 10 * x["b"], (x["a"] + 10 * x["b"])[:, 0])
     )
     observation = {"a": jnp.ones((2, 1)), "b": jnp.ones((2, 1))}
 

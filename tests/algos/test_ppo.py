@@ -16,6 +16,7 @@ import fdg
 import policies
 from algos import normalize
 from algos.losses import Decision
+from algos.on_policy import Trajectory
 from envs import TimeStep
 
 # --- probe environments: each isolates one thing that can be wrong ---
@@ -236,7 +237,7 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
             jnp.float32(final), zero, zero,
         )  # fmt: skip
         decision = Decision(jnp.float32(old_log_prob), jnp.float32(old_value))
-        trajectory = (jnp.float32(x), jnp.array(action), decision, time_step)
+        trajectory = Trajectory(jnp.float32(x), jnp.array(action), decision, time_step)
         learned, running_return, metrics = algorithm.learn(
             learned, running_return, trajectory, jax.random.key(0)
         )

@@ -52,7 +52,11 @@ def reference(name):
 
 def plain(algorithm, state, iterations):
     """(state, metrics) of so many calls of `iterate`."""
-    iterate, metrics = iterate_of(algorithm), []
+    try:
+        iterate = iterate_of(algorithm)
+    except TypeError:  # it holds arrays, and has no hash
+        iterate = jax.jit(algorithm.iterate)
+    metrics = []
     for _ in range(iterations):
         state, one = iterate(state)
         metrics.append(one)

@@ -96,6 +96,7 @@ CALLS = {
     "load": {"path": "nowhere"},
     "load_exported": {"path": "nowhere"},
     "diff": {"a": "nowhere", "b": "nowhere"},
+    "agents": {"algorithm": test_engine.Walk(), "n": 2},
     "record": {"run": "nowhere", "path": "recording.npz"},
     "profile": {"engine": None, "state": None},
     "Stream": {"source": test_engine.Walk(), "slots": 4, "batch": 4},

@@ -18,7 +18,7 @@ from bench import costs
 from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
-from fdg.errors import FdgError, PlanError
+from fdg.errors import FdgError
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
 from fdg.training import devices as fitting
@@ -57,11 +57,6 @@ def test_agents_never_talk_so_all_cores_that_divide_them_are_used(agents, cores,
 
 def test_a_batch_that_does_not_divide(devices):
     assert count_of(f"{PPO} --num-envs 8192", 3, devices)[0] == 2  # three would leave one idle
-
-
-def test_a_policy_that_cannot_have_what_it_asks_for_says_so(devices):
-    with pytest.raises(PlanError, match="split"):
-        count_of(f"{PPO} --parameters fsdp --num-seeds 2", 2, devices)
 
 
 def test_what_is_known_only_after_compiling_is_not_counted_on(devices):

@@ -165,7 +165,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     config = json.loads((second.path / "config.json").read_text())
     assert config["from"]["run"] == str(first.path)
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
-    with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*--hidden 8 \(here 16\)"):
+    with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*hidden=8 \(here 16\)"):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
     for name, spaces in (
         ("Acrobot-v1", r"observations \[6\] and 3 a"),

@@ -119,7 +119,7 @@ def test_tensorboard(tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
 def test_a_tracker_that_is_not_installed(tmp_path, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(FdgError, match=rf"--{kind} needs {kind}, .*: pip install 'fdg\[{kind}\]'"):
+    with pytest.raises(FdgError, match=rf"{kind} needs {kind}, .*: pip install 'fdg\[{kind}\]'"):
         fitted(tmp_path / "run", small(), **{kind: "project"})
     assert not (tmp_path / "run").exists()
 
