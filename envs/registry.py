@@ -269,10 +269,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     for option in _OPTION.findall(options) or [""] if mark else ():
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
-            fix = option if option.isidentifier() else "PARAMETER"
-            raise FdgError(
-                f"environment '{text}': '{option}' is not PARAMETER=VALUE: write '{name}?{fix}=VALUE'"
-            )
+            fix = f"{option}=VALUE" if option.isidentifier() else "steps=200"
+            raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?{fix}")
         if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_value(pair[1]), str):
             fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
             raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")

@@ -307,7 +307,10 @@ def _one_specs(keys: _Keys, technology: Technology) -> Specs:
         at, factor = UNITS[key]
         if found[at] < math.inf:
             others = [one for one in keys.said if one != key and UNITS.get(one, (None,))[0] == at]
-            raise FdgError(f"{keys.where}: {key} and {others[0]} say the same quantity: leave one out")
+            raise FdgError(
+                f"{keys.where}: {key} is a second value of {Specs._fields[at]}: leave one out of {key} and"
+                f" {others[0]}"
+            )
         value = keys.number(key, 0)
         found[at] = value * (factor * (technology.clock_hz if at == 0 else 1) if factor else 1)
     return Specs(*found)

@@ -256,7 +256,7 @@ class CommandLine:
                 fix = f"{fix}; " if (fix := instead(option)) else ""
                 raise FdgError(
                     f"unknown flag '{option}' under --algo {of.algo}{became}:"
-                    f" {fix}leave it out, for it is a flag of --algo {', '.join(owners)}"
+                    f" {fix}it is a flag of --algo {', '.join(owners)}: take one of these, or leave it out"
                 )
 
 

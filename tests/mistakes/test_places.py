@@ -215,4 +215,4 @@ def test_parameters_behind_another_sign():
     for sign in ("&", ",", ";", " "):
         text = f"CartPole-v1{sign}gravity=9.8"
         assert refused(lambda text=text: envs.parse(text)).endswith("write 'CartPole-v1?gravity=9.8'")
-    assert refused(lambda: envs.parse("CartPole-v1?gravity")).endswith("write 'CartPole-v1?gravity=VALUE'")
+    assert refused(lambda: envs.parse("CartPole-v1?gravity")).endswith("write CartPole-v1?gravity=VALUE")
