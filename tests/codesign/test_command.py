@@ -159,7 +159,7 @@ WRONG = {
     "an unknown spec": file("energy_uj", "energy_uJ", "did you mean energy_uj?"),
     "no unit": file("energy_uj", "energy", "its unit is missing: write energy_pj or energy_nj"),
     "a negative spec": file("100_000", "-1", "energy_uj is -1; give a number above 0"),
-    "a spec twice": file("energy_uj", "latency_us", "say the same quantity: leave one out"),
+    "a spec twice": file("energy_uj", "latency_us", "second value of latency_cycles: leave one out"),
     "a template that is none": file('"shi"', '"shy"', "did you mean 'shi'?"),
     "no template": file('["dla", "shi"]', "[]", "templates is []; give a list of names"),
     "PEs below 0": file("[0, 32, 64]", "[-32]", "none below 0"),

@@ -26,7 +26,7 @@ from tests.stream import test_engine
 ODD = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
 ODD += [len, int, np.zeros(2), 10**30, "x" * 3000]
 INTEGERS = "total_steps seed num_seeds eval_every eval_episodes checkpoint_every exploit_every trials rounds"
-INTEGERS += " count model agent episodes fps max_steps iterations limit_mb"
+INTEGERS += " n count model agent episodes fps max_steps iterations limit_mb"
 SWITCHES = "resume tensorboard progress live_plot halving trust exact whole_along_batch apart optional greedy"
 TEXTS = "out start_from wandb mlflow path directory role name format a b run"
 RIGHT = {
