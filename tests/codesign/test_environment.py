@@ -19,6 +19,7 @@ from envs.trying import COMPILE_FAST, random_actions
 from fdg.errors import FdgError
 from fdg.training.checkpoint import Checkpoints
 from tests.codesign.small import PROBLEM, all_designs
+from tests.conformance import dialogue
 from tests.conformance.comparison import assert_same, copied, leaves, plain
 from tests.envs.conformance import assert_conforms
 
@@ -272,7 +273,9 @@ class Search(NamedTuple):
         key, own = jax.random.split(state["key"])
         begin = state["env_state"], state["observation"]
         (env_state, observation), reward = jax.lax.scan(one, begin, jax.random.split(own, STEPS))
-        return {"env_state": env_state, "observation": observation, "key": key}, {"reward": reward.sum()}
+        return {"env_state": env_state, "observation": observation, "key": key}, {
+            "reward": self.mean(self.total(reward))
+        }
 
     @fdg.fragment("actor")
     def act(self, observation, keys):
@@ -282,19 +285,29 @@ class Search(NamedTuple):
     def move(self, keys, env_state, action):
         return self.env.step(keys, env_state, action)
 
+    @fdg.fragment("learner", in_axes=1, out_axes=None)
+    def total(self, reward):
+        return reward.sum()
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def mean(self, total):
+        return total / self.number
+
 
 SETUPS = {
-    "2 devices": (policies.GPUOnly(), 2),
     "4 devices": (policies.GPUOnly(), 4),
     "actors apart": (policies.SingleLearnerFine(workers=2), 3),
 }
+WHOLE = {f"{count} devices": (policies.GPUOnly(), count) for count in (1, 2, 8)} | {
+    f"{name}, 8 devices": (policies.get(name)(), 8)
+    for name in policies.names()
+    if name not in dialogue.POLICIES
+}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("2 devices", marks=pytest.mark.whole), "4 devices", "actors apart"]
-)
+@pytest.mark.parametrize("name", [*SETUPS, *(pytest.param(one, marks=pytest.mark.whole) for one in WHOLE)])
 def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devices, tmp_path):
-    policy, count = SETUPS[name]
+    policy, count = {**SETUPS, **WHOLE}[name]
     search = Search(8)
     start = search.init(jax.random.key(0))
     expected, _ = plain(search, copied(start), 3)
