@@ -18,6 +18,7 @@ import fdg
 import policies
 from envs.codesign import environment, pictures, problem, report
 from envs.codesign.environment import CoDesign
+from envs.codesign.found import Designs, Results
 from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Specs
 from fdg.errors import FdgError
@@ -158,11 +159,14 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     outcome = carry_out(
         dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
     )
-    if outcome.state is None or distributed.count() > 1:  # complete before, or in other processes too
-        state: Any = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
+    if outcome.state is not None:
+        state: Any = outcome.engine.algorithm_state(outcome.state)
+        state = state if distributed.count() == 1 else distributed.gather(state)
+    elif distributed.is_first():  # complete before
+        state = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
     else:
-        state = outcome.engine.algorithm_state(outcome.state)
-    found = env.designs(state)
+        state = None
+    found = _found(env, state)
     is_met = bool(found.best.violation == 0)
     return Search(
         problem=env.problem,
@@ -172,13 +176,21 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         seconds=time.perf_counter() - begun,
         curve=tuple(
             (_samples(job, env, row["iteration"]), row["best_score"], row["best_violation"])
-            for row in read_metrics(outcome.run.path / "metrics.jsonl")
+            for row in (read_metrics(outcome.run.path / "metrics.jsonl") if distributed.is_first() else ())
             if row.get("best_score") is not None
         ),
         least=None if is_met else least_alone(env.problem),
         path=outcome.run.path,
         caught=outcome.caught,
     )
+
+
+def _found(env: CoDesign, state: Any) -> Results:
+    """What process 0 has found, in every process; `state` is None on the others."""
+    structure = jax.tree.structure(Results(*(Designs(*Designs._fields),) * 2))
+    leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
+    said = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
+    return jax.tree.unflatten(structure, [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in said])
 
 
 def _samples(job: Job, env: CoDesign, iterations: int) -> int:

@@ -4,6 +4,9 @@ import csv
 import dataclasses
 import importlib
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from envs.codesign import command, pictures, searching
 from envs.codesign.problem import Specs
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
+from fdg.processes import ports
 from tests.codesign import resnet
 
 TOML = """
@@ -233,3 +237,18 @@ def test_a_run_of_another_kind_is_no_search(folder, capsys):
         assert command.main(["--resume", "run", "--trust", *more]) == 2
         said = capsys.readouterr().err
         assert "run is a run of tests.tiny:Walk, and no search: fdg train --resume run" in said
+
+
+@pytest.mark.whole
+def test_two_processes_find_what_one_finds(folder):
+    """Real processes, one host device each; both end with the status of the search."""
+    words = [word for word in FLAGS if word not in ("--devices", "1")]
+    address = f"localhost:{ports.free_port('localhost')}"
+    triple = ["--coordinator-address", address, "--num-processes", "2", "--process-id"]
+    begin = [sys.executable, "-m", "envs.codesign", "p.toml", *words, "--out"]
+    more = {"env": {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}}
+    both = [subprocess.Popen([*begin, "both", *triple, str(i)], **more) for i in range(2)]
+    assert [one.wait(timeout=300) for one in both] == [command.INFEASIBLE] * 2
+    assert subprocess.run([*begin, "alone", "--devices", "1"], check=False, **more).returncode == 3
+    best = [json.loads(Path(run, "best.json").read_text()) for run in ("both", "alone")]
+    assert best[0]["design"] == best[1]["design"] and best[0]["layers"] == best[1]["layers"]
