@@ -44,9 +44,7 @@ class Window(NamedTuple):
 class MemorySizes(Part):
     """The sizes of a memory, as an algorithm's fields."""
 
-    memory_size: int = hyperparameter(
-        128, "width of the memory, and of the layer after it", only_with="recurrent"
-    )
+    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
     memory_window: int = hyperparameter(
         32, "steps that a transformer looks back over, its own among them", only_with="memory=transformer"
     )

@@ -110,9 +110,7 @@ class RecurrentPPO(Agent):
     layers = PolicyLayers()
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None,
-        "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)",
-        only_with="recurrent",
+        None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
     )
     remembering = MemorySizes(memory_size=128)
     sequence_length: int | None = hyperparameter(
