@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.arguments import checked
+from fdg.arguments import check_takes, checked, quoted
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.batch.state_axes import state_axes
-from fdg.errors import PlanError
+from fdg.errors import GraphError, PlanError
 
 _MOST = 2**32  # seeds are 32 bits
 
@@ -134,6 +134,7 @@ def agents(algorithm: Any, n: int) -> Agents:
 
     Raises:
       PlanError: a number of agents that is none.
+      GraphError: it is no algorithm.
 
     >>> class Counts:
     ...     def init(self, key): return jax.random.randint(key, (), 0, 10)
@@ -142,7 +143,37 @@ def agents(algorithm: Any, n: int) -> Agents:
     >>> state.tolist(), metrics["count"].tolist()
     ([5, 8, 2], [4, 7, 1])
     """
+    checked_name(algorithm)
     return Agents(algorithm, n)
+
+
+def checked_name(algorithm: Any) -> str:
+    """The algorithm's name.
+
+    Raises:
+      GraphError: it is none, or a class in place of a value.
+    """
+    if isinstance(algorithm, type):
+        raise GraphError(
+            f"{algorithm.__name__} is a class, and an algorithm is a value of one:"
+            f" write {algorithm.__name__}(...) with its hyperparameters"
+        )
+    name = type(algorithm).__name__
+    named = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
+    for method in ("init", "iterate"):
+        if callable(getattr(algorithm, "place", None)):
+            raise GraphError(
+                f"{quoted(algorithm)} is a policy in the place of the algorithm: exchange the two"
+            )
+        if not callable(getattr(algorithm, method, None)):
+            raise GraphError(
+                f"{name} has no method {method}: an algorithm has init(key) -> state and "
+                f"iterate(state) -> (state, metrics){named}"
+            )
+        check_takes(
+            getattr(algorithm, method), ("key",) if method == "init" else ("state",), f"{name}.{method}"
+        )
+    return name
 
 
 def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.agents import Agents, first_start, of_seeds
+from fdg.agents import Agents, checked_name, first_start, of_seeds
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
@@ -33,7 +33,7 @@ from fdg.running.order import has_ordered_collectives
 from fdg.running.timeline import Bar
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import checked_name, side_by_side, trace
+from fdg.tracing.trace import side_by_side, trace
 
 
 class Engine:

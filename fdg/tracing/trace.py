@@ -7,8 +7,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.agents import Agents, iterate_all
-from fdg.arguments import check_takes, quoted
+from fdg.agents import Agents, checked_name, iterate_all
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import fragment
@@ -133,35 +132,6 @@ def in_one(graph: FDG, state: Any) -> FDG:
 
 
 _IN_ONE: Recall[FDG] = Recall(most=16)
-
-
-def checked_name(algorithm: Any) -> str:
-    """The algorithm's name.
-
-    Raises:
-      GraphError: it is none, or a class in place of a value.
-    """
-    if isinstance(algorithm, type):
-        raise GraphError(
-            f"{algorithm.__name__} is a class, and an algorithm is a value of one:"
-            f" write {algorithm.__name__}(...) with its hyperparameters"
-        )
-    name = type(algorithm).__name__
-    named = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
-    for method in ("init", "iterate"):
-        if callable(getattr(algorithm, "place", None)):
-            raise GraphError(
-                f"{quoted(algorithm)} is a policy in the place of the algorithm: exchange the two"
-            )
-        if not callable(getattr(algorithm, method, None)):
-            raise GraphError(
-                f"{name} has no method {method}: an algorithm has init(key) -> state and "
-                f"iterate(state) -> (state, metrics){named}"
-            )
-        check_takes(
-            getattr(algorithm, method), ("key",) if method == "init" else ("state",), f"{name}.{method}"
-        )
-    return name
 
 
 def _declared_rules(algorithm: Any) -> Any:

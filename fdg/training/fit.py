@@ -10,12 +10,11 @@ from typing import Any
 import jax
 
 import policies
-from fdg.agents import Agents, apart
+from fdg.agents import Agents, apart, checked_name
 from fdg.arguments import as_arguments, check_takes, checked, quoted
 from fdg.errors import FdgError, FdgWarning
 from fdg.kinds import dataclass_fields
 from fdg.placing.policy import check_policy, checked_devices
-from fdg.tracing.trace import checked_name
 from fdg.training.description import describe
 from fdg.training.job import Job, lengths
 from fdg.training.live_plot import LivePlot, in_notebook
