@@ -187,10 +187,11 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
 
 def _found(env: CoDesign, state: Any) -> Results:
     """What process 0 has found, in every process; `state` is None on the others."""
-    structure = jax.tree.structure(Results(*(Designs._make(Designs._fields),) * 2))
     leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
     said = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
-    return jax.tree.unflatten(structure, [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in said])
+    arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in said]
+    number = len(Designs._fields)
+    return Results(Designs(*arrays[:number]), Designs(*arrays[number:]))
 
 
 def _samples(job: Job, env: CoDesign, iterations: int) -> int:
