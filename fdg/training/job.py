@@ -84,14 +84,17 @@ class Job(Settings):
 
     @property
     def beyond(self) -> list[str]:
-        """Periods that are longer than the run, and hyperparameters without effect, as a line each."""
+        """Periods that are longer than the run, and settings without effect, as a line each."""
         total = self.num_iterations
         periods = {
             "--eval-every": (self.eval_every, "nothing is evaluated"),
             "--checkpoint-every": (self.checkpoint_every, "no checkpoint is written"),
             "--exploit-every": (self.exploit_every, "no agent takes over from another"),
         }
-        return [
+        unused = []
+        if not self.halving and self.optuna is None:
+            unused = ["--halving false has no effect without a search: give --optuna TRIALS, or leave it out"]
+        return unused + [
             f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
             for option, (period, what) in periods.items()
             if period is not None and period > total

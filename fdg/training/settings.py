@@ -292,8 +292,6 @@ def check(settings: Mapping[str, Any]) -> None:
             f"--stop-at {settings['stop_at']:g} is compared with evaluations during training:"
             f" give --eval-every N, too"
         )
-    if settings.get("halving") is False and not settings.get("optuna"):
-        raise FdgError("--no-halving is of a search: give --optuna TRIALS, or leave it out")
 
 
 def check_divides(devices: int | None, processes: int) -> None:
