@@ -94,11 +94,15 @@ class Job(Settings):
         unused = []
         if not self.halving and self.optuna is None:
             unused = ["--halving false has no effect without a search: give --optuna TRIALS, or leave it out"]
-        return unused + [
-            f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
-            for option, (period, what) in periods.items()
-            if period is not None and period > total
-        ] + without_effect(getattr(self.algorithm, "algorithm", self.algorithm))
+        return (
+            unused
+            + [
+                f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
+                for option, (period, what) in periods.items()
+                if period is not None and period > total
+            ]
+            + without_effect(getattr(self.algorithm, "algorithm", self.algorithm))
+        )
 
 
 def without_effect(algorithm: Any) -> list[str]:
