@@ -231,7 +231,8 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
         )
     if event == "open":
         path, mode, flags = arguments
-        if isinstance(flags, int) and flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name
+        nameless = isinstance(flags, int) and flags & os.O_TMPFILE == os.O_TMPFILE
+        if nameless or (isinstance(path, str) and os.path.isdir(path)):  # as `tempfile.TemporaryFile` opens
             return None
         writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
         return _written(event, path, watch) if writes else None
