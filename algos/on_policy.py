@@ -30,7 +30,7 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # of an exploration bonus (`algos.rnd`): what it learned, beside parameters
+    known: Any = None  # of an exploration bonus (`algos.rnd`): what it learned, without parameters
     running_novelty: jax.Array | None = None  # [B] float32, of the same: the discounted return of novelty
 
 

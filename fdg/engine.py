@@ -413,7 +413,7 @@ def compile(
       policy: a value of `policies`, such as `policies.GPUOnly()`.
       devices: those to use, or how many; all of JAX's if None, for some policies with the host's CPU
         (`placement.with_host`).
-      num_seeds: so many agents of it, spread over the devices, as `fdg.agents` makes them; None for itself.
+      num_seeds: the number of agents, spread over the devices, as `fdg.agents` makes them; None for itself.
       graph: the algorithm's, where it was traced before.
 
     Raises:

@@ -133,7 +133,7 @@ def optimizer(
       max_grad_norm: global norm that gradients are clipped to.
     """
     given = optimizers.given(own, step_size, max_grad_norm)
-    if given is not None:  # it may count nothing, and `count` is asked for
+    if given is not None:  # it may count nothing, which `count` needs
         return optax.chain(optax.scale_by_schedule(lambda _: 1.0), given)
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),

@@ -71,7 +71,7 @@ def place(
         the policy's first group.
       policy: see `policies`.
       devices: how many, or which; None for all of JAX's (`with_host`). They need not exist.
-      num_seeds: so many agents of it, as `fdg.agents` makes them; None for itself.
+      num_seeds: the number of agents, as `fdg.agents` makes them; None for itself.
 
     Raises:
       PlanError: a request that cannot be met, naming policy, fragment, numbers and fix.

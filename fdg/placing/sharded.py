@@ -45,7 +45,7 @@ class ShardedLeaf:
     layout: Layout
 
     def of_agents(self, count: int | None) -> "ShardedLeaf":
-        """That of so many agents, whose axis is in front and not split; itself for None."""
+        """That of several agents, whose axis is in front and not split; itself for None."""
         if count is None:
             return self
         one = self.layout

@@ -63,16 +63,22 @@ def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path
     algorithm = dataclasses.replace(
         made("grpo", group_size=2, num_prompts=2), env=envs.make(TASK).with_reward(judge)
     )
-    told = {"total_steps": 4 * 8, "devices": 1, "eval_episodes": 0, "progress": False, "checkpoint_every": 1}
+    settings = {
+        "total_steps": 4 * 8,
+        "devices": 1,
+        "eval_episodes": 0,
+        "progress": False,
+        "checkpoint_every": 1,
+    }
     with pytest.raises(
         FdgError, match="reward 'judge' of task 'text:addition' raised ValueError: the judge"
     ) as e:
-        fdg.fit(algorithm, out=tmp_path, **told)
+        fdg.fit(algorithm, out=tmp_path, **settings)
     assert "\n" not in str(e.value)
     first = (tmp_path / "metrics.jsonl").read_text()
     assert first.count("\n") == 2
     with pytest.warns(FdgWarning) as caught:
-        run = fdg.fit(algorithm, out=tmp_path, resume=True, **told)
+        run = fdg.fit(algorithm, out=tmp_path, resume=True, **settings)
     (line, *samples) = str(caught[0].message).splitlines()
     assert len(caught) == 1 and "after 20 steps every episode has returned 0.25" in line
     assert len(samples) == 3 and all("->" in line and line.endswith("(reward 0.25)") for line in samples)
