@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import flashbax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
@@ -96,6 +97,31 @@ class ReplayState(NamedTuple):
 
     rings: Any  # leading axis B: flashbax's state of each environment's ring
     added: jax.Array  # [] int32: rows of each environment so far
+
+    def resized(self, shape: "ReplayState") -> "ReplayState":
+        """The same steps in the longer rings of `shape`; itself where a step was overwritten already.
+
+        A run that is resumed for longer restores its checkpoint through this. Arrays are NumPy's.
+        """
+        ring = self.rings
+        if not hasattr(ring, "is_full"):  # prioritised: its tree has the ring's length
+            return self
+        stored, wanted = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
+        axis = ring.current_index.ndim + 1  # after those of agents and environments, and flashbax's own
+        length, longer = stored[0].shape[axis], wanted[0].shape[axis]
+        if longer <= length or np.any(self.added > length):
+            return self
+
+        def padded(x: Any) -> np.ndarray:
+            return np.pad(x, [(0, longer - length if each == axis else 0) for each in range(x.ndim)])
+
+        index = np.where(ring.is_full, length, ring.current_index).astype(ring.current_index.dtype)
+        experience = jax.tree.map(padded, ring.experience)
+        return self._replace(
+            rings=ring.replace(
+                experience=experience, current_index=index, is_full=np.zeros_like(ring.is_full)
+            )
+        )
 
 
 _AXES = ReplayState._make((0, None))  # the batch axis of each field

@@ -217,7 +217,8 @@ class Checkpoints:
         Args:
           iteration: of a complete checkpoint.
           target: pytree of `jax.ShapeDtypeStruct` with shardings, for instance `engine.state_shape`; the
-            devices may be others than those that the checkpoint was written on.
+            devices may be others than those that the checkpoint was written on. A node with a method
+            `resized(shape)`, such as a replay buffer, may be stored smaller than it is here.
 
         Raises:
           OtherStateError: the checkpoint holds the state of something else.
@@ -234,6 +235,9 @@ class Checkpoints:
                 stored = reader.restore(where, args=_orbax().args.StandardRestore(
                     jax.tree.map(_numpy_shape, stored_target)
                 ))  # fmt: skip
+            elif found.keys() == expected.keys():
+                stored = _resized(reader.restore(where), target)
+                found = {name: _shape(leaf) for name, leaf in stored.items()}
         differing = [name for name in sorted(found | expected) if found.get(name) != expected.get(name)]
         if differing:
             name = differing[0]
@@ -446,6 +450,21 @@ def _arrays_by_name(tree: Any) -> dict[str, Any]:
         name: jax.random.key_data(leaf) if keys.is_key(leaf.dtype) and isinstance(leaf, jax.Array) else leaf
         for name, leaf in stored.items()
     }
+
+
+def _resized(stored: dict[str, Any], target: Any) -> dict[str, Any]:
+    """The stored arrays by name, each node of `target` with a method `resized` as it returns them."""
+    structure = jax.tree.structure(target)
+    names = _names(target)
+    leaves = [stored.get(name, leaf) for name, leaf in zip(names, jax.tree.leaves(target), strict=True)]
+    found = jax.tree.map(
+        lambda here, shape: here.resized(shape) if hasattr(here, "resized") else here,
+        jax.tree.unflatten(structure, leaves),
+        target,
+        is_leaf=lambda node: hasattr(node, "resized"),
+    )
+    resized = zip(names, jax.tree.leaves(found), strict=True)
+    return {name: leaf for name, leaf in resized if name in stored}
 
 
 def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

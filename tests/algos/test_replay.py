@@ -142,6 +142,21 @@ def test_importance_weights_by_hand():
     assert importance_weight(jnp.full(3, jnp.nan), 1.0).tolist() == [0.0, 0.0, 0.0]  # an empty buffer
 
 
+@pytest.mark.parametrize("added", [5, 8])
+def test_a_longer_buffer_goes_on_from_a_shorter_one(added, tmp_path):
+    short, long = replay(buffer_size=8 * B), replay(buffer_size=16 * B)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(0, filled(short, added))
+    checkpoints.close()
+    empty = filled(long, added)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), empty)
+    found = checkpoints.restore(0, shapes)
+    expected = long.add(filled(long, added), rollout(added, 4))
+    jax.tree.map(np.testing.assert_array_equal, long.add(found, rollout(added, 4)), expected)
+    overwritten = filled(short, 8, 1)
+    assert overwritten.resized(empty) is overwritten
+
+
 @both
 def test_it_is_ready_after_the_steps_asked_for(exponent):
     """Ten steps of four environments are three of each."""
