@@ -93,7 +93,7 @@ __all__ = [
     "sweep",
     "trace",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # What trains and loads knows algorithms and environments, which import this package: it comes when asked for.
 _LATER = {

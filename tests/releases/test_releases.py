@@ -1,0 +1,49 @@
+"""What a release before this one left still works: its run directories are resumed, its names are there.
+
+`VERSION.tar.gz` holds small run directories that its commands wrote, with the last checkpoint alone.
+`VERSION.json` is `tests/signatures.json` of that release.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import fdg
+from fdg.__main__ import main
+from tests.signatures import signatures
+
+HERE = Path(__file__).parent
+REMOVED = {
+    "0.1.0": {("Plan.__init__", "num_seeds"), ("Plan.__init__", "memory"), ("Profile.__init__", "num_seeds")}
+}
+
+
+@pytest.fixture(scope="module", params=sorted(REMOVED))
+def runs(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("release")
+    with tarfile.open(HERE / f"{request.param}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "grpo"])
+def test_a_run_is_resumed(runs, name):
+    run = runs / name
+    before = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    config = json.loads((run / "config.json").read_text())
+    total = 2 * config["hyperparameters"]["total_steps"]
+    assert main(["train", "--resume", str(run), "--total-steps", str(total), "--eval-episodes", "0"]) == 0
+    after = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert after[: len(before)] == before
+    assert [row["iteration"] for row in after] == list(range(1, 2 * len(before) + 1))
+    assert fdg.load(run).iteration == 2 * len(before)
+
+
+@pytest.mark.parametrize("version", sorted(REMOVED))
+def test_its_public_names_are_there(version):
+    now = signatures()
+    for name, taken in json.loads((HERE / f"{version}.json").read_text()).items():
+        gone = {(name, argument) for argument in taken if argument not in now.get(name, {})}
+        assert name in now and gone <= REMOVED[version], (name, gone)
