@@ -17,6 +17,7 @@ from unittest import mock
 # piece instead of one a core, and without the lines of Python that operations stem from. A number of devices
 # given by the caller would contradict the one below.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads (orthogonal starts) spin while they wait
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
