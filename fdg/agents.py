@@ -4,8 +4,8 @@
     many   = fdg.agents(one, 8)                        # leaves of the state and metrics have an axis of 8
     engine = fdg.compile(many, policies.GPUOnly())     # as fdg.compile(one, policies.GPUOnly(), num_seeds=8)
 
-The rows of that axis are independent: each device runs whole agents, which exchange nothing. In a population
-agents exchange what the algorithm says, when it says so (`BetweenAgents`).
+Agents are independent: each device runs whole agents, without communication. In a population they copy
+parameters or settings from each other, by the algorithm's `between_agents` (`BetweenAgents`).
 """
 
 import dataclasses
@@ -26,43 +26,43 @@ _MOST = 2**32  # seeds are 32 bits
 
 
 class BetweenAgents(Protocol):
-    """What agents take over from each other, as an attribute `between_agents` of an algorithm says (or None).
+    """What the agents of a population copy from each other: `between_agents` of an algorithm, or None.
 
-    Pure functions of one agent's state, but for `known`, whose arrays may have an axis of agents.
+    Methods are pure functions of one agent's state, except `known`, whose arrays may have an axis of agents.
 
     Attributes:
-      note: when agents exchange what, a sentence for the plan.
+      note: when agents copy what, one sentence for the plan.
     """
 
     note: str
 
     def due(self, state: Any) -> jax.Array:
-        """Whether agents exchange now: `[]` bool, the same for every agent."""
+        """Whether agents copy now: `[]` bool, the same for all agents."""
 
     def known(self, state: Any) -> Any:
-        """What all others see of an agent: arrays, made without looking along their axes."""
+        """What the other agents see of an agent, such as its score: elementwise functions of the state."""
 
     def source(self, everyone: Any, agent: jax.Array, state: Any) -> jax.Array:
-        """The agent that agent number `agent` takes over from, maybe itself: `[]` int32.
+        """The agent that `agent` copies from, possibly itself: `[]` int32.
 
         Args:
-          everyone: what is `known` of all agents, `[agents, ...]`.
+          everyone: `known` of all agents, `[agents, ...]`.
           agent: `[]` int32.
           state: its own.
         """
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """Of each leaf of the state whether it is taken over; `axes` are the leaves' batch axes."""
+        """For each leaf of the state, whether it is copied; `axes` are the batch axes of the leaves."""
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
-        """The state to go on with, once the leaves have been taken over from `source`."""
+        """The agent's state after the leaves were copied from `source`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Agents:
-    """An algorithm of `count` agents: state and metrics of `algorithm`, with an axis of agents in front.
+    """`count` agents of an algorithm: its state and metrics with a leading axis of agents.
 
-    Everything else, such as `evaluate`, is the algorithm's own, and of one agent.
+    All other attributes, such as `evaluate`, are those of the algorithm, for one agent.
     """
 
     algorithm: Any
@@ -73,15 +73,15 @@ class Agents:
             raise PlanError(f"n={self.count!r}: give a whole number of agents, at least one")
 
     def starts(self, seed: int, count: int | None = None) -> Any:
-        """What `init` takes: keys of `seed`, `seed + 1`, ...; or `algorithm.starts(seed, count)`.
+        """The argument of `init`: keys of `seed`, `seed + 1`, ...; or `algorithm.starts(seed, count)`.
 
         Args:
-          count: of agents of these agents, whose seeds go on from one to the next; None for these alone.
+          count: how many times these agents, with consecutive seeds; None for once, without that axis.
         """
         if count is not None:
             rows = [self.starts(seed + i * self.count) for i in range(count)]
             return jax.tree.map(lambda *row: jnp.stack(row), *rows)
-        if callable(own := getattr(self.algorithm, "starts", None)):  # agents that differ in more
+        if callable(own := getattr(self.algorithm, "starts", None)):  # agents that also differ in settings
             return own(seed, self.count)
         return jnp.stack([jax.random.key(seed + i) for i in range(self.count)])
 
@@ -89,12 +89,12 @@ class Agents:
         """The states of all agents, from each row of `starts`; a single key is split."""
         if isinstance(starts, jax.Array) and starts.ndim == 0:
             starts = jax.random.split(starts, self.count)
-        # One after the other: LAPACK's batched QR, which orthogonal initialisers would become under
-        # vmap, can wait for itself for ever in XLA's CPU thread pool (jaxlib 0.10.2, two cores).
+        # Sequential: under vmap orthogonal initialisers become LAPACK's batched QR, which can deadlock in
+        # XLA's CPU thread pool (jaxlib 0.10.2, two cores).
         return jax.lax.map(lambda start: jax.tree.map(jnp.asarray, self.algorithm.init(start)), starts)
 
     def iterate(self, state: Any) -> tuple[Any, Any]:
-        """An iteration of all agents, and what they exchange after it."""
+        """One iteration of all agents, and what they copy after it."""
         leaves, structure = jax.tree.flatten(state)
         ends: list[Any] = []
 
@@ -120,21 +120,20 @@ class Agents:
 
 @checked
 def agents(algorithm: Any, n: int) -> Agents:
-    """An algorithm of `n` independent agents, or of a population of `n`: one program trains them all.
+    """`n` independent agents of an algorithm, or a population of `n`, trained by one program.
 
-    Its state and its metrics are those of `algorithm`, each array with an axis of agents in front. Row i is
-    what `algorithm` computes from its own start: `engine.init(seed)` gives it the key of `seed + i`, or row i
-    of `algorithm.starts(seed, n)` if the algorithm has that. `fdg.compile(algorithm, policy, num_seeds=n)`
-    compiles the same.
+    State and metrics are those of `algorithm` with a leading axis of agents. Row i starts from the key of
+    `seed + i` (`engine.init(seed)`), or from row i of `algorithm.starts(seed, n)` if the algorithm has this
+    method. `fdg.compile(algorithm, policy, num_seeds=n)` compiles the same.
 
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. If it has an
-        attribute `between_agents`, agents exchange what that says (`BetweenAgents`).
+        attribute `between_agents`, agents copy from each other (`BetweenAgents`).
       n: at least 1.
 
     Raises:
-      PlanError: a number of agents that is none.
-      GraphError: it is no algorithm.
+      PlanError: `n` is no whole number from 1.
+      GraphError: `algorithm` is no algorithm.
 
     >>> class Counts:
     ...     def init(self, key): return jax.random.randint(key, (), 0, 10)
@@ -177,10 +176,10 @@ def checked_name(algorithm: Any) -> str:
 
 
 def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
-    """What an argument `num_seeds` makes of an algorithm: that many agents of it, or itself if it is None.
+    """`num_seeds` agents of an algorithm; the algorithm itself if `num_seeds` is None.
 
     Raises:
-      PlanError: it is no number of agents.
+      PlanError: `num_seeds` is no whole number from 1.
     """
     if num_seeds is None:
         return algorithm
@@ -190,10 +189,10 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
 
 
 def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
-    """The algorithm of one agent, and how many there are: what `of_seeds` makes one of.
+    """The algorithm of one agent and the number of agents: the inverse of `of_seeds`.
 
     Raises:
-      PlanError: a number of agents, of what is several already.
+      PlanError: `num_seeds` is given, and the algorithm is of several agents already.
     """
     if not isinstance(algorithm, Agents):
         return algorithm, num_seeds
@@ -203,7 +202,7 @@ def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
 
 
 def first_start(algorithm: Any, seed: int) -> Any:
-    """What `init` of an algorithm takes for a seed: its key, or that of each agent."""
+    """The argument of `init` for a seed: its key, or one key an agent."""
     return algorithm.starts(seed) if isinstance(algorithm, Agents) else jax.random.key(seed)
 
 
@@ -214,25 +213,25 @@ def _is_number(count: Any) -> bool:
 def iterate_all(
     jaxpr: Any, count: int, state: Any, axes: Sequence[int | None], between: BetweenAgents | None
 ) -> Callable[..., list[Any]]:
-    """An iteration of one agent as one of `count` of them, in the global view.
+    """One iteration of `count` agents, from that of one agent, in the global view.
 
     Args:
-      jaxpr: of one agent: the leaves of its state to those, and metrics.
-      state: its pytree, of shapes; `axes` are the batch axes of its leaves.
-      between: what agents exchange after it.
+      jaxpr: of one agent: from the leaves of its state to the leaves after it, and metrics.
+      state: the pytree of its state, of shapes; `axes` are the batch axes of its leaves.
+      between: what agents copy after it.
     """
-    alone = draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # mapped, they would share their draws
+    alone = draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # under vmap agents would share these draws
     iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if alone else count)
     return iterate if between is None else exchanging(iterate, state, axes, between)
 
 
 def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
-    """A function of one agent for several, `together` at a time.
+    """Maps a function of one agent over `agents` of them, `together` at a time.
 
     Args:
       one: from arrays to arrays.
-      agents: the leading axis of all arrays that the result takes and gives.
-      together: a divisor of their number.
+      agents: length of the leading axis of all arguments and results.
+      together: a divisor of `agents`.
     """
     if together == agents:
         return one_by_one(one) if agents == 1 else jax.vmap(one)
@@ -247,7 +246,7 @@ def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callabl
 
 
 def one_by_one(one: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """A function of one agent for a single one, whose arrays have an axis of length one."""
+    """Maps a function of one agent over a leading axis of length 1."""
     return lambda *arrays: [x[None] for x in one(*(x[0] for x in arrays))]
 
 
@@ -258,15 +257,15 @@ def exchanging(
     between: BetweenAgents,
     mesh_axis: str | None = None,
 ) -> Callable[..., list[Any]]:
-    """An iteration of several agents, and what they exchange after it if that is due.
+    """One iteration of several agents, and what they copy after it where that is due.
 
     Args:
-      iterate: from leaves `[agents, ...]` to such leaves, and metrics. Its first leaves are those of `state`;
-        others (the older parameters of a staleness) are an agent's own.
+      iterate: from leaves `[agents, ...]` to such leaves, and metrics. The first leaves are those of `state`;
+        further ones (older parameters, under staleness) are not copied.
       state: the pytree of one agent's state, of shapes; `axes` are the batch axes of its leaves.
-      between: when agents exchange, and what.
-      mesh_axis: under `shard_map`, the axis that agents are split over: what is taken over is gathered from
-        all devices, only when it is due. None where all agents are there.
+      between: when agents copy, and what.
+      mesh_axis: under `shard_map`, the mesh axis that agents are split over: leaves are gathered from all
+        devices, only when copying is due. None where all agents are on this device.
     """
     structure = jax.tree.structure(state)
     count = len(jax.tree.leaves(state))
@@ -298,5 +297,5 @@ def exchanging(
 
 
 def _as(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Strongly typed, as the state is."""
+    """`new` with the dtype of `old`, strongly typed."""
     return new if keys.is_key(old.dtype) else jax.lax.convert_element_type(new, old.dtype)

@@ -17,7 +17,7 @@ from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, of_transcript
-from envs.text import CharacterTokenizer, Problem, Prompts, Reward, Said, is_game, play
+from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, is_game, play
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 
@@ -39,9 +39,9 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
       top-k and top-p, rewards.
     """
 
-    def speak(prompts: Prompts, turn: int) -> Said:
+    def speak(prompts: Prompts, turn: int) -> Message:
         said = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
-        return Said(said.tokens, said.mask, said.tempered_log_probs)
+        return Message(said.tokens, said.mask, said.tempered_log_probs)
 
     transcript = play(game, problem, speak)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}

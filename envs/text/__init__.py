@@ -3,8 +3,11 @@
 `envs.make("text:countdown")` gives a `TextTask`; `TextTask(problem)` one of a problem of your own.
 """
 
+import warnings
+from typing import Any
+
 from envs.text.characters import Text
-from envs.text.game import Reply, Said, TextGame, Transcript, is_game, is_text, play
+from envs.text.game import Message, Reply, TextGame, Transcript, is_game, is_text, play
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
@@ -29,12 +32,12 @@ __all__ = [
     "Guess",
     "HostReward",
     "HuggingFaceTokenizer",
+    "Message",
     "Problem",
     "Prompts",
     "Reply",
     "Reward",
     "Row",
-    "Said",
     "Text",
     "TextGame",
     "TextProblem",
@@ -49,3 +52,10 @@ __all__ = [
     "names",
     "play",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Said":
+        warnings.warn("envs.text.Said is deprecated: write envs.text.Message", DeprecationWarning, 2)
+        return Message
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

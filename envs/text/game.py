@@ -64,12 +64,12 @@ class TextGame(Protocol):
         """Answers what a model said, `[N, R]`."""
 
 
-class Said(NamedTuple):
-    """What a model says in a turn."""
+class Message(NamedTuple):
+    """A model's message in one turn."""
 
     tokens: jax.Array  # [N, R] int32, right-padded
     mask: jax.Array  # [N, R] bool
-    about: Any = ()  # pytree of [N, R]: what is known of each token, such as its log-probability
+    about: Any = ()  # pytree of [N, R]: values of each token, such as its log-probability
 
 
 class Transcript(NamedTuple):
@@ -162,16 +162,15 @@ def is_text(env: Any) -> bool:
 
 
 def play(
-    game: TextGame, problem: Problem, speak: Callable[[Prompts, int], Said], pad: int | None = None
+    game: TextGame, problem: Problem, speak: Callable[[Prompts, int], Message], pad: int | None = None
 ) -> Transcript:
     """Plays conversations to their end.
 
     Args:
       game: what answers.
       problem: of `game.sample`.
-      speak: the model: from all that was said so far, `[N, T']` left-padded, and the number of the turn, to
-      what it
-        says. Longer from turn to turn: `T' = P + turn (R + L)`.
+      speak: the model: from the conversation so far, `[N, T']` left-padded with `T' = P + turn (R + L)`, and
+        the number of the turn, to its message.
       pad: the token of places that hold nothing; the tokenizer's.
 
     Returns:

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from fdg.addresses import split_address
 from fdg.errors import FdgError
-from fdg.processes.door import Door, Hello, connect
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
+from fdg.processes.rendezvous import Hello, Rendezvous, connect
 
 JOIN_SECONDS = 300.0  # in which all processes must connect; JAX's default
 GRACE_SECONDS = 3.0  # for a process to clean up after another one is lost
@@ -168,16 +168,18 @@ class Peers:
         """Process 0: accepts connections until all other processes have joined."""
         lines: dict[int, Line] = {}
         deadline = time.monotonic() + JOIN_SECONDS
-        with Door(host, port) as door:
+        with Rendezvous(host, port) as rendezvous:
             while len(lines) < self.count - 1:
-                came = door.wait(deadline - time.monotonic())
+                came = rendezvous.wait(deadline - time.monotonic())
                 told = list(lines.values())
                 if came is None:
                     missing = sorted(set(range(1, self.count)) - lines.keys())
-                    strangers = f" ({door.strangers} connections were refused)" if door.strangers else ""
+                    refused = (
+                        f" ({rendezvous.refused} connections were refused)" if rendezvous.refused else ""
+                    )
                     refusal: str | None = (
                         f"of {self.count} processes {len(lines) + 1} connected to {host}:{port} within"
-                        f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{strangers}"
+                        f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{refused}"
                     )
                 else:
                     line, hello = came

@@ -11,7 +11,7 @@ import tokenizers
 
 import envs
 import fdg
-from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Said, play
+from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -25,7 +25,7 @@ def speaking(texts, game):
     for row, text in zip(rows, texts, strict=True):
         ids = [*game.tokenizer.encode(text), game.tokenizer.eos]
         row[: len(ids)] = ids
-    return Said(jnp.asarray(rows), jnp.asarray(rows > 0), jnp.asarray(rows) * 0.5)
+    return Message(jnp.asarray(rows), jnp.asarray(rows > 0), jnp.asarray(rows) * 0.5)
 
 
 def played(game, problem, said):

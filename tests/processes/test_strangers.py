@@ -14,7 +14,7 @@ from fdg.addresses import split_address
 from fdg.commands import launch
 from fdg.errors import FdgError
 from fdg.launching import here
-from fdg.processes import door, lines, peers, ports
+from fdg.processes import lines, peers, ports, rendezvous
 
 
 def connect(address):
@@ -72,7 +72,7 @@ def test_strangers_do_not_disturb_the_start(address, together):
 
 def test_a_silent_connection_is_ended(address, monkeypatch):
     monkeypatch.setattr(lines, "HANDSHAKE_SECONDS", 0.3)
-    with door.Door(*split_address(address)), connect(address) as stranger:
+    with rendezvous.Rendezvous(*split_address(address)), connect(address) as stranger:
         received = b""
         with contextlib.suppress(ConnectionResetError):
             while more := stranger.recv(1000):

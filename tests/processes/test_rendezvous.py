@@ -11,7 +11,7 @@ import pytest
 from fdg.commands import launch
 from fdg.errors import FdgError
 from fdg.processes import distributed, lines, peers, ports
-from fdg.processes.door import Door, Hello, connect
+from fdg.processes.rendezvous import Hello, Rendezvous, connect
 
 HELLO = json.dumps({"who": "process 1", "process": 1, "processes": 2}).encode()
 
@@ -21,18 +21,18 @@ def port():
     return ports.free_port("localhost")
 
 
-@pytest.mark.parametrize("late", ["door", "process"])
+@pytest.mark.parametrize("late", ["listener", "process"])
 def test_either_may_be_late(port, late):
     """The listener waits for late processes; an early process retries until process 0 listens."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        early = pool.submit(connect, "localhost", port, 10) if late == "door" else None
+        early = pool.submit(connect, "localhost", port, 10) if late == "listener" else None
         time.sleep(0.25)
-        with Door("localhost", port) as door:
-            assert early is not None or door.wait(0.25) is None
+        with Rendezvous("localhost", port) as listener:
+            assert early is not None or listener.wait(0.25) is None
             one = connect("localhost", port, 10) if early is None else early.result(10)
             one.send(lines.HELLO, HELLO)
-            found = door.wait(10)
-            assert found is not None and found[1] == Hello("process 1", 1, 2) and door.strangers == 0
+            found = listener.wait(10)
+            assert found is not None and found[1] == Hello("process 1", 1, 2) and listener.refused == 0
             found[0].close()
             one.close()
 
@@ -42,9 +42,9 @@ def test_nobody_is_there(port):
         connect("localhost", port, 0)
 
 
-def test_two_doors_at_one_address(port):
-    with Door("localhost", port), pytest.raises(FdgError, match=f"cannot listen on localhost:{port}: "):
-        Door("localhost", port)
+def test_two_listeners_at_one_address(port):
+    with Rendezvous("localhost", port), pytest.raises(FdgError, match=f"cannot listen on localhost:{port}: "):
+        Rendezvous("localhost", port)
 
 
 def test_where_every_port_in_question_is_taken_it_is_another(monkeypatch):

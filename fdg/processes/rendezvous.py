@@ -27,11 +27,11 @@ class Hello(NamedTuple):
     processes: int  # how many processes it expects
 
 
-class Door:
+class Rendezvous:
     """The listener of process 0: a context in which the other processes of the run can join.
 
     Attributes:
-      strangers: the number of refused connections.
+      refused: the number of refused connections.
 
     Raises:
       FdgError: the address is taken, or does not belong to this machine.
@@ -42,13 +42,13 @@ class Door:
             self._server = listen(host, port)
         except (OSError, OverflowError) as error:
             raise FdgError(f"process 0 cannot listen on {host}:{port}: {error}") from error
-        self.strangers = 0
+        self.refused = 0
         self._key = key_of_run(port)
         self._joined: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
         self._closing, self._places = threading.Event(), threading.BoundedSemaphore(_MAX_HANDSHAKES)
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
-    def __enter__(self) -> "Door":
+    def __enter__(self) -> "Rendezvous":
         self._thread.start()
         return self
 
@@ -87,7 +87,7 @@ class Door:
             line.who = str(hello["who"])
             self._joined.put((line, Hello(line.who, int(hello["process"]), int(hello["processes"]))))
         except (StrangerError, OSError, ValueError, TypeError, KeyError):
-            self.strangers += 1
+            self.refused += 1
             (connected if line is None else line).close()
         finally:
             self._places.release()
