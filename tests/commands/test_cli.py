@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 import policies
@@ -306,18 +305,6 @@ def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
     assert re.search(rf"\b0-{batch - 1}\b", text)  # environments divide over as many devices
 
 
-def test_as_a_process():
-    """The command itself, with an error: no traceback, and nothing of JAX's on standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fdg.train", "--env", "CartPole-v2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: unknown environment") and done.stderr.count("\n") == 1
-
-
 def test_host_devices_are_made_on_demand():
     words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
     code = (
@@ -330,14 +317,6 @@ def test_host_devices_are_made_on_demand():
         [sys.executable, "-c", code, *words.split()], capture_output=True, text=True, env=environment
     )
     assert done.stdout.split() == ["3", "3"], done.stderr
-
-
-def test_out_of_memory_is_one_line(capsys, monkeypatch):
-    def fail(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate\nmore")
-
-    monkeypatch.setattr("fdg.training.loop.train", fail)
-    assert "out of memory" in refuse(capsys, [])
 
 
 @pytest.mark.parametrize(

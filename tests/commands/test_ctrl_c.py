@@ -10,7 +10,7 @@ import pytest
 
 from fdg import ctrl_c
 
-WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--num-envs", "4000", "--checkpoint-every", "50"]
+WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--num-envs", "4000", "--checkpoint-every", "500"]
 
 
 def start(*words):
@@ -41,7 +41,7 @@ def test_while_it_is_imported():
 @pytest.mark.parametrize("after", ["compiling ...", "10%"])
 def test_while_it_compiles_and_while_it_trains(after, tmp_path):
     run = tmp_path / "run"
-    process = start(*WALK, "--total-steps", "80000", "--out", str(run))
+    process = start(*WALK, "--total-steps", "32000", "--out", str(run))
     for line in process.stdout:
         if after in line:
             break

@@ -1,6 +1,7 @@
 """What a command does with errors, and which presets a class has: without running anything."""
 
 import os
+import sys
 
 import jax
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import algos
 from fdg.commands import presets
 from fdg.commands.cli import guarded
-from fdg.errors import FdgError
+from fdg.errors import FdgError, HostError
 
 
 def refused(error, capsys, status=2):
@@ -41,6 +42,37 @@ def test_a_file_that_cannot_be_had(capsys):
         refused(PermissionError(13, "Permission denied", "/there"), capsys, 1) == "/there: Permission denied"
     )
     assert refused(OSError(28, "No space left on device"), capsys, 1) == "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (FdgError("no\nsuch thing"), 2, "error: no\\nsuch thing\n"),
+        (HostError("step raised"), 1, "error: step raised\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (SystemExit(0), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(None), 0, ""),
+    ],
+)
+def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, capsys):
+    def fail(*_, **__):
+        raise error
+
+    before = list(sys.path)
+    assert guarded(fail, []) == status
+    assert capsys.readouterr().err == said and sys.path == before
+
+
+def test_a_reader_that_has_enough_is_no_error(monkeypatch, tmp_path):
+    """As in `python -m fdg.plan | head -1`: the status is that of a process ended by SIGPIPE."""
+
+    def say(*_, **__):
+        raise BrokenPipeError
+
+    with open(tmp_path / "out", "w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        assert guarded(say, []) == 141
 
 
 def test_a_folder_that_is_gone(capsys, monkeypatch):

@@ -1,8 +1,5 @@
 """`fdg COMMAND`, or `python -m fdg COMMAND`."""
 
-import tomllib
-from pathlib import Path
-
 from fdg.__main__ import main
 
 
@@ -22,8 +19,3 @@ def test_a_command_gets_the_words_after_it(capsys):
     assert capsys.readouterr().err.startswith("error: unknown command 'trian': did you mean 'train'?")
     assert main(["sweep"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown command 'sweep': write fdg train --sweep ")
-
-
-def test_it_is_installed_under_that_name():
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"fdg": "fdg.__main__:command"}

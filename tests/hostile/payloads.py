@@ -21,368 +21,76 @@ class Algo:
     place = init
 """
 
-_NAMES = (
-    *("evilmod:thing", "evilmod:Algo", "evilpkg.sub:thing", "evilpkg:sub.thing", "evilmod", "evilpkg.sub"),
-    *("subprocess:Popen", "subprocess:run", "subprocess:check_output", "os:system", "os:popen", "os:execv"),
-    *("os:remove", "os:fork", "os:_exit", "os:kill", "posix:system", "pty:spawn", "shutil:rmtree"),
-    *("runpy:run_path", "runpy:run_module", "importlib:import_module", "builtins:exec", "builtins:eval"),
-    *(
-        "builtins:open",
-        "builtins:__import__",
-        "builtins:input",
-        "builtins:compile",
-        "pickle:loads",
-        "io:open",
-    ),
-    *(
-        "ctypes:CDLL",
-        "socket:create_connection",
-        "urllib.request:urlopen",
-        "webbrowser:open",
-        "code:interact",
-    ),
-    *(
-        "pdb:run",
-        "timeit:timeit",
-        "cProfile:run",
-        "pydoc:locate",
-        "pkgutil:resolve_name",
-        "zipimport:zipimporter",
-    ),
-    *(
-        "pathlib:Path.write_text",
-        "pathlib:Path",
-        "tempfile:mkdtemp",
-        "logging.config:dictConfig",
-        "site:addsitedir",
-    ),
-    *("multiprocessing:Process", "concurrent.futures:ProcessPoolExecutor", "asyncio:run", "threading:Thread"),
-    *("functools:partial", "operator:methodcaller", "operator:attrgetter", "types:FunctionType", "sys:exit"),
-    *(
-        "numpy:load",
-        "numpy:fromfile",
-        "jax:pure_callback",
-        "jax.export:deserialize",
-        "orbax.checkpoint:Checkpointer",
-    ),
-    *(
-        "gymnasium:make",
-        "gymnasium:register",
-        "optuna:create_study",
-        "ray:init",
-        "flax.linen:Module",
-        "optax:adam",
-    ),
-    *(
-        "envs.own:make",
-        "envs.own:found",
-        "envs.rendering:_module",
-        "envs:make",
-        "envs:register",
-        "policies:get",
-    ),
-    *("fdg.ctrl_c:evil", "fdg:load", "fdg:fit", "fdg.training.loading:load", "fdg.commands.cli:train_main"),
-    *(
-        "algos.modules:_named",
-        "algos:get",
-        "algos:make",
-        "algos.ppo:PPO",
-        "policies.gpu_only:GPUOnly",
-        "algos:PPO",
-    ),
-    *(
-        "tests.tiny:Walk",
-        "__main__:thing",
-        "antigravity:geohash",
-        "this:s",
-        "idlelib.run:main",
-        "lib2to3.main:main",
-    ),
+_NAMES = tuple(
+    """
+    evilmod:thing evilmod:Algo evilpkg.sub:thing evilpkg:sub.thing evilmod evilpkg.sub subprocess:Popen
+    subprocess:run subprocess:check_output os:system os:popen os:execv os:remove os:fork os:_exit os:kill
+    posix:system pty:spawn shutil:rmtree runpy:run_path runpy:run_module importlib:import_module
+    builtins:exec builtins:eval builtins:open builtins:__import__ builtins:input builtins:compile
+    pickle:loads io:open ctypes:CDLL socket:create_connection urllib.request:urlopen webbrowser:open
+    code:interact pdb:run timeit:timeit cProfile:run pydoc:locate pkgutil:resolve_name
+    zipimport:zipimporter pathlib:Path.write_text pathlib:Path tempfile:mkdtemp logging.config:dictConfig
+    site:addsitedir multiprocessing:Process concurrent.futures:ProcessPoolExecutor asyncio:run
+    threading:Thread functools:partial operator:methodcaller operator:attrgetter types:FunctionType
+    sys:exit numpy:load numpy:fromfile jax:pure_callback jax.export:deserialize
+    orbax.checkpoint:Checkpointer gymnasium:make gymnasium:register optuna:create_study ray:init
+    flax.linen:Module optax:adam envs.own:make envs.own:found envs.rendering:_module envs:make
+    envs:register policies:get fdg.ctrl_c:evil fdg:load fdg:fit fdg.training.loading:load
+    fdg.commands.cli:train_main algos.modules:_named algos:get algos:make algos.ppo:PPO
+    policies.gpu_only:GPUOnly algos:PPO tests.tiny:Walk __main__:thing antigravity:geohash this:s
+    idlelib.run:main lib2to3.main:main
+    """.split()
 )
 _QUERIES = (
-    *(
-        "?args=('touch','MARK')",
-        "?command='touch MARK'",
-        "?name='evilmod'",
-        "?path_name='evilmod.py'",
-        "?module=evilmod",
-    ),
-    *(
-        "?name='evilmod:thing'&overrides={}",
-        "?source=\"open('MARK','w')\"",
-        "?path='MARK'",
-        "?file='MARK'&mode='w'",
-    ),
-    *(
-        "?entry_point='evilmod:thing'",
-        "?id='evilmod:X-v0'",
-        "?render_mode='human'",
-        "?xml_file='MARK'",
-        "?vzd_path=evilmod",
-    ),
-    *(
-        "?gravity=9.0",
-        "?gravity='evilmod:thing'",
-        "?backend='evilmod:thing'",
-        "?length=1e400",
-        "?length=1000000000",
-    ),
-    *(
-        "?max_steps_in_episode=99999999999999999999",
-        "?delay=((((1,),),),)",
-        "?",
-        "?&",
-        "?=",
-        "?a",
-        "?a=b=c&a=d",
-        "?__class__=1",
-    ),
+    *("?args=('touch','MARK')", "?command='touch MARK'", "?name='evilmod'", "?path_name='evilmod.py'"),
+    *("?module=evilmod", "?name='evilmod:thing'&overrides={}", "?source=\"open('MARK','w')\""),
+    *("?path='MARK'", "?file='MARK'&mode='w'", "?entry_point='evilmod:thing'", "?id='evilmod:X-v0'"),
+    *("?render_mode='human'", "?xml_file='MARK'", "?vzd_path=evilmod", "?gravity=9.0"),
+    *("?gravity='evilmod:thing'", "?backend='evilmod:thing'", "?length=1e400", "?length=1000000000"),
+    *("?max_steps_in_episode=99999999999999999999", "?delay=((((1,),),),)", "?", "?&", "?=", "?a"),
+    *("?a=b=c&a=d", "?__class__=1"),
 )
 _ENVIRONMENTS = (
-    *(
-        "gymnasium:evilmod:X-v0",
-        "gymnasium:gymnasium:evilmod:X-v0",
-        "ray:gymnasium:evilmod:X-v0",
-        "ray:ray:CartPole-v1",
-    ),
-    *(
-        "ray:gymnasium:CartPole-v1",
-        "gymnasium: evilmod:X-v0",
-        "envpool:evilmod:X-v0",
-        "envpool:D1Basic-v1",
-        "envpool:Pong-v5",
-    ),
-    *(
-        "gymnasium:CartPole-v1",
-        "gymnasium:GymV26Environment-v0",
-        "gymnasium:Hopper-v5",
-        "gymnasium:ALE/Pong-v5",
-        "gymnasium:",
-    ),
-    *(
-        "MNISTBandit-bsuite",
-        "jumanji:Sokoban-v0",
-        "jumanji:Snake-v1",
-        "brax:ant:evilmod",
-        "brax:fast",
-        "probe:memory",
-    ),
-    *(
-        "text:file",
-        "text:file?path=/etc/hostname",
-        "text:file?path=/dev/zero",
-        "text:file?path=MARK",
-        "text:sorting?length=9",
-    ),
-    *(
-        "text:file?path=http://127.0.0.1:9/x",
-        "text:file?path=/dev/stdin",
-        "text:file?path=evilmod.py",
-        "text:reasoning_gym",
-    ),
-    *(
-        "text:reasoning_gym?dataset=evilmod",
-        "Pendulum-v1",
-        "Breakout-MinAtar",
-        "MPE_simple_v3",
-        "octax:brix",
-        "CartPole-v1",
-    ),
-    *(
-        "text:countdown?instruction=evilmod:thing",
-        "probe:memory?delay=1000000",
-        "DeepSea-bsuite?size=100000",
-        "Craftax-Symbolic-v1",
-    ),
+    *("gymnasium:evilmod:X-v0", "gymnasium:gymnasium:evilmod:X-v0", "ray:gymnasium:evilmod:X-v0"),
+    *("ray:ray:CartPole-v1", "ray:gymnasium:CartPole-v1", "gymnasium: evilmod:X-v0"),
+    *("envpool:evilmod:X-v0", "envpool:D1Basic-v1", "envpool:Pong-v5", "gymnasium:CartPole-v1"),
+    *("gymnasium:GymV26Environment-v0", "gymnasium:Hopper-v5", "gymnasium:ALE/Pong-v5", "gymnasium:"),
+    *("MNISTBandit-bsuite", "jumanji:Sokoban-v0", "jumanji:Snake-v1", "brax:ant:evilmod", "brax:fast"),
+    *("probe:memory", "text:file", "text:file?path=/etc/hostname", "text:file?path=/dev/zero"),
+    *("text:file?path=MARK", "text:sorting?length=9", "text:file?path=http://127.0.0.1:9/x"),
+    *("text:file?path=/dev/stdin", "text:file?path=evilmod.py", "text:reasoning_gym"),
+    *("text:reasoning_gym?dataset=evilmod", "Pendulum-v1", "Breakout-MinAtar", "MPE_simple_v3"),
+    *("octax:brix", "CartPole-v1", "text:countdown?instruction=evilmod:thing"),
+    *("probe:memory?delay=1000000", "DeepSea-bsuite?size=100000", "Craftax-Symbolic-v1"),
 )
 _ODD = (
-    *(
-        "",
-        " ",
-        "\x00",
-        "\n",
-        "\x1b[2J\x1b]0;evil\x07",
-        "../../../../tmp/evil",
-        "/etc/passwd",
-        "/dev/zero",
-        "~",
-        "file:///etc/passwd",
-    ),
-    *(
-        "http://127.0.0.1:9/",
-        "{{7*7}}",
-        "{0.__class__}",
-        "%s%n",
-        "$(touch MARK)",
-        "`touch MARK`",
-        "; touch MARK",
-        "| touch MARK",
-    ),
-    *(
-        "-oProxyCommand=touch MARK",
-        "--out=MARK",
-        "\udcff",
-        "ünï",
-        "١",
-        "a" * 100_000,
-        "$\\frac",
-        "$x^{$",
-        "<script>alert(1)</script>",
-    ),
-    *(
-        "log:1..2x999999",
-        "learning_rate=log:1e-4..1e-2x999999",
-        "learning_rate=1,2 discount=3",
-        "network=evilmod:thing",
-    ),
-    *(
-        "num_steps=2,4 network=evilmod:thing|none",
-        "inf",
-        "-inf",
-        "nan",
-        "NaN",
-        "none",
-        "null",
-        "True",
-        "best",
-        "auto",
-        "auto:measure",
-    ),
-    *(
-        "python:exec",
-        "!!python/object/apply:os.system ['touch MARK']",
-        "__import__('os').system('touch MARK')",
-        "c__builtin__\neval",
-    ),
+    *("", " ", "\x00", "\n", "\x1b[2J\x1b]0;evil\x07", "../../../../tmp/evil", "/etc/passwd"),
+    *("/dev/zero", "~", "file:///etc/passwd", "http://127.0.0.1:9/", "{{7*7}}", "{0.__class__}", "%s%n"),
+    *("$(touch MARK)", "`touch MARK`", "; touch MARK", "| touch MARK", "-oProxyCommand=touch MARK"),
+    *("--out=MARK", "\udcff", "ünï", "١", "a" * 100_000, "$\\frac", "$x^{$", "<script>alert(1)</script>"),
+    *("log:1..2x999999", "learning_rate=log:1e-4..1e-2x999999", "learning_rate=1,2 discount=3"),
+    *("network=evilmod:thing", "num_steps=2,4 network=evilmod:thing|none", "inf", "-inf", "nan", "NaN"),
+    *("none", "null", "True", "best", "auto", "auto:measure", "python:exec"),
+    *("!!python/object/apply:os.system ['touch MARK']", "__import__('os').system('touch MARK')"),
+    "c__builtin__\neval",
 )
 _VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2,
-        3,
-        7,
-        1.5,
-        -1e-3,
-        1e308,
-        1e400,
-        float("nan"),
-        2**31,
-        2**32,
-        2**63,
-        2**64,
-        10**30,
-    ),
-    *(
-        10**9,
-        10**6,
-        65_536,
-        65_537,
-        [],
-        {},
-        [None],
-        [[]],
-        [1, 2, 3],
-        ["evilmod:thing"],
-        {"evilmod:thing": 1},
-        [0] * 1000,
-    ),
-    *(
-        {"__class__": "evilmod:Algo"},
-        {"py/object": "evilmod.Algo"},
-        {"$ref": "MARK"},
-        {"entry_point": "evilmod:thing"},
-        [10**9],
-    ),
+    *(None, True, False, 0, -1, 1, 2, 3, 7, 1.5, -1e-3, 1e308, 1e400, float("nan"), 2**31, 2**32, 2**63),
+    *(2**64, 10**30, 10**9, 10**6, 65_536, 65_537, [], {}, [None], [[]], [1, 2, 3], ["evilmod:thing"]),
+    *({"evilmod:thing": 1}, [0] * 1000, {"__class__": "evilmod:Algo"}, {"py/object": "evilmod.Algo"}),
+    *({"$ref": "MARK"}, {"entry_point": "evilmod:thing"}, [10**9]),
 )
 # Fields that a file may not have now, and that some code may look at.
-FIELDS = (
-    *(
-        "network",
-        "actor_network",
-        "critic_network",
-        "memory",
-        "model",
-        "reward_model",
-        "decoder",
-        "env",
-        "env_workers",
-        "algo",
-    ),
-    *(
-        "policy",
-        "policy_fields",
-        "hyperparameters",
-        "staleness",
-        "sweep",
-        "search",
-        "optuna",
-        "halving",
-        "exploit_every",
-        "seed",
-    ),
-    *(
-        "num_seeds",
-        "devices",
-        "devices_chosen",
-        "eval_episodes",
-        "total_steps",
-        "tensorboard",
-        "wandb",
-        "mlflow",
-        "profile",
-        "out",
-    ),
-    *(
-        "resume",
-        "start_from",
-        "from",
-        "config",
-        "trust",
-        "preset",
-        "preset_name",
-        "follows",
-        "versions",
-        "resumes",
-        "command",
-    ),
-    *(
-        "program_cache",
-        "xla_options",
-        "coordinator_address",
-        "num_processes",
-        "distributed",
-        "rebuilds",
-        "logger",
-        "tokenizer",
-    ),
-    *(
-        "checkpoint_every",
-        "on_nan",
-        "eval_every",
-        "stop_at",
-        "num_envs",
-        "hidden",
-        "activation",
-        "git_commit",
-        "host_reward",
-    ),
-    *(
-        "measure",
-        "may_change",
-        "parameters",
-        "model_parallel",
-        "learners",
-        "actors",
-        "precision",
-        "shuffle",
-        "unroll",
-        "cluster",
-    ),
+FIELDS = tuple(
+    """
+    network actor_network critic_network memory model reward_model decoder env env_workers algo policy
+    policy_fields hyperparameters staleness sweep search optuna halving exploit_every seed num_seeds
+    devices devices_chosen eval_episodes total_steps tensorboard wandb mlflow profile out resume
+    start_from from config trust preset preset_name follows versions resumes command program_cache
+    xla_options coordinator_address num_processes distributed rebuilds logger tokenizer checkpoint_every
+    on_nan eval_every stop_at num_envs hidden activation git_commit host_reward measure may_change
+    parameters model_parallel learners actors precision shuffle unroll cluster
+    """.split()
 )
 
 

@@ -396,15 +396,6 @@ def test_nothing_is_said_of_what_is_right():
         envs.make(f"{faulty.__name__}:parameters", slippery=True, size=3, scale=2, loud=False, layout="wide")
 
 
-def test_an_iteration_without_fragments_is_one(devices):
-    graph = fdg.trace(broken.Counter())
-    assert [(f.name, f.role) for f in graph.fragments] == [("iterate", "iteration")]
-    for policy in (policies.GPUOnly(), policies.SingleLearnerCoarse()):
-        engine = fdg.compile(broken.Counter(), policy, devices[:2])
-        state, metrics = engine.run(engine.init(0), 3)
-        assert state["count"] == 3 and metrics["loss"].tolist() == [1.0, 2.0, 3.0]
-
-
 def test_training_past_its_end_is_warned_of_once(devices):
     algorithm = ppo(total_steps=24, num_epochs=1, num_minibatches=1)
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])

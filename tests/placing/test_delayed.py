@@ -189,3 +189,29 @@ def test_actor_and_learner_that_take_turns_within_a_while_loop():
         return {"w": w, "v": s["v"], "x": x}, {}
 
     refused(program, "'act' (actors)", "'learn' (learners)", "take turns", "use staleness=0", groups=TWO)
+
+
+def decided_between(within, reader):
+    """A fragment in a branch that the actor's weight decides; who reads what comes out?"""
+
+    def program(p, s):
+        deep = lambda w, x: (act(p, w, x, within, "deep"),)  # noqa: E731
+        (y,) = p.choose(s["w"], deep, lambda w, x: (x,), s["w"], s["x"])
+        x = act(p, s["w"], y if reader == "actor" else s["x"])
+        return {"w": learn(p, s["w"], y), "v": s["v"], "x": x}, {}
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("within", "reader", "named"), [("actor", "learner", "'deep'"), ("learner", "actor", "'act'")]
+)
+def test_a_branch_that_would_go_two_ways(within, reader, named):
+    """Because the actor is in it, or reads what came of it."""
+    words = ("branch (cond)", "state['w']", f"{named} (actors)", "decide it in a fragment")
+    refused(decided_between(within, reader), *words, groups=TWO)
+
+
+def test_a_branch_is_fine_where_only_the_newest_is_read():
+    program, arguments = decided_between("learner", "learner"), (START, TWO, 1, 4)
+    assert_equal(python(program, *arguments), rewritten(program, *arguments, Looped()))

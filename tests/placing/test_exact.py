@@ -1,6 +1,5 @@
 """What several groups keep stays the same bits: integers and keys are computed by each, floats by one."""
 
-import dataclasses
 import types
 
 import jax
@@ -10,18 +9,8 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.placing.policy import Group
 from fdg.placing.scheduling.exact import is_exact
-from tests.placing.schedules import assert_valid
-from tests.placing.test_partition import here, here2, primitives, there
-
-X = np.linspace(0, 1, 8, dtype=np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Two:
-    def place(self, devices):
-        return {"here": Group("left", (0, 1)), "there": Group("right", (2,))}
+from tests.placing.test_partition import Two, X, here, here2, primitives, schedule, there
 
 
 def devices_of(*platforms):
@@ -29,20 +18,6 @@ def devices_of(*platforms):
 
 
 ALIKE, MIXED = devices_of("gpu", "gpu", "gpu"), devices_of("gpu", "gpu", "cpu")
-
-
-def schedule(iterate, devices=ALIKE, **leaves):
-    class Mine:
-        def init(self, key):
-            return {name: jnp.asarray(x) for name, x in leaves.items()}
-
-        def iterate(self, state):
-            new, metrics = iterate(**state)
-            return {**state, **new}, metrics
-
-    found = fdg.place(Mine(), Two(), devices).schedule
-    assert_valid(found)
-    return found
 
 
 def copied(found, name):
@@ -126,7 +101,7 @@ def test_sums_over_groups_of_two_sizes_do_not_part():
         a = here(x, mean * jnp.ones(8))
         return {"x": a, "y": there(y, mean * jnp.ones(8)), "mean": jnp.mean(a)}, {}
 
-    found = schedule(iterate, x=X, y=X, mean=jnp.float32(0.0))
+    found = schedule(iterate, ALIKE, x=X, y=X, mean=jnp.float32(0.0))
     assert {value.group for value in found.leaves[0]} == {"left", "right"}
     assert not copied(found, "reduce_sum")
 

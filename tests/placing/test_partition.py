@@ -27,7 +27,7 @@ class Two:
         return {"here": Group("left", (0, 1)), "there": Group("right", (2,))}
 
 
-def schedule(iterate, **leaves):
+def schedule(iterate, devices=3, **leaves):
     """The schedule of an iteration `(**leaves) -> (new leaves, metrics)` on two groups."""
 
     class Mine:
@@ -38,7 +38,7 @@ def schedule(iterate, **leaves):
             new, metrics = iterate(**state)
             return {**state, **new}, metrics
 
-    found = fdg.place(Mine(), Two(), 3).schedule
+    found = fdg.place(Mine(), Two(), devices).schedule
     assert_valid(found)
     return found
 

@@ -81,21 +81,6 @@ def test_groups(group, rows, mesh, shards):
     assert group.shards is shards
 
 
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        (policies.GPUOnly, "GPUOnly is a class, and a policy is an instance of one: write GPUOnly()"),
-        ("gpu_only", "write policies.get('gpu_only')()"),
-        (None, "None is no policy"),
-        (types.SimpleNamespace(place=3), "is no policy"),
-    ],
-)
-def test_what_is_no_policy(policy, words):
-    with pytest.raises(PlanError, match="policy") as error:
-        check_policy(policy)
-    assert words in str(error.value)
-
-
 def test_a_policy_is_whatever_places():
     check_policy(policies.GPUOnly())
     check_policy(types.SimpleNamespace(place=lambda devices: {}))
@@ -105,24 +90,6 @@ def test_devices(devices):
     assert checked_devices(iter(devices[:2])) == devices[:2]
     assert checked_devices([]) == []
     assert checked_devices(2) == checked_devices(np.int64(2)) == devices[:2]
-
-
-@pytest.mark.parametrize(
-    ("choose", "words"),
-    [
-        (lambda devices: 99, "devices=99: there are 8; on a CPU, fdg.host_devices(99) makes more"),
-        (lambda devices: 0, "devices=0: there are 8"),
-        (lambda devices: True, "devices=True: give a number (8) or a list"),
-        (lambda devices: "cpu", "devices='cpu': give a number (8) or a list"),
-        (lambda devices: devices[0], "give a number (8) or a list of devices"),
-        (lambda devices: [devices[0], 1], "devices[1] is 1, and no device"),
-        (lambda devices: [devices[1], devices[0], devices[1]], "twice, at 0 and 2"),
-    ],
-)
-def test_what_are_no_devices(choose, words, devices):
-    with pytest.raises(PlanError) as error:
-        checked_devices(choose(devices))
-    assert words in str(error.value)
 
 
 def test_the_hosts_cpu_comes_first_where_a_policy_uses_it():

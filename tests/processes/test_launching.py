@@ -105,17 +105,14 @@ def test_without_restarts_the_words_are_as_given(engine):
     assert engine.words == ["--num-steps 4 --resume runs/old".split()]
 
 
-def test_processes_that_die_are_started_again(monkeypatch, tmp_path, capfd):
+def test_processes_that_die_are_started_again(python, monkeypatch, tmp_path, capfd):
     """With real processes, in place of trainings."""
     monkeypatch.chdir(tmp_path)
-    python = tmp_path / "python"
     # The second process is killed the first time; all say which words they got.
-    python.write_text(
-        '#!/bin/sh\nfor word; do last=$word; done\necho "$@" >> words$last\n'
+    python(
+        'echo "$@" >> words$last\n'
         "if [ $last = 1 ] && [ ! -e again ]; then touch again; kill -9 $$; fi\n[ -e again ] || exec sleep 9\n"
     )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.5)
     assert launch.main("--restarts 1 --out run".split()) == 0
     assert len((tmp_path / "words1").read_text().splitlines()) == 2
@@ -124,16 +121,13 @@ def test_processes_that_die_are_started_again(monkeypatch, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("seconds", "first_fails"), [(0.3, False), (60.0, True)])
-def test_a_process_that_is_stopped_is_named(seconds, first_fails, monkeypatch, tmp_path, capfd):
+def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkeypatch, tmp_path, capfd):
     """Once it was silent for long, or another has failed that waited for it; neither is left running."""
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/sh\nfor word; do last=$word; done\necho $$ >> pids\n"
+    python(
+        "echo $$ >> pids\n"
         f"[ $last = 1 ] && kill -STOP $$\n{'sleep 0.5; exit 1' if first_fails else 'exec sleep 60'}\n"
     )
-    python.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.3)
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", seconds)
     assert launch.main([]) == 1
@@ -142,14 +136,8 @@ def test_a_process_that_is_stopped_is_named(seconds, first_fails, monkeypatch, t
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_a_process_that_goes_on_after_a_stop_is_no_loss(monkeypatch, tmp_path, capfd):
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/sh\nfor word; do last=$word; done\n[ $last = 0 ] && sleep 0.5 && exit 0\n"
-        "(sleep 0.2; kill -CONT $$) &\nkill -STOP $$\nsleep 0.5\n"
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+def test_a_process_that_goes_on_after_a_stop_is_no_loss(python, monkeypatch, capfd):
+    python("[ $last = 0 ] && sleep 0.5 && exit 0\n(sleep 0.2; kill -CONT $$) &\nkill -STOP $$\nsleep 0.5\n")
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", 0.4)
     assert launch.main([]) == 0
     assert capfd.readouterr().err == ""
@@ -159,14 +147,8 @@ def test_a_process_that_goes_on_after_a_stop_is_no_loss(monkeypatch, tmp_path, c
     ("statuses", "said"),
     [("2 2", "error: of 0\n"), ("1 2", "error: of 0\n[1] error: of 1\n"), ("0 1", "[1] error: of 1\n")],
 )
-def test_what_is_wrong_for_all_is_said_once(statuses, said, monkeypatch, tmp_path, capfd):
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\nset {statuses} $@\nfor word; do last=$word; done\nshift $last\n"
-        "[ $1 = 0 ] || echo error: of $last >&2\nexit $1\n"
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+def test_what_is_wrong_for_all_is_said_once(statuses, said, python, capfd):
+    python(f"set {statuses} $@\nshift $last\n[ $1 = 0 ] || echo error: of $last >&2\nexit $1\n")
     assert launch.main([]) in map(int, statuses.split())
     assert capfd.readouterr().err == said
 

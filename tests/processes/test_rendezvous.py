@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import json
-import sys
 import threading
 import time
 
@@ -66,12 +65,9 @@ def test_processes_are_joined_once(monkeypatch):
         distributed.initialize("localhost:1", 2, 1)
 
 
-def test_the_launcher_does_not_wait_for_what_its_processes_leave_behind(tmp_path, monkeypatch):
+def test_the_launcher_does_not_wait_for_what_its_processes_leave_behind(python):
     """Here a child that keeps standard error open: what reads it must not keep the launcher alive."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nsleep 3 &\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+    python("sleep 3 &")
     before = set(threading.enumerate())
     assert launch.main(["--num-processes", "2"]) == 0
     left = set(threading.enumerate()) - before

@@ -13,7 +13,6 @@ import pytest
 from fdg.addresses import split_address
 from fdg.commands import launch
 from fdg.errors import FdgError
-from fdg.launching import here
 from fdg.processes import lines, peers, ports, rendezvous
 
 
@@ -93,12 +92,9 @@ def test_a_wrong_key_is_one_line_on_both_sides(address, together, monkeypatch):
         first.result(20)
 
 
-def test_the_launcher_gives_each_run_a_key_of_its_own(tmp_path, monkeypatch, capfd):
+def test_the_launcher_gives_each_run_a_key_of_its_own(python, monkeypatch, capfd):
     """As the processes see it; a key that the user has set stays."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho $FDG_AUTHKEY\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(here.sys, "executable", str(python))
+    python("echo $FDG_AUTHKEY")
 
     def keys():
         assert launch.main(["--num-processes", "2"]) == 0

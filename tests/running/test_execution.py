@@ -12,9 +12,9 @@ import policies
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Repeat
 from tests.compilations import compilations
-from tests.conformance.comparison import assert_same, plain, ppo
+from tests.conformance.comparison import assert_same, plain
 from tests.placing.schedules import assert_valid, described
-from tests.user_algorithm import Gardener, Walker
+from tests.user_algorithm import Walker
 
 # --- golden schedules, worked out by hand ---
 
@@ -77,60 +77,9 @@ def test_golden_schedules_of_walker(policy, expected):
     assert_valid(plan.schedule)
 
 
-# Parameters of actor and critic: [4, 8] and [8] each, heads [8, 2] and [2], [8, 1] and [1].
-PARAMETERS = "f32[8] f32[4,8] f32[2] f32[8,2] f32[8] f32[4,8] f32[1] f32[8,1]"
-# Reward, terminated, truncated, final observation, return and length of the episode.
-TIME_STEPS = "f32[4,48] bool[4,48] bool[4,48] f32[4,48,4] f32[4,48] i32[4,48]"
-
-# Up: observations [T, B, 4], actions, log-probabilities and values, and what the environments said.
-PPO_COARSE = f"""\
-actors: act+step
-actors -> learners: f32[4,48,4] i32[4,48] f32[4,48] f32[4,48] {TIME_STEPS}
-learners: learn+gradient+update
-later: learners -> actors: {PARAMETERS}"""
-
-# Log-probabilities and values stay where they are made; what the environments said is needed after the last
-# step only, so it crosses then, stacked.
-PPO_FINE = f"""\
-learners: glue
-workers: glue
-4 times:
-  learners: act
-  learners -> workers: i32[48]
-  workers: step
-  later: workers -> learners: f32[48,4]
-workers -> learners: {TIME_STEPS}
-learners: learn+gradient+update"""
-
-# Adam's moments stay with the server. The last program averages the losses of the updates.
-PPO_CENTRAL = f"""\
-workers: act+step
-4 times:
-  workers: gradient
-  workers -> servers: {PARAMETERS}
-  servers: update
-  later: servers -> workers: {PARAMETERS}
-workers: glue"""
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        *[("coarse", PPO_COARSE), ("late", PPO_COARSE)],
-        *[("fine", PPO_FINE), ("environments", PPO_FINE)],
-        ("central", PPO_CENTRAL),
-    ],
-)
-def test_golden_schedules_of_ppo(policy, expected):
-    plan = fdg.place(ppo("CartPole-v1"), FOUR[policy], 4)
-    assert "\n".join(described(plan.schedule)) == expected
-    assert_valid(plan.schedule)
-
-
-@pytest.mark.parametrize("algorithm", [Walker(48), ppo("CartPole-v1"), Gardener(48)])
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.MultiLearner(), policies.Central()])
-def test_groups_on_the_same_devices_are_one_program(algorithm, policy):
-    plan = fdg.place(algorithm, policy, 1 if policy == policies.Central() else 4)
+def test_groups_on_the_same_devices_are_one_program(policy):
+    plan = fdg.place(Walker(48), policy, 1 if policy == policies.Central() else 4)
     assert plan.schedule is None
     assert [p.name for p in plan.programs] == ["train"]
     assert not [m for m in plan.movements if m.how == "transfer"]
@@ -177,19 +126,15 @@ def freed_too_early(steps):
 
 
 @pytest.mark.parametrize("policy", ["coarse", "fine", "central"])
-@pytest.mark.parametrize("change", [moves_dropped, moves_doubled, programs_first, one_value_dropped])
-def test_a_wrong_schedule_is_not_valid(change, policy):
+def test_a_wrong_schedule_is_not_valid(policy):
     schedule = fdg.place(Walker(48), FOUR[policy], 4).schedule
-    wrong = changed(schedule, change)
-    with pytest.raises(AssertionError):
-        assert_valid(wrong)
     assert_valid(changed(schedule, list))
-
-
-def test_what_is_freed_too_early_is_missed():
-    schedule = fdg.place(Walker(48), FOUR["fine"], 4).schedule
-    with pytest.raises(AssertionError):
-        assert_valid(changed(schedule, freed_too_early))
+    for change in (moves_dropped, moves_doubled, programs_first, one_value_dropped):
+        with pytest.raises(AssertionError):
+            assert_valid(changed(schedule, change))
+    if policy == "fine":
+        with pytest.raises(AssertionError):
+            assert_valid(changed(schedule, freed_too_early))
 
 
 # --- each trap by itself ---
@@ -268,6 +213,23 @@ def captured(x):
     between, inside = jnp.asarray(X), np.asarray(X)  # one of them a value, the other written into a fragment
     x = on("there")(lambda x: x + inside)(here(x) * between)
     return (x + between,), {}
+
+
+def captured_in_calls(x):
+    """In scans, two deep; one of the arrays twice."""
+    both = jax.jit(lambda x: there(here(x) * jnp.asarray(X)) + jnp.asarray(1 - X))
+
+    def outer(x, _):
+        return both(jax.lax.scan(lambda x, _: (both(x), None), x, None, length=2)[0]), None
+
+    return (jax.lax.scan(outer, x, None, length=3)[0],), {}
+
+
+def captured_in_a_fragment(x):
+    """Which is opened, in a scan, for the fragment of the other group inside it."""
+    inner = on("here")(lambda x: 0.5 * x)
+    outer = on("there")(lambda x: x - 0.1 * inner(x * jnp.asarray(X)))
+    return (jax.lax.scan(lambda x, _: (outer(x), None), x, None, length=2)[0],), {}
 
 
 def one_array_twice(x, y):
@@ -356,6 +318,8 @@ TRAPS = {
     nested_scans: (X,),
     keys_stacked: (X, "keys"),
     captured: (X,),
+    captured_in_calls: (X,),
+    captured_in_a_fragment: (X,),
     one_array_twice: (X, X),
     leaf_as_metric: (X, np.int32(0)),
     carries_of_one_start: (X,),

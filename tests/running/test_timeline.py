@@ -265,7 +265,7 @@ import time
 import jax, jax.numpy as jnp
 from fdg.running.timeline import Timeline
 
-program = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, lambda i, x: x @ x * 1e-3, x))
+program = jax.jit(lambda x: jax.lax.fori_loop(0, 500, lambda i, x: x @ x * 1e-3, x))
 jax.block_until_ready(program(jnp.ones((300, 300))))
 timeline = Timeline(["learners"])
 timeline.begin()

@@ -24,7 +24,6 @@ from fdg.commands.parse import parse
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.training.checkpoint import KEEP, Checkpoints
 from fdg.training.devices import available_devices
-from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 
@@ -148,7 +147,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(two, damage
 
 
 def test_no_bit_flips_unnoticed(two):
-    """One bit at a random place of every file; by hand, all 182 x 14 of an earlier count would do as well."""
+    """One bit at a random place of every file."""
     directory, _, files = two
     draw = random.Random(0)
     for path in files:
@@ -240,23 +239,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_half(two):
     assert Checkpoints(directory).latest() == 2
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_folder_that_is_gone_has_no_room_to_make(tmp_path, monkeypatch, there):
-    def save(*_, **__):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    if there:
-        (tmp_path / "config.json").write_text("{}")
-    module = sys.modules[Checkpoints.__module__]
-    monkeypatch.setattr(module, "_checkpointer", lambda: types.SimpleNamespace(save=save))
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(1, {"x": jnp.zeros(2)})
-    with pytest.raises(RunError) as caught:
-        checkpoints.close()
-    assert ("make room there, and go on" in str(caught.value)) == there
-    assert ("the folder is gone" in str(caught.value)) != there
-
-
 def test_what_tensorstore_says_of_a_full_disk_is_one_reason(tmp_path, monkeypatch, caplog):
     """Its own words are longer than a line; its thread's log of them is not wanted, other logs are."""
 
@@ -315,7 +297,7 @@ def kill(words, run: Path, after):
 
 def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     """Kill -9 at a random time of a run that does little but write checkpoints."""
-    size = ["--total-steps", "1280", "--num-envs", "10000", "--checkpoint-every", "1"]
+    size = ["--total-steps", "640", "--num-envs", "10000", "--checkpoint-every", "1"]
     words = [*WALK, *size]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train_main([*words, "--checkpoint-every", "100", "--out", str(whole)]) == 0
@@ -328,7 +310,7 @@ def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
 
     def after():
         if not moment and newest():
-            moment.append(time.monotonic() + draw.random() * 0.5)
+            moment.append(time.monotonic() + draw.random() * 0.25)
         return bool(moment) and time.monotonic() > moment[0]
 
     kill([*words, "--out", str(killed)], killed, after)
@@ -406,12 +388,3 @@ def test_a_run_without_its_checkpoints_is_not_trained_anew(tmp_path, capsys):
     (run / ".checkpoints").unlink()  # as if the run had been killed before its first one
     assert train_main([*WALK, "--resume", str(run)]) == 0
     assert "resuming at iteration 0 of 4 (no checkpoint had been written)" in capsys.readouterr().out
-
-
-def test_walk_keeps_the_whole_state():
-    """The probe of this file does what it says: every array of its state changes in an iteration."""
-    walk = Walk()
-    state = walk.init(jax.random.key(0))
-    after, _ = walk.iterate(state)
-    changed = [x.tobytes() != y.tobytes() for x, y in zip(plain(state), plain(after), strict=True) if x.size]
-    assert all(changed)

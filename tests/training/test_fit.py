@@ -53,17 +53,9 @@ def test_fit_is_the_command(tmp_path, capsys):
         assert ours[name] == shell[name], name
     assert "fdg.train --algo a2c --num-envs 4" in shell["command"] and ours["command"] == "fdg.fit"
     assert shell["preset"] == {} and "git_commit" in shell
-    assert "100% iteration 4/4" in run.said and "evaluation return" in run.said
+    assert "100% iteration 4/4" in run.said and "(not solved: < 475)" in run.said
     assert train_main(["--resume", str(tmp_path / "python"), "--total-steps", "256"]) == 0
     assert "resuming at iteration 4 of 8" in capsys.readouterr().out
-
-
-def test_the_numbers_are_the_engines(tmp_path):
-    run = fitted(tmp_path / "run", Walk(), iterations=3, progress=False)
-    assert run.said == ""
-    engine = fdg.compile(run.algorithm, policies.GPUOnly(), jax.devices()[:1])
-    state, _ = engine.run(engine.init(0), 3)
-    assert_same(run.state, state)
 
 
 def test_callbacks_are_told_and_can_stop(tmp_path):
@@ -92,12 +84,11 @@ def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
     """Ctrl-C while it trains: what is returned, and what a second call goes on to, is the run itself."""
     settings = {} if name == "one program" else {"policy": policies.SingleLearnerCoarse(), "devices": 2}
     monkeypatch.setattr(fit_module, "_interactive", lambda: True)
-    algorithm = small("a2c", hidden=(8,))
+    algorithm = Pupil()
     whole = fitted(tmp_path / "whole", algorithm, iterations=12, **settings)
     out = tmp_path / "cut"
     cut = fitted(out, algorithm, iterations=12, callbacks=[once_at(3)], **settings)
     assert cut.stopped == "interrupted" and 3 <= cut.iteration < 12
-    assert cut.policy([0.0] * 4) in (0, 1)
     assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
     again = fitted(out, algorithm, iterations=12, resume=True, **settings)
     assert_same(again.state, whole.state)
@@ -107,8 +98,8 @@ def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
 def test_a_script_ends_once_all_is_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(fit_module, "_interactive", lambda: False)
     with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
-        fitted(tmp_path / "run", small(), iterations=12, callbacks=[once_at(3)])
-    assert 3 <= fdg.load(tmp_path / "run").iteration < 12
+        fitted(tmp_path / "run", Walk(), iterations=12, callbacks=[once_at(3)])
+    assert 3 <= fdg.load(tmp_path / "run", trust=True).iteration < 12
 
 
 def once_at(iteration):
@@ -167,13 +158,11 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
     with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*hidden=8 \(here 16\)"):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
-    for name, spaces in (
-        ("Acrobot-v1", r"observations \[6\] and 3 a"),
-        ("Pendulum-v1", r".* actions \[1\]: take an"),
+    other = dataclasses.replace(changed, env=envs.make("Pendulum-v1"))
+    with pytest.raises(
+        FdgError, match=r"is of CartPole-v1, .* 2 actions; Pendulum-v1 .* actions \[1\]: take"
     ):
-        other = dataclasses.replace(changed, env=envs.make(name))
-        with pytest.raises(FdgError, match=rf"is of CartPole-v1, .* 2 actions; {name} has {spaces}"):
-            fitted(tmp_path / "third", other, start_from=first.path)
+        fitted(tmp_path / "third", other, start_from=first.path)
     assert not (tmp_path / "third").exists()
 
 
@@ -242,16 +231,6 @@ def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):
         if done < 5:
             state, _ = engine.run(state, 5 - done)
         assert_same(state, expected)
-
-
-def test_two_signals_end_it_at_once():
-    from fdg.running.interrupts import Held
-
-    with pytest.raises(KeyboardInterrupt), Held() as held:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert held.caught()
-        os.kill(os.getpid(), signal.SIGINT)
-        raise AssertionError("not reached")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
-from fdg.training import loop
 from fdg.training.fit import make_job
 from fdg.training.search import carry_out_search
 from fdg.training.search_results import Trial, best_trial, table
@@ -17,14 +16,6 @@ from fdg.training.space import Choices, Range, make_space, parse_space, space_te
 from tests.training.test_sweep import Descent
 
 pytest.importorskip("optuna")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_learning_curves():
-    """Which take as long as the runs here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curve", lambda *_: None)
-        yield
 
 
 def read(name):

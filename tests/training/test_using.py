@@ -202,33 +202,11 @@ def test_an_algorithm_of_somebody_elses(tmp_path):
     assert loaded.policy(np.zeros(4)) == 1
 
 
-def test_modules_of_ones_own_are_imported_only_when_trusted(tmp_path, monkeypatch):
-    from tests.training.own import Guesser
-
-    fitted(tmp_path / "run", Guesser(), iterations=1, total_steps=8)
-    with pytest.raises(FdgError, match=r"imports the module tests\.training\.own; .*: pass --trust"):
-        fdg.load(tmp_path / "run")  # which is imported already: that is no trust
-    config = tmp_path / "run" / "config.json"
-    config.write_text(config.read_text().replace("tests.training.own:", "tests.training.absent:"))
-    with pytest.raises(FdgError, match=r"imports the module tests\.training\.absent"):
-        fdg.load(tmp_path / "run")
-    with pytest.raises(FdgError, match=r"there is no module 'tests\.training\.absent'"):
-        fdg.load(tmp_path / "run", trust=True)
-    assert fdg.load(tmp_path / "run", algorithm=Guesser()).iteration == 1
-
-
 def with_a_network_of_its_own():
     from algos import networks
 
     env = envs.make("CartPole-v1")
     return small(network=networks.actor_critic(env.observation_space, env.action_space, (5,)))
-
-
-def test_what_a_file_cannot_say_is_said():
-    said = description.describe(with_a_network_of_its_own(), policies.GPUOnly())
-    assert said["rebuilds"] is False
-    with pytest.raises(FdgError, match=r"an algorithm that config\.json cannot describe \(ppo, say with"):
-        description.rebuild(said, CALLER)  # rather than another one, of the same class
 
 
 def test_what_a_file_cannot_say_is_given(tmp_path):
