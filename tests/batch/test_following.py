@@ -91,6 +91,7 @@ CASES = {
     "own rows by split positions": (lambda x: x[row_of(x[:, 0])], [], [(GATHER, WHOLE, 1)]),
     "twice from one gather": (lambda x: x[:8] + x[8:], [], [(GATHER, WHOLE, 1)]),
     "whole and summed": (lambda x: (jnp.tanh(x)[::-1], jnp.tanh(x).sum(0)), [], [(GATHER, WHOLE, 1), (REDUCE, 4 * F, 1)]),
+    "an erf, which XLA would gather": (lambda x: (x[::-1], jnp.mean(0.5 * lax.erf(x) + 0.3)), [], [(GATHER, WHOLE, 1), (REDUCE, 4, 1)]),
     "each trip": (lambda x: lax.scan(lambda c, _: (jnp.roll(c, 1, 0), c.mean()), x, None, length=5), [], [(GATHER, WHOLE, 5), (REDUCE, 4, 5)]),
     "the batch, a row a trip": (lambda x: lax.scan(lambda c, r: (c + r, r), jnp.zeros(F), x), [], [(GATHER, WHOLE, 1)]),
     "in a branch": (lambda x, i: lax.cond(i[0] > 0, lambda x: x[::-1], lambda x: x * 2, x), [(1,)], [(GATHER, WHOLE, 1)]),
@@ -105,7 +106,7 @@ AGAINST_HLO = [
     "the same sum each trip", "a carried value that becomes split", "slice", "update of a slice", "concatenate",
     "flip", "cut finer than its devices", "own rows by split positions", "twice from one gather",
     "whole and summed", "each trip", "the batch, a row a trip", "in a branch", "while any",
-    "rows that depend on others",
+    "rows that depend on others", "an erf, which XLA would gather",
 ]  # fmt: skip
 
 

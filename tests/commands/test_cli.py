@@ -13,6 +13,7 @@ import policies
 from fdg.commands import parse as command_line
 from fdg.commands.calibrate import calibrate_main
 from fdg.commands.cli import plan_main, train_main
+from tests.refusing import refused
 
 WALK = ["--algo", "tests.tiny:Walk"]
 
@@ -30,12 +31,7 @@ def run(tmp_path):
 
 
 def refuse(capsys, words, command=train_main):
-    """Runs a command that must fail in one line; gives the line."""
-    capsys.readouterr()
-    assert command(words) == 2
-    streams = capsys.readouterr()
-    assert streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams.err
-    return streams.err.strip()
+    return refused(capsys, words, command)
 
 
 ERRORS = {

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from fdg.commands.calibrate import calibrate_main
 from fdg.commands.cli import plan_main, train_main
 from fdg.costs import machine
+from tests.refusing import refused
 
 CLUSTER = """
 hosts = 8
@@ -30,13 +31,6 @@ def cluster(tmp_path):
     path = tmp_path / "cluster.toml"
     path.write_text(CLUSTER)
     return str(path)
-
-
-def fails(capsys, main, words):
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1
-    return said
 
 
 def test_a_plan_that_chose_itself(capsys):
@@ -108,12 +102,12 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
     ],
 )
 def test_bad_input_is_one_line(capsys, cluster, words, says):
-    said = fails(capsys, plan_main, f"--algo tests.tiny:Pupil {words}".replace("{cluster}", cluster))
+    said = refused(capsys, f"--algo tests.tiny:Pupil {words}".replace("{cluster}", cluster), plan_main)
     assert says in said, said
 
 
 def test_no_calibration_to_show(capsys):
-    assert "there is no calibration" in fails(capsys, calibrate_main, "--show")
+    assert "there is no calibration" in refused(capsys, "--show", calibrate_main)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file"])
@@ -141,7 +135,7 @@ def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, mon
 
 def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in fails(capsys, calibrate_main, f"--out {tmp_path / 'file' / 'x.json'}")
+    assert "cannot be written" in refused(capsys, f"--out {tmp_path / 'file' / 'x.json'}", calibrate_main)
 
 
 LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
@@ -157,8 +151,8 @@ def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(ca
     assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0
     said = capsys.readouterr().out
     assert "GPUOnly(parameters='fsdp')" in said and "exchanges of all are estimated" in said
-    assert "--compare auto: it has no --parameters" in fails(capsys, plan_main, f"{words} --compare auto")
-    assert "leave out --parameters" in fails(capsys, plan_main, f"{words} --sensitivity true")
+    assert "--compare auto: it has no --parameters" in refused(capsys, f"{words} --compare auto", plan_main)
+    assert "leave out --parameters" in refused(capsys, f"{words} --sensitivity true", plan_main)
 
 
 def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, tmp_path):
@@ -167,10 +161,10 @@ def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, 
     tiny = DecoderConfig.tiny(64).to_hugging_face()
     (tmp_path / "config.json").write_text(json.dumps(tiny))
     words = f"--algo sft --env text:addition --devices 1 --model {tmp_path}"
-    assert "has no tokenizer" in fails(capsys, plan_main, words)
+    assert "has no tokenizer" in refused(capsys, words, plan_main)
     words += " --tokenizer characters"
     assert plan_main(words.split()) == 0
     assert "places SFT on 1 device" in capsys.readouterr().out
-    assert "has neither model.safetensors" in fails(capsys, train_main, words)
-    assert "less than one iteration of" in (said := fails(capsys, train_main, "--algo sft --total-steps 1"))
+    assert "has neither model.safetensors" in refused(capsys, words, train_main)
+    assert "less than one iteration of" in (said := refused(capsys, "--algo sft --total-steps 1", train_main))
     assert "demonstrations: give at least" in said

@@ -6,7 +6,6 @@ stopped continues. Exit status 1 if a file did what no option allows.
 """
 
 import argparse
-import collections
 import json
 import os
 import random
@@ -16,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.hostile import driver
 
 HANG = 400.0  # seconds after which a process that does not answer is killed
 
@@ -56,35 +57,7 @@ def main() -> int:
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    return report([row for row in rows if given.first <= row["number"] < end])
-
-
-def report(rows: list[dict[str, Any]]) -> int:
-    """Prints a table of what was tried, and everything that went wrong."""
-    tried: collections.Counter[str] = collections.Counter()
-    ends: collections.Counter[tuple[str, str]] = collections.Counter()
-    seconds: collections.Counter[str] = collections.Counter()
-    slowest: dict[str, float] = {}
-    grown: dict[str, float] = {}
-    bad = []
-    for row in rows:
-        for command, found in row["tries"].items():
-            tried[command] += 1
-            kind = "fault" if found["faults"] else "worked" if found.get("status") == 0 else "refused"
-            ends[command, kind] += 1
-            seconds[command] += found.get("seconds", 0)
-            slowest[command] = max(slowest.get(command, 0), found.get("seconds", 0))
-            grown[command] = max(grown.get(command, 0), found.get("grown", 0) / 1e6)
-            bad += [f"{row['number']} {command}: {fault} | {row['changes']}" for fault in found["faults"]]
-    print("command           tries  refused  worked  faults  s/try  most s  most MB")
-    for command, count in tried.items():
-        refused, worked, fault = (ends[command, kind] for kind in ("refused", "worked", "fault"))
-        print(
-            f"{command:16} {count:6} {refused:8} {worked:7} {fault:7} {seconds[command] / count:6.2f}"
-            f" {slowest[command]:7.1f} {grown[command]:7.0f}"
-        )
-    print(f"{len(rows)} directories, {sum(tried.values())} calls, {len(bad)} faults", *bad, sep="\n")
-    return 1 if bad else 0
+    return driver.report([row for row in rows if given.first <= row["number"] < end])
 
 
 def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
@@ -175,7 +148,7 @@ def work(given: argparse.Namespace, out: Path) -> int:
     import jax
 
     import fdg
-    from tests.hostile import directories, driver
+    from tests.hostile import directories
 
     fdg.host_devices(2)
     jax.devices()  # starts the backends: from here on no file changes their number

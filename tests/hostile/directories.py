@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands.cli import train_main
+from tests.hostile import driver
 from tests.hostile.payloads import EVIL, FIELDS, payload, value
 
 SMALL = "--devices 1 --eval-episodes 2 --num-envs 4 --hidden 4 --total-steps"
@@ -76,12 +77,6 @@ def hostile(
     return path, changes
 
 
-def _places(value: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to all values in a value of JSON."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, item in inner for place in ((*where, key), *_places(item, (*where, key)))]
-
-
 def _put(value: Any, place: Sequence[Any], new: Any) -> None:
     for key in place[:-1]:
         value = value[key]
@@ -92,7 +87,7 @@ def _config(path: Path, draw: random.Random, mark: Path) -> str:
     file = path / "config.json"
     try:
         config = json.loads(file.read_text())
-        places = _places(config)
+        places = driver.places(config)
     except (ValueError, OSError, RecursionError):
         return "config.json: left"
     if not places or not isinstance(config, dict):
@@ -228,7 +223,7 @@ def _journal(path: Path, draw: random.Random, mark: Path) -> str:
     at = draw.randrange(len(lines))
     try:
         record = json.loads(lines[at])
-        place = draw.choice(_places(record))
+        place = draw.choice(driver.places(record))
         _put(record, place, value(draw, mark))
     except (ValueError, IndexError):
         return "study.journal: left"

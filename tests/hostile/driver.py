@@ -177,6 +177,37 @@ def attempt(
     return found
 
 
+def report(rows: Sequence[dict[str, Any]]) -> int:
+    """Prints a table of what was tried, and everything that went wrong; the exit status."""
+    tried: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        for name, found in row["tries"].items():
+            tried.setdefault(name, []).append(found)
+    print("                  tries  refused  worked  faults  s/try  most s  most MB")
+    for name, found in tried.items():
+        faults = sum(bool(one["faults"]) for one in found)
+        worked = sum(not one["faults"] and (one.get("status") == 0 or not one.get("said")) for one in found)
+        seconds, grown = ([one.get(key, 0) for one in found] for key in ("seconds", "grown"))
+        print(
+            f"{name:16} {len(found):6} {len(found) - faults - worked:8} {worked:7} {faults:7}"
+            f" {sum(seconds) / len(found):6.2f} {max(seconds):7.1f} {max(grown) / 1e6:7.0f}"
+        )
+    bad = [
+        f"{row.get('kind', '')} {row['number']} {name}: {fault} | {row['changes']}".strip()
+        for row in rows
+        for name, found in row["tries"].items()
+        for fault in found["faults"]
+    ]
+    print(f"{len(rows)} tried, {len(bad)} faults", *bad, sep="\n")
+    return 1 if bad else 0
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of each value within a value of JSON, the keys that lead to it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in inner for place in ((*at, key), *places(item, (*at, key)))]
+
+
 def files_size(*paths: str | Path) -> int:
     """Bytes of all files in folders."""
     return sum(one.stat().st_size for path in paths for one in Path(path).rglob("*") if one.is_file())

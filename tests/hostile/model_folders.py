@@ -7,7 +7,6 @@ limits of `driver`: 10 seconds each, 1 GB above twenty times the file's size. Ex
 """
 
 import argparse
-import collections
 import contextlib
 import copy
 import functools
@@ -22,7 +21,7 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,10 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, default=lambda _: "<deep>").replace('"<deep>"', _nested(100_000))
 
 
-def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of each value within, the keys that lead to it."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield (*at, key)
-        yield from _places(each, (*at, key))
-
-
 def changed_json(draw: random.Random, content: bytes) -> tuple[bytes, str]:
     """JSON with another value somewhere, or without one, or with one twice, or no longer JSON."""
     found = json.loads(content)
-    places = sorted(_places(found), key=len)
+    places = sorted(driver.places(found), key=len)
     near = [place for place in places if len(place) < 3] or [()]
     at = draw.choice(near if draw.random() < 0.8 else places or [()])
     how = draw.choice(["set", "set", "set", "set", "remove", "twice", "cut", "flip", "bytes", "other"])
@@ -463,36 +454,13 @@ def main() -> int:
             lost = {"faults": [f"lost: status {status}"], "seconds": 0.0, "grown": 0}
             write({"kind": kind, "number": number, "changes": [], "tries": {"process": lost}})
         assert len(left()) < len(waiting)
-    return report([row for row in rows() if (row["kind"], row["number"]) in set(wanted)])
+    return driver.report([row for row in rows() if (row["kind"], row["number"]) in set(wanted)])
 
 
 def environment_of(out: Path) -> dict[str, str]:
     """Where programs are kept, so that writing there is no fault."""
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(out.resolve() / "xla")
     return {"JAX_COMPILATION_CACHE_DIR": cache, "RUST_BACKTRACE": "0"}
-
-
-def report(rows: list[dict[str, Any]]) -> int:
-    """Prints a table of what was tried, and everything that went wrong."""
-    table: dict[str, list[Any]] = collections.defaultdict(list)
-    for row in rows:
-        for name, found in row["tries"].items():
-            table[name].append(found)
-    print(f"{'':14} tries  refused  worked  faults  most s  most MB")
-    for name, found in table.items():
-        faults = sum(bool(one["faults"]) for one in found)
-        refused = sum(not one["faults"] and bool(one.get("said")) for one in found)
-        most = max(one["seconds"] for one in found), max(one["grown"] for one in found) / 1e6
-        worked = len(found) - faults - refused
-        print(f"{name:14} {len(found):5} {refused:8} {worked:7} {faults:7} {most[0]:7.1f} {most[1]:8.0f}")
-    bad = [
-        f"{row['kind']} {row['number']} {name}: {fault} | {row['changes']}"
-        for row in rows
-        for name, found in row["tries"].items()
-        for fault in found["faults"]
-    ]
-    print(f"{len(rows)} malformed, {len(bad)} faults", *bad, sep="\n")
-    return 1 if bad else 0
 
 
 if __name__ == "__main__":

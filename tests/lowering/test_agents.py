@@ -25,6 +25,7 @@ from tests.tiny import Pupil
 from tests.training.descent import Descent
 
 SIX = 6
+BREAKOUT = {"num_envs": 64, "convolve": False, "hidden": (128, 128)}
 BYTES = 20 * 128 * 4  # of the gradient of `gradient_of`
 
 
@@ -183,18 +184,21 @@ def test_operations_of_loops_count_as_often_as_they_run():
     assert jaxprs.operations_of(jax.make_jaxpr(three_times)(1.0).jaxpr) == 1 + 3 * 2
 
 
-def test_defaults_of_presets():
+@pytest.mark.parametrize(
+    ("name", "env", "fields", "count", "best"),
+    [
+        ("PPO", "CartPole-v1", {}, 64, ({4, 8}, {64})),
+        ("PPO", "Breakout-MinAtar", BREAKOUT, 8, ({1, 2}, {1, 2})),
+        ("PQN", "CartPole-v1", {}, 16, ({4}, {4})),
+        ("IMPALA", "CartPole-v1", {}, 16, ({16}, {16})),
+    ],
+    ids=["PPO", "PPO of images", "PQN", "IMPALA"],
+)
+def test_defaults_of_presets(name, env, fields, count, best):
     """What was best of one core, and of both, or within a tenth of it (decision 073)."""
-    breakout = {"num_envs": 64, "convolve": False, "hidden": (128, 128)}
-    for algorithm, count, *best in (
-        (algos.PPO(env=envs.make("CartPole-v1")), 64, {4, 8}, {64}),
-        (algos.PPO(env=envs.make("Breakout-MinAtar"), **breakout), 8, {1, 2}, {1, 2}),
-        (algos.PQN(env=envs.make("CartPole-v1")), 16, {4}, {4}),
-        (algos.IMPALA(env=envs.make("CartPole-v1")), 16, {16}, {16}),
-    ):
-        graph = fdg.trace(algorithm)
-        for cores in (1, 2):
-            assert agents_together(graph, count, True, cores) in best[cores - 1], algorithm
+    graph = fdg.trace(getattr(algos, name)(env=envs.make(env), **fields))
+    for cores in (1, 2):
+        assert agents_together(graph, count, True, cores) in best[cores - 1]
 
 
 @pytest.mark.parametrize(("count", "together"), [(1, 1), (2, 3)])

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-import algos
-import envs
-import fdg
-import policies
 from fdg import jaxprs
-from fdg.lowering import programs, tiles
+from fdg.lowering import tiles
 from fdg.lowering.constraints import constrain
 from fdg.lowering.mesh import make_mesh
 
@@ -157,30 +153,6 @@ def test_sums_that_are_waited_for_stay_out():
     before = [eqn.primitive.name for eqn in tiled.eqns]
     assert before.index("dot_general") < before.index("reduce_sum") < len(before) - 1
     assert counts(tiled)
-
-
-@pytest.mark.parametrize("make", ["ppo", *(pytest.param(n, marks=pytest.mark.whole) for n in ("pqn", "a2c"))])
-def test_algorithms_on_devices(make, monkeypatch):
-    """Tiles or not, on one device or four: the same numbers, and no exchange that the plan does not name."""
-    env = envs.make("CartPole-v1")
-    algorithm = {
-        "ppo": lambda: algos.PPO(env=env, num_envs=16, num_steps=8, hidden=(16,), num_epochs=1),
-        "pqn": lambda: algos.PQN(env=env, num_envs=16, num_steps=8, hidden=(16,), num_minibatches=2),
-        "a2c": lambda: algos.A2C(env=env, num_envs=16, num_steps=8, hidden=(16,)),
-    }[make]()
-
-    def trained(devices, tiled):
-        monkeypatch.setattr(programs, "have_a_core_each", lambda mesh: tiled)
-        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:devices])
-        state, metrics = engine.run(engine.init(0), 2)
-        assert engine.unexplained() == ()
-        return jax.tree.leaves((state.parameters, metrics)), engine.programs[0].hlo().count(" while(")
-
-    plain, loops = trained(1, False)
-    for devices in (1, 4):
-        made, more = trained(devices, True)
-        assert_alike(made, plain)
-        assert more > loops
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 32])

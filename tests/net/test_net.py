@@ -13,13 +13,15 @@ from tests.net.worker import write
 
 ABOUT = {"commit": "a", "code": "b", "machine": "one", "jax": "1"}
 JOB = {"name": "job", "kind": "train", "arguments": []}
+ROWS = [{"iteration": i, "loss": 0.5 + i + 0.25 * (i > 1), "episode_return": float("nan")} for i in (1, 2, 3)]
+TEXTS = {"fdg.plan": "a plan\nrun act actors\nrun learn learners", "test_x": "give a number"}
 
 
 def recording(folder, about=ABOUT, **changed):
     """One job, with a row of metrics, a line of a plan, a message and arrays with all that bits can be."""
     rows = [{"iteration": i, "loss": 0.5 + i, "episode_return": float("nan")} for i in (1, 2, 3)]
     found = {
-        "texts": {"fdg.plan": "a plan\nrun act actors\nrun learn learners", "test_x": "give a number"},
+        "texts": TEXTS,
         "rows": {"metrics.jsonl": rows},
         **changed.get("found", {}),
     }
@@ -46,8 +48,6 @@ def test_equal_recordings_differ_in_nothing(tmp_path, capsys):
     assert (status, lines) == (0, []) and last.startswith("0 differences, and 0 that were expected")
 
 
-ROWS = [{"iteration": i, "loss": 0.5 + i + 0.25 * (i > 1), "episode_return": float("nan")} for i in (1, 2, 3)]
-TEXTS = {"fdg.plan": "a plan\nrun act actors\nrun learn learners", "test_x": "give a number"}
 PLANTED = {
     "a bit": (
         {"arrays": {"weight": np.array([np.nextafter(np.float32(1), 2), np.nan, 0.0], np.float32)}},

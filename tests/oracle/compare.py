@@ -24,8 +24,6 @@ from tests.oracle.placements import Placement, groups_of
 from tests.oracle.program import Program, fragments
 from tests.oracle.staleness import UnclearError, stale_run
 
-BAD = ("wrong", "error", "vague", "unplanned")  # and "hang" and "crash", which only another process can tell
-
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:

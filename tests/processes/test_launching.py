@@ -13,6 +13,7 @@ from fdg.commands import launch
 from fdg.ending import TIED
 from fdg.launching import ray_host
 from fdg.launching.ending import Ending, Process, ending_of
+from tests.refusing import refused
 
 
 def who(index):
@@ -172,9 +173,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("words", ERRORS)
 def test_bad_flags_get_one_line(words, capsys):
-    assert launch.main(words.split()) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {ERRORS[words]}") and err.count("\n") == 1
+    assert refused(capsys, words, launch.main).startswith(f"error: {ERRORS[words]}")
 
 
 def test_ray_that_is_not_installed(monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """Checkpoints: whole, atomic, readable on other devices; a killed run goes on bit for bit."""
 
-import json
 import logging
 import os
 import random
@@ -24,6 +23,7 @@ from fdg.commands.parse import parse
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.training.checkpoint import KEEP, Checkpoints
 from fdg.training.devices import available_devices
+from tests.training.trained import assert_same, timeless
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 
@@ -45,22 +45,6 @@ def every_kind_of_array(sharding, whole):
         "a": {"b": put(jnp.float32(2))},
         "empty": (),
     }
-
-
-def plain(state):
-    """Leaves as NumPy arrays, bit for bit."""
-    leaves = jax.tree.leaves(state)
-    is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    return [
-        np.asarray(jax.random.key_data(leaf) if key else leaf)
-        for leaf, key in zip(leaves, is_key, strict=True)
-    ]
-
-
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(plain(a), plain(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
 
 
 def shapes(state):
@@ -276,11 +260,6 @@ def final_state(run: Path):
     return Checkpoints(run / "checkpoints").restore(job.num_iterations, engine.state_shape)
 
 
-def metrics(run: Path):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]
-
-
 def kill(words, run: Path, after):
     """Starts a run as a process of its own, and kills it with signal 9 once `after` says so."""
     # On the CPU, as what it is compared with: GPU kernels are chosen by timing them, anew in each process.
@@ -317,7 +296,7 @@ def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     assert Checkpoints(directory).latest() == newest() > 0
     assert train_main(["--resume", str(killed), "--trust"]) == 0
     assert_same(final_state(killed), final_state(whole))
-    assert metrics(killed) == metrics(whole)
+    assert timeless(killed) == timeless(whole)
 
 
 def test_going_on_with_other_devices(tmp_path, host_devices):
@@ -359,7 +338,7 @@ def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
     assert train_main([*WALK, "--total-steps", "160", "--checkpoint-every", "1", "--out", str(run)]) == 0
     (run / "summary.json").unlink()
-    whole = metrics(run)
+    whole = timeless(run)
     shutil.rmtree(run / "checkpoints" / "20" / "arrays")
     capsys.readouterr()
     assert train_main([*WALK, "--resume", str(run)]) == 0
@@ -367,7 +346,7 @@ def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
     assert said.err.startswith("warning: checkpoint ") and said.err.count("\n") == 1
     assert "checkpoints/20 is damaged" in said.err and "going on from iteration 19" in said.err
     assert "resuming at iteration 19 of 20" in said.out
-    assert metrics(run) == whole
+    assert timeless(run) == whole
 
 
 def test_a_run_without_its_checkpoints_is_not_trained_anew(tmp_path, capsys):

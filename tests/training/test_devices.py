@@ -28,6 +28,8 @@ from tests.tiny import Walk
 TRAIN_AND_TELL = """
 import os, sys, jax
 from fdg.train import main
+from fdg.training import loop
+loop.draw_learning_curve = lambda *_: None
 status = main(sys.argv[1:])
 print(f"threads {os.environ.get('PJRT_NPROC')}, devices {len(jax.devices())}")
 sys.exit(status)

@@ -20,24 +20,7 @@ from fdg.training import fit as fit_module
 from fdg.training import live_plot
 from fdg.training.starting import Weights, begin_with
 from tests.tiny import Pupil, Walk
-from tests.training.trained import fitted, small
-
-
-def rows(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(path):
-    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows(path)]
-
-
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(_plain(x), _plain(y))
-
-
-def _plain(x):
-    return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+from tests.training.trained import assert_same, fitted, rows, small, timeless
 
 
 def test_fit_is_the_command(tmp_path, capsys):
@@ -45,7 +28,7 @@ def test_fit_is_the_command(tmp_path, capsys):
     words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 128 --seed 3"
     words += f" --eval-episodes 8 --devices 1 --out {tmp_path / 'shell'}"
     assert train_main(words.split()) == 0
-    assert without_times(tmp_path / "python") == without_times(tmp_path / "shell")
+    assert timeless(tmp_path / "python") == timeless(tmp_path / "shell")
     theirs = fdg.load(tmp_path / "shell")
     assert_same(run.state, theirs.state)
     ours, shell = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("python", "shell"))
@@ -76,7 +59,7 @@ def test_callbacks_are_told_and_can_stop(tmp_path):
     # It can go on, and is then the run that never stopped.
     again = fitted(tmp_path / "run", Walk(), iterations=20, resume=True)
     assert again.finished and again.iteration == 20
-    assert without_times(run.path) == without_times(fitted(tmp_path / "whole", Walk(), iterations=20).path)
+    assert timeless(run.path) == timeless(fitted(tmp_path / "whole", Walk(), iterations=20).path)
 
 
 @pytest.mark.parametrize("name", ["one program", "stepped"])
@@ -92,7 +75,7 @@ def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
     assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
     again = fitted(out, algorithm, iterations=12, resume=True, **settings)
     assert_same(again.state, whole.state)
-    assert without_times(out) == without_times(whole.path)
+    assert timeless(out) == timeless(whole.path)
 
 
 def test_a_script_ends_once_all_is_saved(tmp_path, monkeypatch):
@@ -195,7 +178,7 @@ def test_from_the_command_line(tmp_path, capsys):
     assert f"arrays of weights from {first.path}" in capsys.readouterr().out
     file = str(first.path / "config.json")
     assert train_main(["--config", file, "--devices", "1", "--out", str(tmp_path / "third")]) == 0
-    assert without_times(tmp_path / "third") == without_times(first.path)
+    assert timeless(tmp_path / "third") == timeless(first.path)
     assert train_main(["--config", file, "--resume", str(first.path)]) == 2
     assert train_main(["--config", str(tmp_path)]) == 2
     assert train_main(["--from", str(tmp_path)]) == 2

@@ -1,8 +1,6 @@
 """Evaluation while training: its numbers, the best checkpoint, early stops, trackers, and repeated runs."""
 
 import importlib.util
-import json
-import re
 import sys
 import types
 from typing import ClassVar
@@ -17,15 +15,7 @@ from fdg.errors import FdgError
 from fdg.training import loggers
 from fdg.training.evaluation import evaluation_keys
 from fdg.training.periodic_evaluation import EPISODES
-from tests.training.trained import fitted, small
-
-
-def rows(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(path):
-    return re.sub(r'"wall_s": [\d.]+', "", (path / "metrics.jsonl").read_text())
+from tests.training.trained import fitted, rows, small, timeless
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +57,7 @@ def test_the_best_is_kept_beside_the_last(run):
 
 def test_it_changes_no_number_and_repeats(run, tmp_path):
     again = fitted(tmp_path / "again", run.algorithm, total_steps=None, eval_every=2, eval_episodes=64)
-    assert without_times(again.path) == without_times(run.path)
+    assert timeless(again.path) == timeless(run.path)
     plain = fitted(tmp_path / "plain", run.algorithm, total_steps=None)
     names = rows(plain.path)[0].keys() - {"wall_s"}
     for ours, theirs in zip(rows(run.path), rows(plain.path), strict=True):

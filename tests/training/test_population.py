@@ -56,10 +56,6 @@ def test_scores_are_means_over_episodes():
     assert float(population().known(SweptState({}, {}, member))) == pytest.approx(22.0 / 4.0)
 
 
-def a_population(**fields):
-    return Sweep(Descent(**fields), make_grid({"rate": [0.01, 0.02, 0.5, 0.6]}), num_seeds=2, exploit_every=3)
-
-
 def test_population_run(tmp_path):
     run = fdg.sweep(
         Descent(), {"rate": [0.01, 0.5]}, num_seeds=3, exploit_every=2, total_steps=64, devices=2,

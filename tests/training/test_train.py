@@ -21,20 +21,10 @@ from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
+from tests.training.trained import rows, strict_json, timeless
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 PUPIL = ["--algo", "tests.tiny:Pupil"]
-
-
-def rows(run):
-    return [strict_json(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def strict_json(text):
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_a_run_directory(tmp_path, curves, capsys):
@@ -111,10 +101,6 @@ def test_the_least_that_an_algorithm_may_be(tmp_path, capsys):
 # --- several groups ---
 
 
-def drop_times(lines):
-    return [{**line, "wall_s": 0} for line in lines]
-
-
 def stored(run, iteration):
     """The arrays of a checkpoint, by name."""
     return Checkpoints(run / "checkpoints").arrays(iteration)
@@ -184,7 +170,7 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
     capsys.readouterr()
     assert train_main([*PUPIL, "--resume", str(stopped)]) == 0
     assert "staleness=2" in capsys.readouterr().out
-    assert drop_times(rows(stopped)) == drop_times(rows(whole))
+    assert timeless(stopped) == timeless(whole)
     mine, theirs = stored(stopped, 50), stored(whole, 50)
     assert mine.keys() == theirs.keys()
     for name in mine:
@@ -246,7 +232,7 @@ def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch):
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**rows(stopped)[-1], "iteration": 1 + len(rows(stopped))}) + '\n{"iterat')
     assert train_main([*WALK, "--out", str(stopped), "--resume"]) == 0
-    assert drop_times(rows(stopped)) == drop_times(rows(whole))
+    assert timeless(stopped) == timeless(whole)
     assert all(a["wall_s"] <= b["wall_s"] for a, b in itertools.pairwise(rows(stopped)))
 
     capsys.readouterr()

@@ -18,6 +18,7 @@ from fdg.commands.parse import parse
 from fdg.errors import FdgWarning, RunError
 from fdg.training import run_directory
 from fdg.training.finite import Finite
+from tests.refusing import refused
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "64"]
 
@@ -119,14 +120,6 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "run")
 
 
-def refused(words, capsys):
-    capsys.readouterr()
-    assert train_main(words) == 2
-    streams = capsys.readouterr()
-    assert streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams.err
-    return streams.err
-
-
 # --- files ---
 
 
@@ -144,15 +137,15 @@ WRONG = {
 def test_a_configuration_edited_by_hand_is_one_line(copy, name, value, capsys):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, name: value}))
-    refused(["--resume", str(copy), "--trust"], capsys)
+    refused(capsys, ["--resume", str(copy), "--trust"], train_main)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", "[" * 100_000, '{"algo": "ppo"', "\\ud800"])
 def test_a_configuration_that_is_none(copy, content, capsys):
     (copy / "config.json").write_bytes(content.encode())
-    assert "config.json" in refused(["--resume", str(copy)], capsys)
+    assert "config.json" in refused(capsys, ["--resume", str(copy)], train_main)
     (copy / "config.json").write_bytes(b"\xff\xfe")
-    assert "cannot be read" in refused(["--resume", str(copy)], capsys)
+    assert "cannot be read" in refused(capsys, ["--resume", str(copy)], train_main)
 
 
 def test_a_bad_line_of_metrics_takes_no_good_row_along(copy, capsys):
@@ -190,7 +183,7 @@ def test_what_fails_before_training_leaves_no_folder(tmp_path, capsys, monkeypat
         raise MemoryError
 
     monkeypatch.setattr("fdg.engine.Engine.init", full)
-    assert "out of memory" in refused([*WALK, "--out", str(tmp_path / "some" / "run")], capsys)
+    assert "out of memory" in refused(capsys, [*WALK, "--out", str(tmp_path / "some" / "run")], train_main)
     assert not (tmp_path / "some" / "run").exists()
 
 

@@ -2,6 +2,10 @@
 
 import contextlib
 import io
+import json
+
+import jax
+import numpy as np
 
 import algos
 import envs
@@ -33,3 +37,39 @@ def fitted(out, algorithm=None, iterations=4, **settings):
         )
     run.said = said.getvalue()
     return run
+
+
+def strict_json(text):
+    """What JSON says, which has no NaN."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def rows(run):
+    """The metrics in a run directory."""
+    return [strict_json(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(run):
+    """Those that are the same in each run of the same job."""
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows(run)]
+
+
+def plain(state):
+    """Leaves as NumPy arrays, bit for bit."""
+    leaves = jax.tree.leaves(state)
+    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    return [
+        np.asarray(jax.random.key_data(leaf) if key else leaf)
+        for leaf, key in zip(leaves, is_key, strict=True)
+    ]
+
+
+def assert_same(a, b):
+    """Structure, dtypes, shapes and bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(plain(a), plain(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
