@@ -48,31 +48,14 @@ GRIDS = (
     *("learning_rate=1e-3 discount=0.9,0.99", "num_envs=2,4", "learning_rate=", "learning_rate", "a=1"),
     *("learning_rate=nan", "learning_rate=1e400", "learning_rate=1,1", "learning_rate=log:0..1x3"),
     *("learning_rate=log:1..0x3", "learning_rate=lin:0..1x1", "learning_rate=log:1e-4..1e-2x999999"),
-    *(
-        "learning_rate=-1,1",
-        "clip_ratio=0.1,0.2 clip_ratio=0.3",
-        "entropy_coefficient=0,0.01",
-        "lambda=0.9,1",
-    ),
+    *("learning_rate=-1,1", "clip_ratio=0.1,0.2 clip_ratio=0.3", "entropy_coefficient=0,0.01"),
+    *("lambda=0.9,1"),
 )
 SPACES = (
-    *(
-        "hidden=8/8,8 num_envs=2,4",
-        "num_steps=8,16",
-        "widths=2,3/4",
-        "width=1,2",
-        "label=a,b",
-        "scale=0.1,0.2",
-    ),
-    *("learning_rate=log:1e-4..1e-2", "num_envs=lin:2..4", "num_envs=0,1", "hidden=a", "nothing=1,2", "="),
-    *(
-        "num_steps=log:0..2",
-        "num_steps=",
-        "num_steps",
-        "drifts=true,false",
-        "activation=relu,tanh",
-        "env=a,b",
-    ),
+    *("hidden=8/8,8 num_envs=2,4", "num_steps=8,16", "widths=2,3/4", "width=1,2", "label=a,b"),
+    *("scale=0.1,0.2", "learning_rate=log:1e-4..1e-2", "num_envs=lin:2..4", "num_envs=0,1", "hidden=a"),
+    *("nothing=1,2", "=", "num_steps=log:0..2", "num_steps=", "num_steps", "drifts=true,false"),
+    *("activation=relu,tanh", "env=a,b"),
 )
 # Values that decide how long a run takes are small where they are right.
 BY_NAME: dict[str, Sequence[str]] = {

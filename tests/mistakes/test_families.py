@@ -395,7 +395,7 @@ def test_environments_do_not_change(options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return fitted(tmp_path_factory.mktemp("runs") / "run", iterations=2)
+    return fitted(tmp_path_factory.mktemp("runs") / "run", small("a2c", hidden=(8,)), iterations=2)
 
 
 def test_files_and_checkpoints_of_a_run_that_are_others(run):

@@ -18,6 +18,7 @@ from fdg.arguments import check_takes
 from fdg.errors import FdgWarning
 from fdg.training.job import without_effect
 from tests.mistakes.test_families import ENV, corridor, refused
+from tests.tiny import Walk
 from tests.training.trained import fitted, small
 
 # --- code in no file: a terminal, `python -c`, `exec` ---
@@ -121,7 +122,7 @@ def test_a_callback_that_raises(tmp_path):
     with pytest.raises(
         fdg.RunError, match=r"raised KeyError: 'rewards' \(test_places.py, line \d+\)"
     ) as caught:
-        fitted(tmp_path / "run", iterations=2, callbacks=[watch])
+        fitted(tmp_path / "run", Walk(), iterations=2, callbacks=[watch])
     assert isinstance(caught.value.__cause__, KeyError) and "resume=True" in str(caught.value)
 
 

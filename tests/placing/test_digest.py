@@ -1,38 +1,14 @@
 """Digests of plans: alike in every process that traces the same, and telling where one does not."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
-import pytest
 
 import fdg
 import policies
-from fdg.errors import FdgError
-from fdg.placing.digest import digests
-from fdg.processes import distributed
-from tests.tiny import Pupil
-
-SCRIPT = """
-import json, fdg, policies
 from fdg.placing.digest import digests
 from tests.tiny import Pupil
-policies = policies.GPUOnly(), policies.SingleLearnerFine(workers=2)
-print(json.dumps([digests(fdg.place(Pupil(), policy, 4)) for policy in policies]))
-"""
-
-
-def test_processes_have_the_same_whatever_their_hashes_and_addresses():
-    said = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
-        words = [sys.executable, "-c", SCRIPT]
-        said.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
-    one, two = (process.communicate(timeout=120)[0] for process in said)
-    assert one == two and one.count("fragment 'act'") == 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +50,3 @@ def test_what_differs_is_named():
     coarse, fine = policies.SingleLearnerCoarse(actors=1), policies.SingleLearnerFine(workers=1)
     assert differing(Pupil(), Pupil(), coarse, fine)[0] == "policy"
     assert "schedule" in differing(Pupil(), Pupil(), coarse, fine)
-
-
-def test_processes_that_differ_get_one_line(monkeypatch):
-    mine = {"fragment 'act'": "1", "fragment 'learn'": "2", "schedule": "3"}
-    theirs = [mine, mine, {**mine, "fragment 'learn'": "0", "schedule": "4"}]
-    monkeypatch.setattr(distributed, "exchange", lambda value: theirs)
-    with pytest.raises(
-        FdgError, match=r"^process 2 has traced or planned another fragment 'learn' than process 0"
-    ):
-        distributed.check_alike(mine)
-    theirs[2] = {**mine, "schedule": "4"}
-    with pytest.raises(FdgError, match="another schedule than"):
-        distributed.check_alike(mine)
-    theirs[2] = mine
-    distributed.check_alike(mine)

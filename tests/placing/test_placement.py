@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-import algos
-import envs
 import fdg
 import policies
 from fdg.placing.assignment import largest_divisor
 from fdg.placing.policy import Group
+from tests.tiny import Pupil
 from tests.user_algorithm import Walker
 
 
@@ -51,8 +50,7 @@ def test_a_plan_needs_no_devices(walker):
 
 @pytest.mark.parametrize(("environments", "devices", "used"), [(64, 3, 2), (66, 4, 3), (4, 8, 4), (1, 2, 1)])
 def test_the_largest_number_of_devices_that_divides_the_batch(environments, devices, used):
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=environments, num_steps=16)
-    plan = fdg.place(algorithm, policies.GPUOnly(), devices)
+    plan = fdg.place(Pupil(environments), policies.GPUOnly(), devices)
     assert len(plan.groups[0]) == used
     assert plan.idle == tuple(range(used, devices))
 

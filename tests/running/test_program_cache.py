@@ -59,11 +59,6 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert run(*words, str(tmp_path / "second"))[:3] == (0, requests, requests)
 
 
-def test_the_default_is_below_the_users_cache_directory(tmp_path):
-    directory = Path(run(ADD, XDG_CACHE_HOME=str(tmp_path))[3])
-    assert directory.is_relative_to(tmp_path / "fdg" / "programs") and any(directory.iterdir())
-
-
 def test_where_nothing_can_be_written_it_compiles_as_ever(tmp_path):
     (tmp_path / "file").write_text("")
     assert run(ADD, XDG_CACHE_HOME=str(tmp_path / "file"))[2:] == (0, "None", "")

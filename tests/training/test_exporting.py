@@ -112,7 +112,7 @@ def test_forbidden_actions_stay_so(tmp_path):
 
 def test_it_needs_none_of_our_code(tmp_path, capsys):
     """In another process, with JAX and NumPy alone."""
-    run = fitted(tmp_path / "run", iterations=1)
+    run = fitted(tmp_path / "run", small("a2c", hidden=(8,)), iterations=1)
     assert export_main([str(run.path)]) == 0
     assert capsys.readouterr().out == f"{run.path / 'policy.jax'}\n"
     assert export_main([str(run.path), "--format", "tflite"]) == 2

@@ -23,7 +23,7 @@ from tests.tiny import Pupil, Walk
 from tests.training.trained import assert_same, fitted, rows, small, timeless
 
 
-def test_fit_is_the_command(tmp_path, capsys):
+def test_fit_is_the_command(tmp_path):
     run = fitted(tmp_path / "python", small("a2c", hidden=(8,)), seed=3, eval_episodes=8)
     words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 128 --seed 3"
     words += f" --eval-episodes 8 --devices 1 --out {tmp_path / 'shell'}"
@@ -37,8 +37,6 @@ def test_fit_is_the_command(tmp_path, capsys):
     assert "fdg.train --algo a2c --num-envs 4" in shell["command"] and ours["command"] == "fdg.fit"
     assert shell["preset"] == {} and "git_commit" in shell
     assert "100% iteration 4/4" in run.said and "(not solved: < 475)" in run.said
-    assert train_main(["--resume", str(tmp_path / "python"), "--total-steps", "256"]) == 0
-    assert "resuming at iteration 4 of 8" in capsys.readouterr().out
 
 
 def test_callbacks_are_told_and_can_stop(tmp_path):
@@ -105,7 +103,7 @@ def test_in_a_thread_of_ones_own(tmp_path):
     assert found[0].finished
 
 
-def test_more_steps_go_on_from_a_finished_run(tmp_path):
+def test_more_steps_go_on_from_a_finished_run(tmp_path, capsys):
     fitted(tmp_path / "run", Walk(), total_steps=16)
     run = fitted(tmp_path / "run", Walk(), total_steps=40, resume=True)
     assert run.iteration == 5 and len(rows(run.path)) == 5
@@ -115,6 +113,8 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path):
     assert fitted(tmp_path / "run", Walk(), total_steps=40, resume=True).iteration == 5
     with pytest.raises(FdgError, match="has done 5 iterations, and --total-steps makes 2"):
         fitted(tmp_path / "run", Walk(), total_steps=16, resume=True)
+    assert train_main(["--resume", str(run.path), "--total-steps", "48", "--trust"]) == 0
+    assert "resuming at iteration 5 of 6" in capsys.readouterr().out
 
 
 def test_what_a_run_is_of_cannot_change(tmp_path):

@@ -32,7 +32,7 @@ def film(tmp_path, name, algorithm=None, **settings):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return fitted(tmp_path_factory.mktemp("runs") / "ppo", iterations=1)
+    return fitted(tmp_path_factory.mktemp("runs") / "a2c", small("a2c", hidden=(8,)), iterations=1)
 
 
 def test_a_gif_of_episodes_side_by_side(run, capsys):

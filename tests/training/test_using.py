@@ -206,7 +206,7 @@ def with_a_network_of_its_own():
     from algos import networks
 
     env = envs.make("CartPole-v1")
-    return small(network=networks.actor_critic(env.observation_space, env.action_space, (5,)))
+    return small("a2c", network=networks.actor_critic(env.observation_space, env.action_space, (5,)))
 
 
 def test_what_a_file_cannot_say_is_given(tmp_path):
