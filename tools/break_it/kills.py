@@ -1,5 +1,7 @@
 """Kill -9 at random moments: what continues from there ends as if nothing had happened.
 
+Streams get SIGTERM and Ctrl-C between the kills, too; of two processes all are killed, or one.
+
 What is killed is a copy (`os.fork`) of a process that has imported everything and started nothing: a machine
 imports JAX once, not four hundred times. Moments are of the work that a process has done itself, not of the
 clock, which says little on a machine with other work: its user and system time.
@@ -10,7 +12,6 @@ their array's largest (or of 1), all else the same. Two numbers in six find no c
 first start.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -51,12 +52,18 @@ class Killed:
       first: further flags of its first start, which a resumed run does not take.
       elsewhere: placements under which it continues as well.
       in_float64: where it continues elsewhere: tokens that are drawn hang on the last digits.
+      signals: what each number gets, one after the other.
+      processes: of the run.
+      alone: whether one process of several gets a signal, drawn for each, or all do.
     """
 
     flags: str
     elsewhere: Sequence[str] = _ANYWHERE
     in_float64: bool = False
     first: str = ""
+    signals: Sequence[signal.Signals] = (signal.SIGKILL,) * 3
+    processes: int = 1
+    alone: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -79,7 +86,9 @@ KILLED: Mapping[str, Killed] = {
     "population": Killed(
         f"--sweep lr=log:1e-4..1e-3x4 --exploit-every 5 {_SMALL}", ("--devices 2", "--devices 4")
     ),
-    "processes": Killed(f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:])),
+    "processes": Killed(
+        f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:]), processes=2
+    ),
 }
 # Epochs of problems end within iterations.
 _TEXT = (
@@ -100,42 +109,65 @@ LANGUAGE: Mapping[str, Killed] = {
         ("ppo_rlhf", "--group-size 2 --total-steps 480"),
     )
 }
-KILLS = 3  # of each number
+_ALL = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)
+STREAMS: Mapping[str, Killed] = {
+    name: Killed(
+        f"--algo {words} {_TEXT.replace('counted', 'counted?max_response=12')} --group-size 2"
+        " --total-steps 480",
+        (),
+        first="--preset none",
+        signals=_ALL,
+        processes=processes,
+        alone=processes > 1,
+    )
+    for name, processes, words in (
+        ("grpo ahead", 1, "grpo --ahead 2 --slots 3 --micro-batches 2"),
+        ("ppo_rlhf ahead", 1, "ppo_rlhf --ahead 1 --slots 5 --order prompt"),
+        ("dpo ahead", 1, "dpo --respondent policy --ahead 2 --slots 4 --micro-batches 2"),
+        (
+            "grpo ahead in processes", 2,
+            "grpo --ahead 1 --slots 4 --micro-batches 2 --late mask --policy split --staleness 1 --devices 2",
+        ),
+        (
+            "ppo_rlhf ahead in processes", 2,
+            "ppo_rlhf --ahead 2 --slots 3 --micro-batches 2 --policy split --devices 2",
+        ),
+    )
+}  # fmt: skip
 COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _PATIENCE = 600.0  # seconds of the clock, after which a process that does not end hangs
 
 
-def kills(number: int, kinds: Mapping[str, Killed] = KILLED) -> str | None:
+def kills(number: int, kinds: Mapping[str, Killed] = KILLED, check: str = "kills") -> str | None:
     """A run killed at random moments, and resumed each time: its last state is that of one left alone."""
     kind = list(kinds)[number % len(kinds)]
-    killed, moves, cold = kinds[kind], number % 3 == 2, number % 6 > 3
+    killed, cold = kinds[kind], number % 6 > 3
+    moves = bool(killed.elsewhere) and number % 3 == 2
     float64 = moves and killed.in_float64
     programs = KEPT / "programs"
-    whole = KEPT / "whole" / f"{kind}{'-float64' * float64}"
+    whole = KEPT / "whole" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
     work: Any = _left_alone(killed, whole, programs, float64)
     if isinstance(work, str):
         return f"{kind}, left alone: {work}"
-    draw, left = random.Random(number), KILLS
+    draw, left = random.Random(number), list(killed.signals)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         if cold:
             programs, work = Path(folder, "programs"), 2 * work  # compiling is half of it
-        while left >= 0:
+        while True:
             placed = _placed(killed, run, draw.choice(killed.elsewhere) if moves else "")
-            moment = draw.uniform(0.0, work) if left else None  # at last none
-            status, worked_for = _started(placed, programs, moment, float64)
-            if status not in (0, -signal.SIGKILL if left else 0):
-                return f"{kind}, {placed}, to be killed after {moment} s: status {status}"
-            if status or not left:
-                left -= 1
-                if status:
-                    note(
-                        "kills" if kinds is KILLED else "language",
-                        number,
-                        f"{_met(run)}{', moved' * moves}",
-                        kind=kind,
-                        cold=cold,
-                    )
+            end = Ending(left[0], draw.uniform(0.0, work)) if left else None
+            if end and killed.alone:
+                end = dataclasses.replace(end, to=draw.randrange(killed.processes))
+            status, worked_for = _started(placed, programs, end, float64)
+            if status not in (0, *(end.statuses if end else ())):
+                return f"{kind}, {placed}, at {end}: status {status}"
+            if not left:
+                break
+            if status:
+                how = "" if end.signal == signal.SIGKILL else f"{end.signal.name}, "
+                note(check, number, f"{how}{_met(run)}{', moved' * moves}", kind=kind, cold=cold)
+                left.pop(0)
             else:
                 work = worked_for  # what is left is less than that
                 if (run / "summary.json").exists():
@@ -167,10 +199,10 @@ def _placed(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
         return [["--resume", str(run), "--eval-episodes", "0", "--trust", *elsewhere.split()]]
     where = ["--trust", "--resume"] if exists else [*killed.first.split(), "--out"]
     common = [*killed.words, *COMMON, *where, str(run)]
-    if killed is not KILLED["processes"]:
+    if (count := killed.processes) == 1:
         return [common]
-    joined = ["--coordinator-address", f"localhost:{free_port('localhost')}"]
-    return [[*common, *joined, "--num-processes", "2", "--process-id", str(i)] for i in range(2)]
+    joined = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
+    return [[*common, *joined, "--process-id", str(i)] for i in range(count)]
 
 
 def _met(run: Path) -> str:
@@ -185,33 +217,58 @@ def _met(run: Path) -> str:
     return "between checkpoints" if left else "before the first checkpoint"
 
 
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What a run gets.
+
+    Attributes:
+      signal: as the operating system has it.
+      moment: seconds of work, on the mean of its processes, before that.
+      to: which process; None for all, as of a machine that loses its power.
+    """
+
+    signal: signal.Signals
+    moment: float
+    to: int | None = None
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """Of the process that got it: ended by the system, or, if it may look at the signal, by itself."""
+        return (-self.signal,) if self.signal == signal.SIGKILL else (-self.signal, 128 + self.signal)
+
+
 def _started(
-    groups: Sequence[Sequence[str]], programs: Path, moment: float | None, float64: bool
+    groups: Sequence[Sequence[str]], programs: Path, end: Ending | None, float64: bool
 ) -> tuple[int, float]:
-    """Runs `fdg.train` in copies of this process, killed once they have worked for `moment` seconds.
+    """Runs `fdg.train` in copies of this process, which may be ended.
 
     Returns:
-      The status of the first that failed, or 0, and the seconds of work.
+      The status of the first that got the signal and failed, else of the first that failed, or 0; -1 where
+      one hangs; and the seconds of work.
     """
     cache = ["--program-cache", str(programs.absolute())]
     children = [_copy([*words, *cache], float64) for words in groups]
-    status, work, begun = 0, dict.fromkeys(children, 0.0), time.monotonic()
-    running = set(children)
-    while running:
-        for child in [*running]:
+    victims = children if end is None or end.to is None else [children[end.to]]
+    statuses, work, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
+    hangs = False
+    while len(statuses) < len(children):
+        running = [child for child in children if child not in statuses]
+        for child in running:
             work[child] = max(work[child], worked(child))
             found, code = os.waitpid(child, os.WNOHANG)
             if found:
-                running.discard(child)
-                status = status or os.waitstatus_to_exitcode(code)
-        hangs = time.monotonic() - begun > _PATIENCE
-        if hangs or (moment is not None and sum(work.values()) / len(work) >= moment):
-            for child in running:  # all of them in one moment, as a machine that loses its power
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            moment, status = None, -1 if hangs else status
+                statuses[child] = os.waitstatus_to_exitcode(code)
+        if end is not None and sum(work.values()) / len(work) >= end.moment:
+            for child in set(victims) - statuses.keys():
+                os.kill(child, end.signal)
+            end = None
+        if time.monotonic() - begun > _PATIENCE:
+            hangs = True
+            for child in set(children) - statuses.keys():
+                os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    return status, sum(work.values()) / len(work)
+    status = next((statuses[child] for child in (*victims, *children) if statuses[child]), 0)
+    return -1 if hangs else status, sum(work.values()) / len(work)
 
 
 def _copy(words: Sequence[str], float64: bool) -> int:
@@ -220,6 +277,7 @@ def _copy(words: Sequence[str], float64: bool) -> int:
 
     import algos  # noqa: F401
     import envs  # noqa: F401
+    from fdg import ctrl_c
     from fdg.commands import cli, parse  # noqa: F401
     from fdg.training import loop  # noqa: F401
 
@@ -232,6 +290,8 @@ def _copy(words: Sequence[str], float64: bool) -> int:
         with open(os.devnull, "w") as nowhere, (KEPT / "said.txt").open("a") as said:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(said.fileno(), 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        ctrl_c.guard()
         os._exit(cli.train_main(words))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())

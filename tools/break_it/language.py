@@ -13,6 +13,7 @@ class _Counted(envs.text.TextTask):
         return envs.text.Reward(total, {"counted": total})
 
 
-def counted() -> envs.text.TextTask:
-    """Additions of one digit, paid for by the tokens of the response."""
-    return _Counted(envs.make("text:addition", digits=1).problem)
+def counted(max_response: int | None = None) -> envs.text.TextTask:
+    """Additions of one digit, paid for by the tokens of the response; `max_response` of them at most."""
+    task = envs.make("text:addition", digits=1, max_response=max_response)
+    return _Counted(task.problem, max_response=task.max_response)
