@@ -80,9 +80,9 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     folder = _folder(name, seed, reward)
     shutil.rmtree(folder, ignore_errors=True)
     common: dict[str, Any] = {"seed": seed, "devices": 1, "eval_episodes": EPISODES}
-    imitation = _imitate(chosen, env, scale, out=folder / "sft", **common)
+    imitation = imitate(chosen, env, scale, out=folder / "sft", **common)
     judged = env.with_reward(at_random) if reward == "random" else env
-    grpo = _made("grpo", judged, chosen.grpo, scale)
+    grpo = made("grpo", judged, chosen.grpo, scale)
     learned = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
     said = {
         f"{when}{'' if greedy else '_sampled'}": _right(run, env, greedy)
@@ -92,9 +92,9 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     return {"seed": seed, **said, "cpu_s": round(time.process_time() - begun)}
 
 
-def _imitate(chosen: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
+def imitate(chosen: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
     """Imitation until the share of right answers is there; returns have what else is paid for in them too."""
-    learner = _made("sft", env, chosen.sft, scale)
+    learner = made("sft", env, chosen.sft, scale)
     returned = chosen.start
     while True:
         run = fdg.fit(learner, eval_every=chosen.every, stop_at=returned, resume=True, **common)
@@ -115,7 +115,7 @@ def _folder(name: str, seed: int, reward: str) -> Path:
     return RUNS / f"{name}-{reward}-{seed}"
 
 
-def _made(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
+def made(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
     learner = algos.make(algo, env, **fields)
     return dataclasses.replace(learner, total_steps=int(learner.total_steps * scale))
 

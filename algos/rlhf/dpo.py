@@ -99,6 +99,8 @@ class DPO(PreferenceAgent, JudgedAgent):
             speaking = state._replace(parameters=respondent)
             (rollout, pairs, known), stream, _ = streaming.rollouts(self, speaking, self.num_prompts, judged)
             said = {**self._said(rollout), **streaming.measures(self, state.stream, stream)}
+            if self.respondent == "policy":
+                said |= streaming.staleness(rollout.version, state.iteration, rollout.responses.own)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)
         )
@@ -130,6 +132,11 @@ class DPO(PreferenceAgent, JudgedAgent):
         return updates.mapped(lambda some: self._scores(parameters, some), pairs, self.at_once)
 
     # --- parts ---
+
+    def _version(self, state: Any) -> jax.Array:
+        if self.respondent == "policy":
+            return JudgedAgent._version(self, state)
+        return super()._version(state)
 
     def _loss(self, parameters, minibatch):
         weight = minibatch.weight

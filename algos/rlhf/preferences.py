@@ -173,7 +173,7 @@ class PreferenceAgent(LanguageAgent):
         return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))
 
     def _version(self, state: Any) -> jax.Array:
-        """No metric reads it: the optimiser's count would have a respondent that stays wait for learning."""
+        """Of a respondent that stays as it is, which need not wait for the optimiser's count."""
         return state.iteration
 
     def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:

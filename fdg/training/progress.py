@@ -106,17 +106,22 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
     >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
     >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})
     'queue 37 | lag 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
+    >>> stream_line([{"slots_busy": 0.96, "queued": 37, "running": 12}], {})  # by a respondent that stays
+    'queue 37 | slots 96% busy'
     """
     if not rows or not all("slots_busy" in row for row in rows):
         return ""
-    mean = {name: sum(row[name] for row in rows) / len(rows) for name in ("slots_busy", "staleness")}
-    oldest = max(row.get("staleness_max", row["staleness"]) for row in rows)
-    parts = [
-        f"queue {rows[-1]['queued']:.0f}",
-        f"lag {mean['staleness']:.1f} (at most {oldest:.0f})",
-        f"slots {100 * mean['slots_busy']:.0f}%",
-        *(f"{group} {100 * share:.0f}%" for group, share in busy.items()),
+    lags = [
+        (row["staleness"], row.get("staleness_max", row["staleness"])) for row in rows if "staleness" in row
     ]
+    parts = []
+    if "queued" in rows[-1]:
+        parts.append(f"queue {rows[-1]['queued']:.0f}")
+    if lags:
+        mean, oldest = sum(lag for lag, _ in lags) / len(lags), max(most for _, most in lags)
+        parts.append(f"lag {mean:.1f} (at most {oldest:.0f})")
+    parts.append(f"slots {100 * sum(row['slots_busy'] for row in rows) / len(rows):.0f}%")
+    parts += [f"{group} {100 * share:.0f}%" for group, share in busy.items()]
     return " | ".join(parts) + " busy"
 
 

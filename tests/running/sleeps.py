@@ -2,16 +2,20 @@
 
     python -m tests.running.sleeps --runs 30
     python -m tests.running.sleeps --runs 30 --processes 2
+    python -m tests.running.sleeps --runs 30 --algo grpo
+    python -m tests.running.sleeps --runs 30 --algo ppo_rlhf --processes 2
 
 Every fragment sleeps 0 to 50 ms in a function on the host, and so does every transfer; in each run one group
-is starved by a busy loop instead. Four groups, each with a lane, are in one process, or in two. The last line
-says in how many runs a bit of the state or of the metrics differed from the first.
+is starved by a busy loop instead. Four groups, each with a lane, are in one process, or in two. Algorithms
+for language models stream: `ahead=2`, fewer slots than responses, micro-batches. The last line says in how
+many runs a bit of the state or of the metrics differed from the first.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import json
 import random
 import subprocess
@@ -23,11 +27,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import algos
 import fdg
+import policies
+from fdg.fragment import FragmentFunction
 from fdg.placing.policy import Group
 from fdg.processes import ports
 from fdg.running.exchange import Exchange
 from fdg.running.transfers import Mover
+from tools.break_it.language import counted
 
 ROLES = ("actor", "reward", "reference", "learner")
 LAGS = (0, 1, 2)  # iterations; runs take turns
@@ -107,6 +115,35 @@ class Apart:
         return {role: Group(f"{role}s", (i,)) for i, role in enumerate(ROLES)}
 
 
+def language(name, pause, staleness):
+    """An algorithm that streams, whose fragments all sleep, and its policy: four groups."""
+
+    def paused(fragment):
+        role, at = fragment.mark.role, -1
+
+        def wait(x):
+            pause(role)
+            return np.asarray(x)
+
+        def sleepy(*arguments):
+            leaves, structure = jax.tree.flatten(fragment.__wrapped__(*arguments))
+            shape = jax.ShapeDtypeStruct(leaves[at].shape, leaves[at].dtype)
+            leaves[at] = jax.pure_callback(wait, shape, leaves[at])
+            return jax.tree.unflatten(structure, leaves)
+
+        return fdg.fragment(role, fragment.in_axes, fragment.out_axes, name=fragment.mark.name)(sleepy)
+
+    kind = algos.get(name)
+    found = inspect.getmembers_static(kind, lambda x: isinstance(x, FragmentFunction))
+    sleepy = type(kind.__name__, (kind,), {attribute: paused(fragment) for attribute, fragment in found})
+    algorithm = sleepy(
+        env=counted(max_response=12), num_prompts=4, group_size=2, hidden_size=8, num_layers=1, num_heads=2,
+        ahead=2, slots=6, micro_batches=2, learning_rate=1e-2,
+    )  # fmt: skip
+    apart = {"rewards": 1} if name == "grpo" else {"critics": 1}
+    return algorithm, policies.Standalone(actors=1, staleness=staleness, **apart)
+
+
 @contextlib.contextmanager
 def slow_transfers(pause):
     """Transfers that sleep ahead of what they do."""
@@ -133,12 +170,13 @@ def digest(state, metrics):
     return found.hexdigest()
 
 
-def digests(runs, seconds, devices, iterations=3, lags=LAGS):
+def digests(runs, seconds, devices, iterations=3, lags=LAGS, algo=None):
     """Of each lag, those of `runs` runs; the first is one without any sleep."""
     pause = Pause(seconds)
     found = {}
     for lag in lags:
-        engine = fdg.compile(Stages(pause), Apart(lag), devices)
+        parts = language(algo, pause, lag) if algo else (Stages(pause), Apart(lag))
+        engine = fdg.compile(*parts, devices)
         pause.most, pause.starved = 0.0, None
         of_lag = [digest(*engine.run(engine.init(0), iterations))]
         pause.most = seconds
@@ -150,19 +188,21 @@ def digests(runs, seconds, devices, iterations=3, lags=LAGS):
     return found
 
 
-def _process(index, port, runs, seconds):
+def _process(index, port, runs, seconds, algo):
     fdg.host_devices(2)
     jax.distributed.initialize(f"localhost:{port}", 2, index)
-    print(json.dumps(digests(runs, seconds, jax.devices())), flush=True)
+    print(json.dumps(digests(runs, seconds, jax.devices(), algo=algo)), flush=True)
 
 
-def in_processes(runs, seconds):
+def in_processes(runs, seconds, algo):
     """The same of two processes, with two groups each."""
     port = ports.free_port("localhost")
-    code = "from tests.running.sleeps import _process; _process({}, {}, {}, {})"
+    code = "from tests.running.sleeps import _process; _process({}, {}, {}, {}, {!r})"
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", code.format(i, port, runs, seconds)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code.format(i, port, runs, seconds, algo)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for i in range(2)
     ]
@@ -177,13 +217,14 @@ def main(words=None):
     parser.add_argument(
         "--seconds", type=float, default=0.05, help="that a fragment or transfer sleeps at most"
     )
+    parser.add_argument("--algo", choices=("grpo", "ppo_rlhf"), help="in place of stubs")
     given = parser.parse_args(words)
     runs = -(-given.runs // len(LAGS))
     if given.processes == 2:
-        found = in_processes(runs, given.seconds)
+        found = in_processes(runs, given.seconds, given.algo)
     else:
         fdg.host_devices(4)
-        found = digests(runs, given.seconds, jax.devices())
+        found = digests(runs, given.seconds, jax.devices(), algo=given.algo)
     apart = {lag: sum(one != every[0] for one in every[1:]) for lag, every in found.items()}
     print(f"{sum(len(every) - 1 for every in found.values())} runs; that differ, by staleness: {apart}")
     return int(any(apart.values()))

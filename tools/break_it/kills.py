@@ -86,9 +86,7 @@ KILLED: Mapping[str, Killed] = {
     "population": Killed(
         f"--sweep lr=log:1e-4..1e-3x4 --exploit-every 5 {_SMALL}", ("--devices 2", "--devices 4")
     ),
-    "processes": Killed(
-        f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:]), processes=2
-    ),
+    "processes": Killed(f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:]), processes=2),
 }
 # Epochs of problems end within iterations.
 _TEXT = (

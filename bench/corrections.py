@@ -1,0 +1,119 @@
+"""What older parameters cost in learning, and which correction gives it back: GRPO on sorting or countdown.
+
+    python -m bench.corrections sorting                 # five seeds in one program, eta 0, 1, 4, 16
+    python -m bench.corrections countdown --scale 0.1   # a tenth of the steps, to try it
+    python -m bench.corrections sorting --only decoupled --eta 0 --eta 4
+
+Responses are drawn by parameters that are `eta` iterations old (`Split(staleness=eta)`; the numbers are those
+of any devices). All seeds begin with one network that has imitated, as in `bench.rlhf_learning`, and see
+equally many samples. `runs/corrections/TASK.json` has the share of 512 held-out problems that each seed has
+right at the end, with the most likely tokens and with sampled ones, rewards of every iteration, and seconds
+of work; started again, it continues with the cells that are missing. The interval is Student's, of 95%.
+"""
+
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import envs
+import fdg
+import policies
+from bench.harness import parser, table
+from bench.rlhf_learning import EPISODES, EXPERIMENTS, imitate, made
+
+RUNS = Path("runs/corrections")
+ETAS = (0, 1, 4, 16)
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95%, by the number of seeds
+METHODS: dict[str, dict[str, Any]] = {
+    "naive": {"old_log_prob": "actor"},
+    "decoupled": {"old_log_prob": "learner", "correction": "decoupled"},
+    "interpolated": {"old_log_prob": "learner", "correction": "decoupled", "proximal": "interpolate"},
+    "tis": {"old_log_prob": "learner", "correction": "truncate_token"},
+    "mis": {"old_log_prob": "learner", "correction": "mask_token"},
+}
+AT_ONCE = ("naive", "decoupled")  # of the newest parameters the others are the same as the latter
+
+
+def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
+    """Trains all seeds of one method at one age."""
+    begun, chosen = time.process_time(), EXPERIMENTS[task]
+    env = _env(task)
+    learner = dataclasses.replace(made("grpo", env, chosen.grpo, scale), **METHODS[method])
+    out = RUNS / f"{start.name}-{method}-{eta}"
+    run = fdg.fit(
+        learner,
+        policies.Split(staleness=eta),
+        devices=1,
+        num_seeds=seeds,
+        start_from=start,
+        out=out,
+        resume=True,
+        eval_episodes=0,
+    )
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    found = {
+        name: (run.evaluate(EPISODES, greedy=greedy).returns >= 1).reshape(seeds, -1).mean(1).tolist()
+        for name, greedy in (("greedy", True), ("sampled", False))
+    }
+    return {
+        "method": method,
+        "eta": eta,
+        **found,
+        "reward": [row["reward_correct"] for row in rows],
+        "wall_s": [row["wall_s"] for row in rows],
+        "cpu_s": round(time.process_time() - begun),
+    }
+
+
+def shown(cells: list[dict[str, Any]]) -> str:
+    """A table of cells: points, and points from training with the newest parameters."""
+    means = {(c["method"], c["eta"]): statistics.mean(c["greedy"]) for c in cells}
+    rows = []
+    for c in cells:
+        values = [100 * x for x in c["greedy"]]
+        spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
+        best = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
+        away = "" if best is None else f"{statistics.mean(values) - 100 * best:+.1f}"
+        sampled = 100 * statistics.mean(c["sampled"])
+        rows.append(
+            (c["method"], c["eta"], f"{statistics.mean(values):.1f} ± {spread:.1f}", away, f"{sampled:.1f}")
+        )
+    return table(("method", "eta", "right, %", "from eta = 0", "sampled, %"), rows)
+
+
+def _env(task: str) -> Any:
+    name, parameters = envs.parse(EXPERIMENTS[task].env)
+    return envs.make(name, **parameters)
+
+
+def main() -> None:
+    """Trains the cells that are missing."""
+    line = parser("bench.corrections", __doc__)
+    line.add_argument("task", choices=("sorting", "countdown"))
+    line.add_argument("--only", choices=METHODS, action="append")
+    line.add_argument("--eta", type=int, action="append")
+    line.add_argument("--seeds", type=int, default=5)
+    line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    given = line.parse_args()
+    fdg.keep_programs()
+    kept = f"{given.task}{'' if given.scale == 1 else f'-{given.scale:g}'}"
+    start, path = RUNS / kept, RUNS / f"{kept}.json"
+    imitate(
+        EXPERIMENTS[given.task], _env(given.task), 1.0, out=start, seed=0, devices=1, eval_episodes=EPISODES
+    )
+    cells = json.loads(path.read_text()) if path.exists() else []
+    for eta in given.eta or ETAS:
+        for method in given.only or METHODS:
+            is_there = any((c["method"], c["eta"]) == (method, eta) for c in cells)
+            if not is_there and (eta or method in AT_ONCE):
+                cells.append(cell(given.task, method, eta, start, given.seeds, given.scale))
+                path.write_text(json.dumps(cells) + "\n")
+                print({k: v for k, v in cells[-1].items() if k not in ("reward", "wall_s")}, flush=True)
+    print(shown(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Streams of responses whose longest is ten times their mean: tokens a second beside synchronous training.
+
+Lengths are drawn from a lognormal distribution by each response's own key, whatever the network says; slots
+are as many as responses of a batch, and all sides run on the same devices. What is counted is tokens of
+non-zero weight. Sides take turns; the ratio is that of each round. `work` is the same by CPU time, which
+other work on the machine changes less. `generation` is tokens of a tick: what the ratio would be if nothing
+but ticks took time.
+
+    python -m bench.long_tails                      # one device: Colocated
+    python -m bench.long_tails --policy split       # two: Split, staleness 1
+    python -m bench.long_tails --mean 48 --hidden 128
+"""
+
+import os
+
+# Before JAX starts: as many threads as devices, and no operation on more than one.
+os.environ["PJRT_NPROC"] = "2"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+
+import dataclasses
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import envs
+import fdg
+import policies
+from algos.language.generation import Answers
+from algos.rlhf.group_relative import GRPO
+from bench.harness import Spread, in_turns, parser, table
+
+SIDES = {
+    "synchronous": {},
+    "wait": {"ahead": 4},
+    "mask": {"ahead": 4, "late": "mask"},
+}
+GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest over mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighed(GRPO):
+    """GRPO that counts the tokens that its loss is over."""
+
+    def _measured(self, batch, iteration):
+        return {
+            **super()._measured(batch, iteration),
+            "weighed": jnp.sum(batch.weight_mask, dtype=jnp.int32),
+        }
+
+
+def forced(draw, mean):
+    """`Answers.draw`, with ends where each response's own length has them."""
+
+    def drawn(self, logits, keys, position, now):
+        tokens, *rest = draw(self, logits, keys, position, now)
+        normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 1 << 20)))(keys)
+        length = jnp.clip(jnp.round(mean * jnp.exp(normal - 0.5)), 2, self.width).astype(jnp.int32)
+        stop = self.sampling.stop_tokens[0]
+        other = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
+        return jnp.where(position + 1 >= length, stop, other), *rest
+
+    return drawn
+
+
+class Side:
+    """One way to train."""
+
+    def __init__(self, policy, devices, given, **fields):
+        task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * given.mean)
+        algorithm = Weighed(
+            env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=given.hidden, kl_coefficient=0.0,
+            old_log_prob="actor", micro_batch=32, total_steps=10**9, **fields,
+        )  # fmt: skip
+        self.engine = fdg.compile(algorithm, policy, devices)
+        self.iterations, self.state, self.seen = given.iterations, self.engine.init(0), []
+
+    def __call__(self, _):
+        wall, work = time.perf_counter(), time.process_time()
+        self.state, metrics = jax.block_until_ready(self.engine.run(self.state, self.iterations))
+        wall, work = time.perf_counter() - wall, time.process_time() - work
+        self.seen.append({name: np.asarray(x) for name, x in metrics.items()})
+        tokens = int(self.seen[-1]["weighed"].sum())
+        return tokens / wall, tokens / work, tokens / float(self.seen[-1].get("ticks", self.ticks()).sum())
+
+    def ticks(self):
+        """Those of a synchronous iteration: the longest response's tokens but one."""
+        return np.maximum(self.seen[-1]["response_length_max"] - 1, 1)
+
+
+def main():
+    line = parser("bench.long_tails", __doc__)
+    line.add_argument("--policy", choices=("colocated", "split"), default="colocated")
+    line.add_argument("--rounds", type=int, default=7)
+    line.add_argument("--iterations", type=int, default=10, help="of a round")
+    line.add_argument("--mean", type=int, default=24, help="tokens of a response")
+    line.add_argument("--hidden", type=int, default=64)
+    given = line.parse_args()
+    fdg.host_devices(2)
+    fdg.keep_programs()
+    policy = policies.Colocated() if given.policy == "colocated" else policies.Split(staleness=1)
+    devices = jax.devices()[: 1 if given.policy == "colocated" else 2]
+    with mock.patch.object(Answers, "draw", forced(Answers.draw, given.mean)):
+        sides = {name: Side(policy, devices, given, **fields) for name, fields in SIDES.items()}
+        found = in_turns(sides, given.rounds)
+    rows = []
+    for name, rounds in found.items():
+        ratios = [
+            Spread.ratio([r[i] for r in rounds], [r[i] for r in found["synchronous"]]) for i in range(3)
+        ]
+        wall = Spread.of(r[0] for r in rounds)
+        seen = sides[name].seen[1:]
+        mean = lambda key, seen=seen: float(np.mean([x[key] for x in seen]))  # noqa: E731
+        oldest = max(float(x.get("staleness_max", x["staleness"]).max()) for x in seen)
+        rows.append(
+            (name, f"{wall:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
+             f"{mean('response_length'):.1f}, {max(x['response_length_max'].max() for x in seen):.0f}",
+             f"{mean('slots_busy'):.2f}" if "slots_busy" in seen[0] else "", f"{oldest:.0f}")
+        )  # fmt: skip
+    head = ("side", "tokens/s", "ratio", "by work", "by ticks", "length: mean, longest", "busy", "oldest")
+    print(f"{given.policy}, load {os.getloadavg()[0]:.1f}")
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
