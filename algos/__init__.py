@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from algos import agent
 from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.acting import Actor
+from algos.agent import Bonus
 from algos.c51 import C51
 from algos.crossq import CrossQ
 from algos.dqn import DQN
@@ -53,11 +53,13 @@ __all__ = [
     "TD3",
     "VDN",
     "Actor",
+    "Bonus",
     "CrossQ",
     "Network",
     "RecurrentNetwork",
     "RecurrentPPO",
     "RewardModel",
+    "able_in",
     "get",
     "make",
     "names",
@@ -81,7 +83,6 @@ _ALGORITHMS = {
     "vdn": VDN,
     "qmix": QMIX,
 }
-agent.KNOWN.update(_ALGORITHMS)
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO, "reward_model": RewardModel}
 
@@ -101,6 +102,16 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
         None: {**_ALGORITHMS, **_OF_TEXT},
     }
     return tuple(known[of])
+
+
+def able_in(env: Environment) -> list[str]:
+    """Names of the algorithms that can act in an environment.
+
+    >>> import envs
+    >>> able_in(envs.make("MPE_simple_spread_v3"))
+    ['ippo', 'mappo', 'vdn', 'qmix']
+    """
+    return [name for name, kind in _ALGORITHMS.items() if kind.can_act_in(env)]
 
 
 explain_calls(__name__, _ALGORITHMS)

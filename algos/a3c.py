@@ -37,6 +37,7 @@ class State(NamedTuple):
     observation: Observation  # [W, E, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,7 @@ class A3C(A2C):
             observation=self._by_worker(start.observation),
             key=start.key,
             iteration=start.iteration,
+            bonus=start.bonus,
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -108,6 +110,7 @@ class A3C(A2C):
             observation=state.observation,
             num_steps=self.num_steps,
         )
+        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         learned, worker_parameters, running_return, metrics = self.learn(
             (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
             state.worker_parameters,
@@ -126,8 +129,9 @@ class A3C(A2C):
             observation=observation,
             key=key,
             iteration=state.iteration + 1,
+            bonus=bonus,
         )
-        return state, metrics
+        return state, {**metrics, **paid}
 
     # --- fragments; their batch axis is that of the workers ---
 
@@ -156,8 +160,8 @@ class A3C(A2C):
     def learn(self, learned, worker_parameters, running_return, trajectory):
         """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
         parameters, optimizer_state, *statistics = learned
-        seen, running_return, statistics = self.normalizers.rollout(
-            statistics, running_return, trajectory, self.discount
+        seen, (running_return,), statistics = self.normalizers.rollout(
+            statistics, (running_return,), trajectory, self.discount
         )
         gradients, losses = self.gradient(worker_parameters, seen)
         *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)

@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import fdg
 from algos import distributions, foreign, modules, networks, optimizers, outputs
 from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import (
+    BONUS,
     PRECISION,
     hyperparameter,
     require,
@@ -22,23 +24,10 @@ from algos.networks import Network
 from algos.parts import Part, parts_of
 from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
-from envs import Environment, Observation, check_spec, composite, num_agents
+from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, listed
-
-# Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
-KNOWN: dict[str, type["Agent"]] = {}
-
-
-def able_in(env: Environment) -> list[str]:
-    """Names of the algorithms of this package that can act in an environment."""
-    several = num_agents(env) is not None
-    return [
-        name
-        for name, kind in KNOWN.items()
-        if kind.several_agents == several and isinstance(env.action_space, kind.action_spaces)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +43,18 @@ class Rollouts(Part):
         require_positive(algorithm, "num_envs", "num_steps", "total_steps")
 
 
+class Bonus(NamedTuple):
+    """What agents are paid besides the environment's rewards, as two pure functions.
+
+    `init(observation [B, *obs]) -> state`: a pytree; of the observation only shape and dtype count.
+    `apply(state, time_step [T, B]) -> (state, reward [T, B])`: after a rollout, before it is learned from or
+    stored. `time_step.final_observation` is what each step led to.
+    """
+
+    init: Callable[[Any], Any]
+    apply: Callable[[Any, TimeStep], tuple[Any, jax.Array]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Agent(HasPresets):
     """Base of the algorithms of this package; a user's own needs none.
@@ -65,6 +66,7 @@ class Agent(HasPresets):
     Attributes:
       action_spaces: the kinds of action space that it can act in.
       several_agents: whether its environments are those of several agents, or of one.
+      bonus: on rewards, for exploration, say; the metric `bonus` is its mean.
       precision: of the operands of matrix products in networks. Parameters, optimisers, losses, normalisers,
         and what networks give, are float32 all the same
         ([decision 061](docs/decisions/061-precision.md)).
@@ -76,6 +78,7 @@ class Agent(HasPresets):
     precision: Literal["float32", "bfloat16"] = dataclasses.field(
         default="float32", metadata=PRECISION, kw_only=True
     )
+    bonus: Bonus | None = dataclasses.field(default=None, metadata=BONUS, kw_only=True)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -129,12 +132,37 @@ class Agent(HasPresets):
         """One step of the optimiser: the parameters after it, and its state."""
         return self._one_update(gradient, optimizer_state, parameters)
 
+    @fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None))
+    def pay(self, state, time_step):
+        """What the bonus knows after a rollout `[T, B]`, the rollout with it, and its mean."""
+        axes = time_step.terminated.ndim  # A3C has one more, of workers
+        rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
+        state, reward = self._bonus.apply(state, rows)
+        reward = reward.reshape(time_step.reward.shape)
+        return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
+
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
     def observe(self, statistics, observation):
         """The statistics after the observations `[T, B, *obs]` too, of agents that learn from replay."""
         return self.normalizers.observed(statistics, observation)
 
     # --- parts ---
+
+    @property
+    def _bonus(self) -> Any:
+        """The bonus, or what its name stands for; None if there is none."""
+        return own.found("--bonus", self.bonus) if isinstance(self.bonus, str) else self.bonus
+
+    def _first_bonus(self, observation: Observation) -> Any:
+        """What the bonus knows at first; None without one."""
+        return None if self.bonus is None else self._bonus.init(features_and_mask(observation)[0])
+
+    def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
+        """What the bonus knows after a rollout `[T, B]`, the rollout with it, and metrics."""
+        if self.bonus is None:
+            return state, time_step, {}
+        state, time_step, mean = self.pay(state, time_step)
+        return state, time_step, {"bonus": mean}
 
     def _own(self, field: str, sees: modules.Sees = "both") -> Any:
         """The network that a user has given in a field, as functions; None if none (see `algos.modules`)."""
@@ -220,9 +248,17 @@ class Agent(HasPresets):
             f"cannot act in the action space {space}: use {self._others()}",
         )
 
+    @classmethod
+    def can_act_in(cls, env: Environment) -> bool:
+        """Whether the algorithm is one for the actions, and the number of agents, of an environment."""
+        several = num_agents(env) is not None
+        return cls.several_agents == several and isinstance(env.action_space, cls.action_spaces)
+
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""
-        return listed([KNOWN[name].__name__ for name in able_in(self.env)] or ["one of your own"])
+        return listed(
+            [one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env)] or ["your own"]
+        )
 
     def _check_state(self, state: Any) -> None:
         """Raises an `FdgError` where a state is not that of one agent."""
@@ -250,6 +286,12 @@ class Agent(HasPresets):
         for field in dataclasses.fields(self):
             if field.metadata.get("holds") == "network" and isinstance(getattr(self, field.name), str):
                 self._own(field.name)  # refuses a name that names nothing
+
+
+def _algorithms(base: type[Agent]) -> list[type[Agent]]:
+    """The algorithms of this package that are derived from a class: those with presets of their own."""
+    found = [each for cls in base.__subclasses__() for each in (cls, *_algorithms(cls))]
+    return [cls for cls in found if "presets_of" in vars(cls) and cls.__module__.startswith("algos.")]
 
 
 @dataclasses.dataclass(frozen=True)

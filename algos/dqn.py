@@ -43,6 +43,7 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,7 @@ class DQN(Agent):
             observation=observation,
             key=key,
             iteration=jnp.int32(0),
+            bonus=self._first_bonus(observation),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -135,6 +137,7 @@ class DQN(Agent):
             observation=state.observation,
             num_steps=self.num_steps,
         )  # fmt: skip
+        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         replay = self.buffer.add(state.replay, Step.of(observations, actions, time_steps))
         learned, replay, losses = self.priorities.improve(
             lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
@@ -151,10 +154,12 @@ class DQN(Agent):
         metrics = {
             **episode_metrics(time_steps),
             **losses,
+            **paid,
             "epsilon": epsilon,
             "updates": learned.updates,
         }
-        return State(learned, statistics, replay, env_state, observation, key, state.iteration + 1), metrics
+        iteration = state.iteration + 1
+        return State(learned, statistics, replay, env_state, observation, key, iteration, bonus), metrics
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""

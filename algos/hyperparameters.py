@@ -63,6 +63,12 @@ NETWORK: dict[str, Any] = {
     "holds": "network",
 }
 
+BONUS: dict[str, Any] = {
+    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
+    "flag": str | None,
+    "holds": "bonus",
+}
+
 OF_NETWORK = frozenset(
     "network actor_network critic_network hidden critic_hidden convolve activation layer_norm"
     " normalize_observation dueling atoms quantiles mixer_size hypernetwork"
@@ -168,15 +174,22 @@ def _matches_plain(value: Any, kind: Any) -> bool | None:
     name = getattr(kind, "__name__", "")
     if name == "Network" and foreign.is_network(value):
         return True
+    if name == "Bonus" and isinstance(value, str):
+        return ":" in value
     if name in _METHODS:
         return all(callable(getattr(value, part, None)) for part in _METHODS[name])
     return True if isinstance(kind, type) and kind not in _PLAIN else None
 
 
 # Networks are recognised by their methods, so a user's own class will do.
-_METHODS = {"Network": ("init", "apply"), "RecurrentNetwork": ("init", "memory", "unroll")}
+_METHODS = {
+    "Network": ("init", "apply"),
+    "Bonus": ("init", "apply"),
+    "RecurrentNetwork": ("init", "memory", "unroll"),
+}
 _DESCRIPTIONS = {
     "Network": "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one",
+    "Bonus": "an algos.Bonus(init, apply), 'module:name' of one",
     "RecurrentNetwork": "an algos.RecurrentNetwork(init, memory, unroll)",
 }
 _PLAIN = (bool, int, float, str, type(None))

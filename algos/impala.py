@@ -76,20 +76,12 @@ class IMPALA(Agent):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        return on_policy.begin(
-            key,
-            self._reset,
-            self._network,
-            self._optimizer,
-            self.normalizers.begin(self.env.observation_space),
-            self.normalizers.begin_returns((self.num_envs,)),
-        )
+        statistics = self.normalizers.begin(self.env.observation_space)
+        return on_policy.begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and one update on it."""
-        return on_policy.iteration(
-            state, self.act, self.step, lambda *args: self.learn(*args[:3]), self.num_steps
-        )
+        return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 
     def actor(self, state: State) -> Actor:
         """How it acts with these parameters and statistics."""
@@ -115,15 +107,13 @@ class IMPALA(Agent):
         return action, policy.log_prob(action)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
-    def learn(self, learned, running_return, trajectory):
+    def learn(self, learned, running, trajectory):
         """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
         parameters, optimizer_state, *statistics = learned
-        seen, running_return, statistics = self.normalizers.rollout(
-            statistics, running_return, trajectory, self.discount
-        )
+        seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
         gradient, losses = self.gradient(parameters, seen)
         learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
-        return learned, running_return, {**episode_metrics(trajectory.time_step), **losses}
+        return learned, running, {**episode_metrics(trajectory.time_step), **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
     def gradient(self, parameters, trajectory):

@@ -104,13 +104,15 @@ class Normalizers(ObservationNormalizer):
         return scale(statistics, time_step.reward), running_return, statistics
 
     def rollout(
-        self, statistics: Any, running_return: Any, trajectory: Any, discount: float | jax.Array
-    ) -> tuple[Any, Any, tuple[Any, Any]]:
+        self, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """A rollout as the loss sees it; the returns so far, and the statistics of both, after it.
 
-        `trajectory` is a named tuple with an `observation [T, B, *obs]` and a `time_step [T, B]`.
+        `statistics` are of observations and returns, and `running` begins with the returns so far; what
+        follows in either is left as it is. `trajectory` is a named tuple with an `observation [T, B, *obs]`
+        and a `time_step [T, B]`.
         """
-        observation_statistics, return_statistics = statistics
+        (observation_statistics, return_statistics, *more), (running_return, *kept) = statistics, running
         time_step = trajectory.time_step
         reward, running_return, return_statistics = self.reward(
             time_step, running_return, return_statistics, discount
@@ -121,7 +123,7 @@ class Normalizers(ObservationNormalizer):
             time_step=time_step._replace(reward=reward, final_observation=final),
         )
         observation_statistics = self.observed(observation_statistics, trajectory.observation)
-        return seen, running_return, (observation_statistics, return_statistics)
+        return seen, (running_return, *kept), (observation_statistics, return_statistics, *more)
 
 
 # --- of observations, which may be in parts ---

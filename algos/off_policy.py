@@ -34,6 +34,7 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 def check(algorithm: Any) -> None:
@@ -84,6 +85,7 @@ def begin(
         observation=observation,
         key=key,
         iteration=jnp.int32(0),
+        bonus=algorithm._first_bonus(observation),
     )
 
 
@@ -106,6 +108,7 @@ def iteration(algorithm: Any, state: State, actor: Any) -> tuple[State, dict[str
         observation=state.observation,
         num_steps=algorithm.num_steps,
     )
+    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
     replay_state = replay.add(state.replay, Step.of(observations, actions, time_steps))
     samples = replay.sample(replay_state, sample_key).transition
     drawn = jax.tree.map(
@@ -115,8 +118,8 @@ def iteration(algorithm: Any, state: State, actor: Any) -> tuple[State, dict[str
     # Only now, so that all that one iteration acts on and learns from is normalised alike.
     if algorithm.normalize_observation:
         statistics = algorithm.observe(statistics, observations)
-    state = State(learned, statistics, replay_state, env_state, observation, key, state.iteration + 1)
-    return state, {**episode_metrics(time_steps), **losses}
+    state = State(learned, statistics, replay_state, env_state, observation, key, state.iteration + 1, bonus)
+    return state, {**episode_metrics(time_steps), **losses, **paid}
 
 
 def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:

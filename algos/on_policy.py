@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.rollout import environment_major, rollout, time_major
 from envs import Observation, TimeStep, features_and_mask
@@ -32,6 +30,7 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
     known: Any = None  # of an exploration bonus (`algos.rnd`): what it learned, without parameters
     running_novelty: jax.Array | None = None  # [B] float32, of the same: the discounted return of novelty
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 class Trajectory(NamedTuple):
@@ -44,34 +43,30 @@ class Trajectory(NamedTuple):
 
 
 def begin(
+    algorithm: Any,
     key: jax.Array,
-    reset: Callable[[jax.Array], tuple[Any, Observation]],
-    network: Network,
-    optimizer: optax.GradientTransformation,
     statistics: Any,
     returns: tuple[RunningStatistics | None, jax.Array | None],
-    begin_bonus: Callable[[jax.Array, Any, Observation], tuple[Any, Any]] | None = None,
+    novelty: Callable[[jax.Array, Any, Observation], tuple[Any, Any, Any]] | None = None,
 ) -> State:
     """The state before the first iteration.
 
     Args:
+      algorithm: whose environments, network and optimiser they are.
       key: one key.
-      reset: `key -> env_state [B, ...], observation [B, *obs]`.
-      network: whose parameters are learned.
-      optimizer: of these parameters.
       statistics: of no observations.
       returns: statistics of no returns, and the returns so far.
-      begin_bonus: `(key, parameters, observation) -> (parameters, known)` of an exploration bonus, if any.
+      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`, if any.
     """
     parameter_key, env_key, key = jax.random.split(key, 3)
-    env_state, observation = reset(env_key)
-    parameters = network.init(parameter_key, features_and_mask(observation)[0])
-    known = None
-    if begin_bonus is not None:
-        parameters, known = begin_bonus(jax.random.fold_in(parameter_key, 1), parameters, observation)
+    env_state, observation = algorithm._reset(env_key)
+    parameters = algorithm._network.init(parameter_key, features_and_mask(observation)[0])
+    known, running_novelty = None, None
+    if novelty is not None:
+        parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
     return State(
         parameters=parameters,
-        optimizer_state=optimizer.init(parameters),
+        optimizer_state=algorithm._optimizer.init(parameters),
         observation_statistics=statistics,
         return_statistics=returns[0],
         running_return=returns[1],
@@ -80,69 +75,67 @@ def begin(
         key=key,
         iteration=jnp.int32(0),
         known=known,
-        running_novelty=None if known is None else jnp.zeros(jax.tree.leaves(observation)[0].shape[0]),
+        running_novelty=running_novelty,
+        bonus=algorithm._first_bonus(observation),
     )
 
 
 def iteration(
+    algorithm: Any,
     state: State,
-    act: Callable[..., tuple[jax.Array, Any]],
-    step: Callable[..., tuple[Any, TimeStep]],
-    learn: Callable[..., tuple[tuple[Any, ...], Any, dict[str, jax.Array]]],
-    num_steps: int,
+    act: Callable[..., tuple[jax.Array, Any]] | None = None,
+    learn: Callable[..., tuple[tuple[Any, ...], Any, dict[str, jax.Array]]] | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
     """The state after one rollout of all environments and what is learned from it, and metrics.
 
     Args:
+      algorithm: with the fragments `act`, `step` and `learn`.
       state: a `State`.
-      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`.
-      step: `(keys [B], env_state, action) -> (env_state, TimeStep [B])`.
-      learn: `((parameters, optimizer_state, observation_statistics, return_statistics), running_return,
-        Trajectory [T, B], key)` to the first two after it, and metrics. With an exploration bonus, `known` is
-        last of the first, and the second is `(running_return, running_novelty)`.
-      num_steps: T.
+      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`, if
+        not the algorithm's.
+      learn: `((parameters, optimizer_state, observation_statistics, return_statistics, known),
+        (running_return, running_novelty), Trajectory [T, B], key)` to the first two after it, and metrics;
+        if not the algorithm's. What is known of novelty is None but with `rnd`.
     """
+    act, learn = act or algorithm.act, learn or algorithm.learn
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
     env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
         act=lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
-        step=step,
+        step=algorithm.step,
         key=rollout_key,
         env_state=state.env_state,
         observation=state.observation,
-        num_steps=num_steps,
+        num_steps=algorithm.num_steps,
     )
-    has_bonus = state.known is not None
-    learned: Any = (
-        state.parameters,
-        state.optimizer_state,
-        state.observation_statistics,
-        state.return_statistics,
-    )
-    learned, running, metrics = learn(
-        (*learned, state.known) if has_bonus else learned,
-        (state.running_return, state.running_novelty) if has_bonus else state.running_return,
+    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
+    learned, (running_return, running_novelty), metrics = learn(
+        (
+            state.parameters,
+            state.optimizer_state,
+            state.observation_statistics,
+            state.return_statistics,
+            state.known,
+        ),
+        (state.running_return, state.running_novelty),
         Trajectory(observations, actions, decisions, time_steps),
         learn_key,
     )
-    known, running_novelty = None, None
-    if has_bonus:
-        *learned, known = learned
-        running, running_novelty = running
-    parameters, optimizer_state, observation_statistics, return_statistics = learned
-    state = state._replace(
+    parameters, optimizer_state, observation_statistics, return_statistics, known = learned
+    state = State(
         parameters=parameters,
         optimizer_state=optimizer_state,
         observation_statistics=observation_statistics,
         return_statistics=return_statistics,
-        running_return=running,
+        running_return=running_return,
         env_state=env_state,
         observation=observation,
         key=key,
         iteration=state.iteration + 1,
         known=known,
         running_novelty=running_novelty,
+        bonus=bonus,
     )
-    return state, metrics
+    return state, {**metrics, **paid}
 
 
 def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:

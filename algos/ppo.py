@@ -21,7 +21,7 @@ from algos import networks, normalize, on_policy, optimizers
 from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.hyperparameters import NETWORK, hyperparameter, require_positive, require_within
+from algos.hyperparameters import NETWORK, hyperparameter, require_within
 from algos.layers import PolicyLayers
 from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.minibatches import Epochs
@@ -30,7 +30,7 @@ from algos.normalize import Normalizers
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
-from algos.rnd import Distillation, Novelty, agent_of
+from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
 from algos.rollout import environment_major, episode_metrics, values_after
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 
@@ -74,27 +74,12 @@ class PPO(Agent):
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    rnd: bool = hyperparameter(
-        False, "random network distillation: add an intrinsic reward for novel observations"
-    )
-    intrinsic_coefficient: float = hyperparameter(
-        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)", only_with="rnd"
-    )
-    intrinsic_discount: float = hyperparameter(
-        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
-    )
-    rnd_features: int = hyperparameter(
-        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
-    )
-    rnd_share: float = hyperparameter(
-        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
-    )
+    novelty = RandomNetworkDistillation()
 
     def __post_init__(self):
         self._check()
         self.epochs.check_divides(self, self.num_steps)
-        require_positive(self, "rnd_features")
-        require_within(self, 0, 1, "gae_lambda", "intrinsic_discount", "rnd_share")
+        require_within(self, 0, 1, "gae_lambda")
 
     # --- the two functions of every algorithm ---
 
@@ -102,12 +87,11 @@ class PPO(Agent):
         """The state before the first iteration."""
         statistics = normalize.init_observations(self.env.observation_space)
         returns = normalize.init(()), jnp.zeros(self.num_envs)
-        begin = self._distillation.begin if self.rnd else None
-        return on_policy.begin(key, self._reset, self._network, self._optimizer, statistics, returns, begin)
+        return on_policy.begin(self, key, statistics, returns, self._novelty.begin)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
-        return on_policy.iteration(state, self.act, self.step, self.learn, self.num_steps)
+        return on_policy.iteration(self, state)
 
     def actor(self, state: State) -> Actor:
         """How it acts with these parameters and statistics."""
@@ -136,18 +120,14 @@ class PPO(Agent):
     def learn(self, learned, running, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`.
 
-        `learned`: parameters, optimiser state, statistics of observations and of returns; with `rnd` also
-        what is known of novelty. `running`: the running return `[B]`; with `rnd` also that of novelty.
+        `learned`: parameters, optimiser state, statistics of observations and of returns, what is known of
+        novelty. `running`: the running return `[B]`, and that of novelty.
         """
-        known: Any = None
-        running_novelty: Any = None
-        if self.rnd:
-            *learned, known = learned
-            running, running_novelty = running
-        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
+        running_return, running_novelty = running
         decision, time_step = trajectory.decision, trajectory.time_step
-        reward, running, return_statistics = self.normalizers.reward(
-            time_step, running, return_statistics, self.discount
+        reward, running_return, return_statistics = self.normalizers.reward(
+            time_step, running_return, return_statistics, self.discount
         )
         # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
         # under a distribution policy with staleness the actor's, as its parameters, are older than these.
@@ -156,22 +136,10 @@ class PPO(Agent):
             decision.value, time_step, lambda final: self._policy(parameters, see(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
-        novelty: Novelty | None = None
-        found: dict[str, jax.Array] = {}
-        if self.rnd:
-            last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
-            by_novelty, novelty, known, running_novelty, found = self._distillation.judged(
-                parameters,
-                known,
-                running_novelty,
-                (see(trajectory.observation), see(last)),
-                time_step,
-                jax.random.fold_in(key, 1),
-            )
-            advantage += self.intrinsic_coefficient * by_novelty
-        samples = self.samples(see, trajectory, advantage, target)
-        if self.rnd:
-            samples = samples._replace(novelty=novelty)
+        advantage, novelty, known, running_novelty, found = self._novelty.added(
+            advantage, parameters, known, running_novelty, see, trajectory, key
+        )
+        samples = self.samples(see, trajectory, advantage, target)._replace(novelty=novelty)
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.
         samples = jax.tree.map(environment_major, samples)
@@ -185,10 +153,8 @@ class PPO(Agent):
             "explained_variance": explained_variance(target, decision.value),
             **found,
         }
-        learned = parameters, optimizer_state, observation_statistics, return_statistics
-        if self.rnd:
-            learned, running = (*learned, known), (running, running_novelty)
-        return learned, running, metrics
+        learned = parameters, optimizer_state, observation_statistics, return_statistics, known
+        return learned, (running_return, running_novelty), metrics
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
@@ -201,12 +167,7 @@ class PPO(Agent):
         """PPO's loss over a minibatch `[N]`, and its parts; with `rnd` also what novelty is learned by."""
         policy, value = self._policy(parameters, minibatch.observation)
         loss, parts = self.objective.of(policy, value, minibatch)
-        if minibatch.novelty is None:
-            return loss, parts
-        more, of_novelty = self._distillation.loss(
-            parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
-        )
-        return loss + more, {**parts, **of_novelty}
+        return self._novelty.learned(loss, parts, parameters, minibatch)
 
     def samples(
         self,
@@ -237,24 +198,16 @@ class PPO(Agent):
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return networks.policy_and_value(
-            self._network, agent_of(parameters), observation, self.env.action_space
+            self._network, self._novelty.agent(parameters), observation, self.env.action_space
         )
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose results do not fit the action space."""
-        self._check_actor_critic(self._network, agent_of(state.parameters))
+        self._check_actor_critic(self._network, self._novelty.agent(state.parameters))
 
     @property
-    def _distillation(self) -> Distillation:
-        space = self.env.observation_space
-        return Distillation(
-            space,
-            dataclasses.replace(self.layers.sized(space), layer_norm=False),
-            self.rnd_features,
-            self.intrinsic_discount,
-            self.gae_lambda,
-            self.rnd_share,
-        )
+    def _novelty(self) -> Distillation | Nothing:
+        return self.novelty.of(self)
 
     @property
     def _network(self) -> Network:

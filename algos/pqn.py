@@ -89,14 +89,8 @@ class PQN(Agent):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        return on_policy.begin(
-            key,
-            self._reset,
-            self._network,
-            self._optimizer,
-            self.normalizers.begin(self.env.observation_space),
-            self.normalizers.begin_returns((self.num_envs,)),
-        )
+        statistics = self.normalizers.begin(self.env.observation_space)
+        return on_policy.begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -105,7 +99,7 @@ class PQN(Agent):
         def act(parameters, statistics, observation, keys):
             return self.act(parameters, statistics, epsilon, observation, keys)
 
-        state, metrics = on_policy.iteration(state, act, self.step, self.learn, self.num_steps)
+        state, metrics = on_policy.iteration(self, state, act)
         return state, {**metrics, "epsilon": epsilon}
 
     def actor(self, state: State) -> Actor:
@@ -127,12 +121,10 @@ class PQN(Agent):
         return epsilon_greedy(values, epsilon).sample(keys), _best(values)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
-    def learn(self, learned, running_return, trajectory, key):
+    def learn(self, learned, running, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change after it."""
         parameters, optimizer_state, *statistics = learned
-        seen, running_return, statistics = self.normalizers.rollout(
-            statistics, running_return, trajectory, self.discount
-        )
+        seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
         observation, action, value, time_step = seen
         target = self._target(parameters, value, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
@@ -140,7 +132,7 @@ class PQN(Agent):
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         learned = (parameters, optimizer_state, *statistics)
-        return learned, running_return, {**episode_metrics(time_step), **losses}
+        return learned, running, {**episode_metrics(time_step), **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):

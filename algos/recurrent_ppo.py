@@ -66,6 +66,7 @@ class State(NamedTuple):
     past: Past | None  # None without burn-in
     key: jax.Array
     iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 class Minibatch(NamedTuple):
@@ -177,6 +178,7 @@ class RecurrentPPO(Agent):
             past=past,
             key=key,
             iteration=jnp.int32(0),
+            bonus=self._first_bonus(observation),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -198,12 +200,14 @@ class RecurrentPPO(Agent):
             recollection=state.recollection,
             num_steps=self.num_steps,
         )
+        *recorded, time_steps = steps
+        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         learned, running_return, past, metrics = self.learn(
             (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
             state.running_return,
             state.recollection.memory,
             state.past,
-            steps,
+            (*recorded, time_steps),
             shuffle_key,
         )
         parameters, optimizer_state, observation_statistics, return_statistics = learned
@@ -219,8 +223,9 @@ class RecurrentPPO(Agent):
             past=past,
             key=key,
             iteration=state.iteration + 1,
+            bonus=bonus,
         )
-        return state, metrics
+        return state, {**metrics, **paid}
 
     def actor(self, state: State) -> Actor:
         """How it acts with these parameters and statistics, and a memory of its own."""

@@ -10,6 +10,7 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,10 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from algos import normalize
+from algos.hyperparameters import hyperparameter, require_positive, require_within
 from algos.layers import Layers, Trunk, features
 from algos.losses import value_error
 from algos.networks import Network, of_module
 from algos.normalize import RunningStatistics
+from algos.parts import Part
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import environment_major, time_major
 from envs import TimeStep, features_and_mask
@@ -55,14 +58,75 @@ class Novelty(NamedTuple):
     value_target: jax.Array  # [N] float32
 
 
-def agent_of(parameters: Any) -> Any:
-    """Parameters of PPO's own network, with novelty or without."""
-    return parameters.agent if isinstance(parameters, Parameters) else parameters
+@dataclasses.dataclass(frozen=True)
+class RandomNetworkDistillation(Part):
+    """Whether agents are paid for novelty, and how."""
+
+    rnd: bool = hyperparameter(
+        False, "random network distillation: add an intrinsic reward for novel observations"
+    )
+    intrinsic_coefficient: float = hyperparameter(
+        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)", only_with="rnd"
+    )
+    intrinsic_discount: float = hyperparameter(
+        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
+    )
+    rnd_features: int = hyperparameter(
+        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
+    )
+    rnd_share: float = hyperparameter(
+        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a number of features, a discount or a share out of range."""
+        require_positive(algorithm, "rnd_features")
+        require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
+
+    def of(self, algorithm: Any) -> "Distillation | Nothing":
+        """What an algorithm makes of novelty."""
+        if not self.rnd:
+            return Nothing()
+        space = algorithm.env.observation_space
+        return Distillation(
+            space,
+            dataclasses.replace(algorithm.layers.sized(space), layer_norm=False),
+            self.rnd_features,
+            self.intrinsic_discount,
+            algorithm.gae_lambda,
+            self.rnd_share,
+            self.intrinsic_coefficient,
+            algorithm.value_coefficient,
+        )
+
+
+class Nothing:
+    """The functions of `Distillation`, for agents that are not paid for novelty."""
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
+        """The agent's parameters, and nothing known."""
+        return agent, None, None
+
+    def agent(self, parameters: Any) -> Any:
+        """All parameters."""
+        return parameters
+
+    def added(
+        self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
+    ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
+        """The advantages as they are."""
+        return advantage, None, known, running, {}
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss as it is."""
+        return loss, parts
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """The networks of novelty, and what is done with them: a value that PPO makes of its hyperparameters.
+    """The networks of novelty, and what is done with them.
 
     Attributes:
       observation_space: what is new is one of its observations; parts that are `privileged` count too.
@@ -71,6 +135,7 @@ class Distillation:
       discount: gamma of novelty.
       lambda_: of generalised advantage estimation.
       share: part of the samples that the predictor learns from.
+      coefficient, value_coefficient: weights of the advantage, and of the loss of the value, of novelty.
     """
 
     observation_space: ObservationSpace
@@ -79,10 +144,16 @@ class Distillation:
     discount: float
     lambda_: float
     share: float
+    coefficient: float = 0.5
+    value_coefficient: float = 0.5
 
-    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known]:
-        """Parameters, those of the agent's own network among them, and what is known at first."""
-        predictor, value, target = jax.random.split(key, 3)
+    def agent(self, parameters: Parameters) -> Any:
+        """Those of the agent's own network."""
+        return parameters.agent
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
+        """Parameters, the agent's among them; what is known, and the returns of novelty, at first."""
+        predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
         seen, _ = features_and_mask(observation)
         statistics = None
         if normalize.has_statistics(self.observation_space):
@@ -91,7 +162,44 @@ class Distillation:
         return (
             Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
             Known(self._target.init(target, shown), statistics, normalize.init(())),
+            jnp.zeros(jax.tree.leaves(observation)[0].shape[0]),
         )
+
+    def added(
+        self,
+        advantage: jax.Array,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        see: Callable[[Any], Any],
+        trajectory: Any,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """Advantages `[T, B]` with those of novelty, and what `judged` gives otherwise.
+
+        Args:
+          advantage: `[T, B]`.
+          parameters, known: so far.
+          running: `[B]` float32, discounted novelty so far.
+          see: observations as the agent's network sees them.
+          trajectory: `[T, B]`.
+          key: draws what the predictor learns from.
+        """
+        time_step = trajectory.time_step
+        last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
+        seen = see(trajectory.observation), see(last)
+        key = jax.random.fold_in(key, 1)
+        found = self.judged(parameters, known, running, seen, time_step, key)
+        return advantage + self.coefficient * found[0], *found[1:]
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """A loss over samples `[N]` with that of novelty, and the parts of both."""
+        more, of_novelty = self.loss(
+            parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
+        )
+        return loss + more, {**parts, **of_novelty}
 
     def judged(
         self,

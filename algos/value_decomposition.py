@@ -65,6 +65,7 @@ class State(NamedTuple):
     recollection: Recollection  # [B]
     key: jax.Array
     iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,7 @@ class ValueDecomposition(Agent):
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
             key=key,
             iteration=jnp.int32(0),
+            bonus=self._first_bonus(observation),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -183,6 +185,7 @@ class ValueDecomposition(Agent):
             if one_sequence
             else jax.tree.map(lambda x: x[:: self._length], before)
         )
+        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         sequences = self.buffer.cut(first, start, Step.of(observations, actions, time_steps))
         replay = self.buffer.add(state.replay, sequences)
         learned, replay, losses = self.priorities.improve(
@@ -200,11 +203,12 @@ class ValueDecomposition(Agent):
         metrics = {
             **episode_metrics(time_steps),
             **losses,
+            **paid,
             "epsilon": epsilon,
             "updates": learned.updates,
         }
         return State(
-            learned, statistics, replay, env_state, observation, recollection, key, state.iteration + 1
+            learned, statistics, replay, env_state, observation, recollection, key, state.iteration + 1, bonus
         ), metrics
 
     def actor(self, state: State) -> Actor:

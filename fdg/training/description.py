@@ -9,7 +9,6 @@ from typing import Any
 import algos
 import envs
 import policies
-from algos.agent import able_in
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line
@@ -141,7 +140,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
         kinds = " or ".join(space.__name__ for space in spaces)
         raise FdgError(
             f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
-            f" use --algo {listed(able_in(env))}, or another --env"
+            f" use --algo {listed(algos.able_in(env))}, or another --env"
         )
     return swept(_construct(cls, name, values), config)
 

@@ -40,6 +40,9 @@ CHANGES = {
     "a bonus on PPO": lambda: user_changes.curious(algos.PPO)(**PPO),
     "a bonus on recurrent PPO": lambda: user_changes.curious(algos.RecurrentPPO)(**RECURRENT),
     "a bonus on DQN": lambda: user_changes.curious(algos.DQN)(**REPLAYED),
+    "visits on PPO": lambda: algos.PPO(**PPO, bonus=user_changes.by_visits),
+    "visits on recurrent PPO": lambda: algos.RecurrentPPO(**RECURRENT, bonus=user_changes.by_visits),
+    "visits on DQN": lambda: algos.DQN(**REPLAYED, bonus="tests.user_changes:by_visits"),
     "a replay": lambda: user_changes.SignDQN(**REPLAYED),
     "a histogram": lambda: user_changes.Histogram(**PPO),
     "frozen parameters": lambda: algos.PPO(**PPO, optimizer=user_changes.frozen_critic),
@@ -71,6 +74,17 @@ def test_changes_do_what_they_say():
     first = jax.jit(kept["frozen parameters"].init)(jax.random.key(0)).parameters
     jax.tree.map(np.testing.assert_array_equal, state.parameters["critic"], first["critic"])
     assert np.any(state.parameters["actor"]["head"]["kernel"] != first["actor"]["head"]["kernel"])
+
+
+def test_a_bonus_pays_by_what_it_knows():
+    """Visits of sixteen cells: all steps are counted, and the mean is that of the rewards by hand."""
+    algorithm = algos.PPO(**PPO, bonus=user_changes.by_visits)
+    state, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 2)
+    counts = np.asarray(state.bonus)
+    assert counts.sum() == 2 * algorithm.steps_per_iteration
+    before = np.asarray(plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 1)[0].bonus)
+    paid = np.sum((counts - before) * 0.1 / np.sqrt(np.maximum(counts, 1))) / algorithm.steps_per_iteration
+    assert float(metrics["bonus"][-1]) == pytest.approx(paid, rel=1e-5)
 
 
 def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):

@@ -289,7 +289,7 @@ def test_ppo_without_a_memory_does_not():
         ({"num_minibatches": 2, "shuffle": "time"}, "does not divide num_steps / sequence_length=1"),
         (
             {"env": envs.make("probe:agents")},
-            "'probe:agents' is an environment of 2 agents: use IPPO, MAPPO, VDN or QMIX",
+            "'probe:agents' is an environment of 2 agents: use IPPO, MAPPO, QMIX or VDN",
         ),
     ],
 )

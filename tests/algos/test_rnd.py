@@ -39,7 +39,7 @@ def rollout(seed):
 def judged(distillation, step, running):
     """Parameters, what `judged` gives, and the loss over all of it with its gradient."""
     seen = jax.random.uniform(jax.random.key(1), (T, B, 2))
-    parameters, known = distillation.begin(jax.random.key(0), (), seen[0])
+    parameters, known, _ = distillation.begin(jax.random.key(0), (), seen[0])
     found = distillation.judged(parameters, known, running, (seen, seen[0]), step, jax.random.key(2))
     rows = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), found[1])
     value = distillation._value.apply(parameters.value, seen.reshape(T * B, 2)).reshape(T, B)
