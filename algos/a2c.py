@@ -18,16 +18,16 @@ from algos import networks, on_policy, optimizers
 from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.hyperparameters import NETWORK, hyperparameter, require_within
 from algos.layers import PolicyLayers
 from algos.losses import weighted_sum
-from algos.networks import Network
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import episode_metrics, values_after
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
+from fdg.settings.fields import hyperparameter, require_within
 
 
 @dataclasses.dataclass(frozen=True)

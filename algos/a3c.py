@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 import fdg
 from algos.a2c import A2C
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.normalize import RunningStatistics
 from algos.on_policy import Trajectory
 from algos.rollout import episode_metrics, rollout
 from envs import Observation
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class State(NamedTuple):

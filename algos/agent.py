@@ -9,25 +9,23 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, foreign, modules, networks, optimizers, outputs
+from algos import distributions, modules, networks, optimizers, outputs, presets
 from algos.acting import Actor, Policy, chosen
-from algos.hyperparameters import (
-    BONUS,
-    PRECISION,
+from algos.networks import Network
+from algos.rollout import evaluate
+from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
+from envs.checking import check_batch_reset, check_batch_step
+from fdg.arguments import checked_names
+from fdg.errors import FdgError, kind_of, listed
+from fdg.settings.fields import (
     hyperparameter,
     require,
     require_positive,
     require_types,
     require_within,
 )
-from algos.networks import Network
-from algos.parts import Part, parts_of
-from algos.presets.preferring import HasPresets
-from algos.rollout import evaluate
-from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
-from envs.checking import check_batch_reset, check_batch_step
-from fdg.arguments import checked_names
-from fdg.errors import FdgError, kind_of, listed
+from fdg.settings.parts import Part, check_parts
+from fdg.settings.presets import HasPresets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +41,16 @@ class Rollouts(Part):
         require_positive(algorithm, "num_envs", "num_steps", "total_steps")
 
 
+PRECISION: dict[str, Any] = {
+    "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
+}
+BONUS: dict[str, Any] = {
+    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
+    "flag": str | None,
+    "holds": "bonus",
+}
+
+
 class Bonus(NamedTuple):
     """What agents are paid besides the environment's rewards, as two pure functions.
 
@@ -53,6 +61,11 @@ class Bonus(NamedTuple):
 
     init: Callable[[Any], Any]
     apply: Callable[[Any, TimeStep], tuple[Any, jax.Array]]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.Bonus(init, apply), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +87,7 @@ class Agent(HasPresets):
 
     action_spaces: ClassVar[tuple[type, ...]]
     several_agents: ClassVar[bool] = False
+    preset_table: ClassVar[Any] = presets
 
     precision: Literal["float32", "bfloat16"] = dataclasses.field(
         default="float32", metadata=PRECISION, kw_only=True
@@ -84,11 +98,6 @@ class Agent(HasPresets):
     def steps_per_iteration(self) -> int:
         """Environment steps, all environments together."""
         return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
-        return max(1, self.total_steps // self.steps_per_iteration)
 
     @property
     def updates_per_iteration(self) -> int:
@@ -225,8 +234,7 @@ class Agent(HasPresets):
     def _check(self) -> None:
         """Raises an `FdgError` where a field is of another type, or one of a part is out of range."""
         self._check_types()
-        for part in parts_of(self):
-            part.check(self)
+        check_parts(self)
         require_within(self, 0, 1, "discount")
         hidden = getattr(self, "hidden", None)
         require(
@@ -278,14 +286,16 @@ class Agent(HasPresets):
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.metadata.get("holds") == "network" and foreign.hashable(value) is not value:
-                object.__setattr__(self, field.name, foreign.hashable(value))
-        require_types(self)
-        for field in dataclasses.fields(self):
-            if field.metadata.get("holds") == "network" and isinstance(getattr(self, field.name), str):
-                self._own(field.name)  # refuses a name that names nothing
+        given = {f.name for f in dataclasses.fields(self) if f.metadata.get("holds") in ("network", "bonus")}
+        for name in given:
+            value = getattr(self, name)
+            if modules.hashable(value) is not value:
+                object.__setattr__(self, name, modules.hashable(value))
+        require_types(self, {name for name in given if modules.is_network(getattr(self, name))})
+        for name in given - {"bonus"}:
+            if isinstance(getattr(self, name), str):
+                self._own(name)  # refuses a name that names nothing
+        _ = self._bonus
 
 
 def _algorithms(base: type[Agent]) -> list[type[Agent]]:

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
-from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, checked_widths
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
 from envs.composite import ObservationSpace
 from envs.spaces import Discrete, MultiDiscrete
+from fdg.settings.fields import float_or_array
 
 
 class AgentValues(NamedTuple):

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from algos.critic_readings import Distributions
 from algos.distributional import DistributionalDQN, of_action
-from algos.hyperparameters import hyperparameter, require
 from algos.replay import Transition
+from fdg.settings.fields import hyperparameter, require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, require
 from algos.losses import value_error
-from algos.parts import Part
+from fdg.settings.fields import hyperparameter, require
+from fdg.settings.parts import Part
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,22 +23,20 @@ from algos.agent import Agent, Rollouts
 from algos.batch_renorm import NormedNetwork
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
-from algos.hyperparameters import (
-    NETWORK,
+from algos.layers import Layers
+from algos.networks import NETWORK, Network
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.optimizers import OptimizerSettings
+from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
+from algos.soft import Entropy, Parameters
+from envs import Box, Environment, Observation
+from fdg.settings.fields import (
     hyperparameter,
     require,
     require_positive,
     require_within,
-    whole_updates,
 )
-from algos.layers import Layers
-from algos.networks import Network
-from algos.normalize import ObservationNormalizer
-from algos.off_policy import State
-from algos.optimizers import OptimizerSettings
-from algos.replay import Replay, ReplayUpdates, Transition
-from algos.soft import Entropy, Parameters
-from envs import Box, Environment, Observation
 
 
 class Statistics(NamedTuple):

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from algos import networks
 from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN
-from algos.hyperparameters import hyperparameter, require
 from algos.q_learning import choices
 from algos.replay import Transition
 from envs import Discrete, Observation, features_and_mask
+from fdg.settings.fields import hyperparameter, require
 
 
 @dataclasses.dataclass(frozen=True)

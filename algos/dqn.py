@@ -21,16 +21,16 @@ from algos import networks, optimizers, q_learning, replayed_q
 from algos.acting import Actor
 from algos.agent import Agent, Rollouts
 from algos.exploration import Exploration, epsilon_greedy
-from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
 from algos.layers import Layers
-from algos.networks import Network, of_action
+from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, over_choices
-from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition
+from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition, whole_updates
 from algos.replayed_q import Learned, Priorities, TargetUpdates
 from algos.rollout import episode_metrics, rollout
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
+from fdg.settings.fields import hyperparameter, require
 
 
 class State(NamedTuple):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
-from algos.hyperparameters import hyperparameter, require_within
-from algos.parts import Part
+from fdg.settings.fields import hyperparameter, require_within
+from fdg.settings.parts import Part
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,16 +19,16 @@ from algos import networks, on_policy, optimizers
 from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, value_error, weighted_sum
-from algos.networks import Network
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
 from algos.rollout import episode_metrics, values_after
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
 @dataclasses.dataclass(frozen=True)

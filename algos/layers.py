@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.hyperparameters import hyperparameter
-from algos.parts import Part
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
+from fdg.settings.fields import hyperparameter
+from fdg.settings.parts import Part
 
 Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributions import Distribution
-from algos.hyperparameters import hyperparameter, require_positive
-from algos.parts import Part
+from fdg.settings.fields import hyperparameter, require_positive
+from fdg.settings.parts import Part
 
 
 class Decision(NamedTuple):

@@ -9,8 +9,8 @@ what they see themselves. That, and that it remembers unless told otherwise, set
 import dataclasses
 from typing import ClassVar
 
-from algos.hyperparameters import hyperparameter
 from algos.multi_agent_ppo import MultiAgentPPO
+from fdg.settings.fields import hyperparameter
 
 
 @dataclasses.dataclass(frozen=True)

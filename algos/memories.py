@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos import gru
-from algos.hyperparameters import hyperparameter
-from algos.parts import Part
 from fdg.errors import FdgError, unknown_name
+from fdg.settings.fields import hyperparameter
+from fdg.settings.parts import Part
 
 Kind = Literal["gru", "lstm", "mingru", "transformer"]
 KINDS = ("gru", "lstm", "mingru", "transformer")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, require, require_positive
-from algos.parts import Part
+from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.parts import Part
 
 # Of the shuffle: more than are needed, by the tests, to make all orders of few rows equally probable.
 _ROUNDS = 24

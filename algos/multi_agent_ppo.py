@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, require
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
 from algos.recurrent_ppo import RecurrentPPO
 from envs import TimeStep, num_agents
+from fdg.settings.fields import hyperparameter, require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,21 @@ import jax.numpy as jnp
 
 from algos import distributions, outputs
 from algos.distributions import Distribution
-from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
+from fdg.settings.fields import float_or_array
+
+# Metadata of fields that hold a user's own network: the command line takes its name.
+NETWORK: dict[str, Any] = {
+    "help": "module:name of a network, or of a function of the spaces that returns one "
+    "(None: built from --hidden and its like)",
+    "flag": str | None,
+    "holds": "network",
+}
 
 
 class Network(NamedTuple):
@@ -37,6 +45,11 @@ class Network(NamedTuple):
 
     init: Callable[..., Any]
     apply: Callable[..., Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
 def actor_critic(

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, require
-from algos.parts import Part
 from envs import TimeStep, composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.errors import FdgError
+from fdg.settings.fields import hyperparameter, require
+from fdg.settings.parts import Part
 
 _EPSILON = 1e-8
 

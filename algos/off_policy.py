@@ -18,10 +18,10 @@ import numpy as np
 
 from algos import outputs
 from algos.acting import Policy
-from algos.hyperparameters import require
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
 from envs import Box, Observation
+from fdg.settings.fields import require
 
 
 class State(NamedTuple):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algos.hyperparameters import hyperparameter, require_positive
-from algos.parts import Part
 from envs import own
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
+from fdg.settings.fields import hyperparameter, require_positive
+from fdg.settings.parts import Part
 
 # A step size is a number, a traced one too, or a schedule of the number of steps so far.
 StepSize: TypeAlias = float | jax.Array | optax.Schedule

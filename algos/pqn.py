@@ -22,10 +22,9 @@ from algos import networks, on_policy, optimizers, q_learning
 from algos.acting import Actor
 from algos.agent import Agent, Rollouts
 from algos.exploration import Exploration, epsilon_greedy
-from algos.hyperparameters import NETWORK, hyperparameter, require_positive, require_within
 from algos.layers import Layers
 from algos.minibatches import Epochs
-from algos.networks import Network, of_action
+from algos.networks import NETWORK, Network, of_action
 from algos.normalize import Normalizers
 from algos.on_policy import State
 from algos.optimizers import ClippedOptimizer
@@ -33,6 +32,7 @@ from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, ove
 from algos.returns import lambda_returns
 from algos.rollout import environment_major, episode_metrics, values_after
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
+from fdg.settings.fields import hyperparameter, require_positive, require_within
 
 
 class Minibatch(NamedTuple):

@@ -11,10 +11,10 @@ from typing import ClassVar
 import jax
 
 from algos import agent_values
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.networks import Network
 from algos.value_decomposition import ValueDecomposition
 from envs import Observation
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

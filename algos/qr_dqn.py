@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributional import DistributionalDQN, of_action
-from algos.hyperparameters import hyperparameter, require_positive
 from algos.replay import Transition
+from fdg.settings.fields import hyperparameter, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

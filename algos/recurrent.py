@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions, outputs
-from algos.hyperparameters import float_or_array
 from algos.layers import Activation, Layers, PolicyLayers, checked_widths, head, hidden_layers
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_and_critic_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
+from fdg.settings.fields import float_or_array
 
 
 class Output(NamedTuple):
@@ -48,6 +48,11 @@ class RecurrentNetwork(NamedTuple):
     init: Callable[[jax.Array, Any], Any]
     memory: Callable[[int], Any]
     unroll: Callable[[Any, Any, Any, jax.Array], Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
 def recurrent_actor_critic(

@@ -24,12 +24,11 @@ from algos import distributions, normalize, optimizers, outputs
 from algos.acting import Actor
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.layers import PolicyLayers
 from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, MemorySizes
 from algos.minibatches import Epochs
-from algos.networks import Network
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics
 from algos.optimizers import ClippedOptimizer
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
@@ -42,6 +41,7 @@ from algos.rollout import (
     values_after,
 )
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
 class Past(NamedTuple):

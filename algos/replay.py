@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
-from algos.parts import Part
 from algos.returns import n_step_sums
 from envs import Observation, TimeStep
+from fdg.settings.fields import hyperparameter, is_traced, require, require_positive, require_within
+from fdg.settings.parts import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,27 @@ class ReplayUpdates(Part):
             algorithm, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero"
         )
         whole_updates(algorithm)
+
+
+def whole_updates(algorithm: Any) -> int:
+    """Gradient steps in one iteration: `updates_per_step` times the environment steps of all environments.
+
+    Raises:
+      FdgError: the product is not a whole number above zero.
+    """
+    require(
+        algorithm, not is_traced(algorithm.updates_per_step), "updates_per_step cannot be a traced number"
+    )
+    require_positive(algorithm, "updates_per_step")
+    rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
+    exact = rate * steps
+    require(
+        algorithm,
+        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
+        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
+        " it must be a whole number above zero",
+    )
+    return round(exact)
 
 
 class Step(NamedTuple):

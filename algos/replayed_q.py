@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from algos.exploration import linear
-from algos.hyperparameters import hyperparameter, require_positive, require_within
-from algos.parts import Part
 from algos.replay import Replay, ReplayState
+from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.parts import Part
 
 
 class Learned(NamedTuple):

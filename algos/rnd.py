@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from algos import normalize
-from algos.hyperparameters import hyperparameter, require_positive, require_within
 from algos.layers import Layers, Trunk, features
 from algos.losses import value_error
 from algos.networks import Network, of_module
 from algos.normalize import RunningStatistics
-from algos.parts import Part
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import environment_major, time_major
 from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace
+from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.parts import Part
 
 _CLIP = 5.0  # deviations, of observations (section 2.4)
 _DEEPER = 2  # layers that the predictor has more, as in the authors' code

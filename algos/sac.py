@@ -20,15 +20,15 @@ from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
-from algos.hyperparameters import NETWORK, hyperparameter, require_within, whole_updates
 from algos.layers import Layers
-from algos.networks import Network
+from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import Replay, ReplayUpdates, Transition
+from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
+from fdg.settings.fields import hyperparameter, require_within
 
 
 class Learned(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import require, require_positive
 from algos.replay import Replay, ReplayState, Step
 from envs import Observation
+from fdg.settings.fields import require, require_positive
 
 
 class Sequences(NamedTuple):

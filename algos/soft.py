@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from algos.critic_readings import Distributions, Values
 from algos.distributions import TanhNormal
-from algos.hyperparameters import hyperparameter, require_positive
-from algos.parts import Part
 from algos.replay import Transition
+from fdg.settings.fields import hyperparameter, require_positive
+from fdg.settings.parts import Part
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
 

@@ -31,10 +31,9 @@ from algos.acting import Actor
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import Exploration, epsilon_greedy
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.layers import Layers
 from algos.memories import MemoryKind, MemorySizes
-from algos.networks import Network, of_action
+from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import choices
@@ -45,6 +44,7 @@ from algos.returns import lambda_returns
 from algos.rollout import Recollection, episode_metrics, rollout_with_memory
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
 class Parameters(NamedTuple):

@@ -56,12 +56,10 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     return isinstance(value, cls)
 
 
-def describe_alternatives(kind: Any, names: Mapping[str, str] | None = None) -> list[str]:
+def describe_alternatives(kind: Any) -> list[str]:
     """Describes each alternative of an annotation in English; None comes last.
 
-    Args:
-      kind: the annotation.
-      names: descriptions of classes, by class name.
+    A class is described by its name, or as its method `described` says.
 
     >>> describe_alternatives(tuple[int, ...] | None)
     ['a tuple of integers', 'None']
@@ -69,7 +67,7 @@ def describe_alternatives(kind: Any, names: Mapping[str, str] | None = None) -> 
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         kinds = sorted(arguments, key=lambda one: one is types.NoneType)
-        return [text for one in kinds for text in describe_alternatives(one, names)]
+        return [text for one in kinds for text in describe_alternatives(one)]
     if origin is Literal:
         return [repr(one) for one in arguments]
     cls = origin or kind
@@ -82,8 +80,10 @@ def describe_alternatives(kind: Any, names: Mapping[str, str] | None = None) -> 
         inner = describe_alternatives(arguments[0])[0].partition(" ")[2] if some else "values"
         plural = inner if inner.endswith("s") else f"{inner}s"
         return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
+    if hasattr(cls, "described"):
+        return [cls.described()]
     name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
-    return [(names or {}).get(name) or f"a{'n' if name[0] in 'AEIOU' else ''} {name}"]
+    return [f"a{'n' if name[0] in 'AEIOU' else ''} {name}"]
 
 
 def reader(kind: Any) -> Callable[[str], Any]:

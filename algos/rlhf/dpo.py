@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
 from algos.rlhf.responses import scores
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class State(NamedTuple):

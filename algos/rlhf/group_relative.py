@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_within
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.judged import JudgedAgent
@@ -26,6 +25,7 @@ from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, To
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
+from fdg.settings.fields import hyperparameter, require, require_within
 
 
 class State(NamedTuple):

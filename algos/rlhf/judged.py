@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import jax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.language.decoder import Decoder
 from algos.rlhf import rewards, streaming, updates
 from algos.rlhf.checkpoints import begun_reward, check_there, reward_config_of
@@ -21,6 +20,7 @@ from algos.rlhf.responses import Responses
 from algos.rlhf.streaming import KEPT, Rollout
 from envs.text import Problem, Reward, is_game
 from envs.text.tokenizer_folders import same_tokens, tokenizer_of
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,15 +15,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, keep_absolute, require, require_positive, require_types
+from algos import presets
 from algos.language import lora
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.optimizers import ClippedOptimizer
-from algos.parts import parts_of
-from algos.presets.preferring import HasPresets
 from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
 from algos.rlhf.responses import Responses, lengths
@@ -32,6 +30,9 @@ from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, is_game, is_text
 from envs.text.game import replied, sampled
 from fdg.errors import FdgError
+from fdg.settings.fields import hyperparameter, keep_absolute, require, require_positive, require_types
+from fdg.settings.parts import check_parts
+from fdg.settings.presets import HasPresets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,7 @@ class LanguageAgent(HasPresets):
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"
+    preset_table: ClassVar[Any] = presets
     steps_are: ClassVar[str] = "responses"  # what `steps_per_iteration` and `env_steps` count
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
@@ -138,8 +140,7 @@ class LanguageAgent(HasPresets):
         require_positive(self, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
         zero = f"temperature={self.temperature}: it must be above zero; greedy=True takes the likeliest token"
         require(self, self.temperature > 0, zero)
-        for part in parts_of(self):
-            part.check(self)
+        check_parts(self)
         for name in ("dataset_size", "micro_batch", "slots"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
@@ -223,11 +224,6 @@ class LanguageAgent(HasPresets):
         if self.micro_batch is None:
             return None
         return min(self.micro_batch, self.rows_of(vars(self)).size // self.num_minibatches)
-
-    @property
-    def num_iterations(self) -> int:
-        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
-        return max(1, self.total_steps // self.steps_per_iteration)
 
     @property
     def updates_per_iteration(self) -> int:

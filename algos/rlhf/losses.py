@@ -13,8 +13,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, is_traced, require
-from algos.parts import Part
+from fdg.settings.fields import hyperparameter, is_traced, require
+from fdg.settings.parts import Part
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]

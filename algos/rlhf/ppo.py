@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Correction, Estimator, TokenEntropy
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
 class State(NamedTuple):

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import updates
 from algos.rlhf.advantages import informative
 from algos.rlhf.following import Rows
@@ -23,6 +22,7 @@ from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, rewarded
 from algos.rlhf.speaker import held_out_numbers
 from algos.rlhf.streaming import Rollout
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class Pairs(NamedTuple):

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from algos.hyperparameters import require
 from algos.language.config import DecoderConfig
 from algos.rlhf import updates
 from algos.rlhf.following import Rows, fits
 from envs.text import CharacterTokenizer, is_game
+from fdg.settings.fields import require
 
 
 def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:

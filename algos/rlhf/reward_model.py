@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.hyperparameters import hyperparameter, require
 from algos.language import lora
 from algos.rlhf import rewards
 from algos.rlhf.checkpoints import save
@@ -19,6 +18,7 @@ from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
 from algos.rlhf.responses import Responses
 from envs.text import Prompts
 from fdg.errors import Elsewhere
+from fdg.settings.fields import hyperparameter, require
 
 
 class State(NamedTuple):

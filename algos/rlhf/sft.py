@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.language.packing import pack_rows
 from algos.rlhf import losses, updates
 from algos.rlhf.following import Rows
@@ -22,6 +21,7 @@ from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
 from algos.rlhf.responses import Responses, scores, sequences
 from envs.text import Prompts
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class State(NamedTuple):

@@ -80,7 +80,7 @@ class CommandLine:
         before = settings.read_settings(file, base)  # what is not given is as it was there
         cores = self._make_devices(before, chooses=not base)
         # Before the imports below, which may start JAX's backends and compile.
-        from algos.hyperparameters import absolute_folder
+        from fdg.settings.fields import absolute_folder
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job, lengths
 
@@ -301,7 +301,7 @@ def _hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """An earlier run's: all of one of this algorithm; of another one that gives weights, its network's."""
-    from algos.hyperparameters import OF_NETWORK
+    from fdg.settings.fields import OF_NETWORK
     from fdg.training.description import read_fields
 
     if base.get("algo") != algo:

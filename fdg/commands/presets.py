@@ -37,7 +37,7 @@ def chosen(
       UnknownNameError: there is no preset with this name.
     """
     from algos import presets
-    from algos.presets.preferring import HasPresets
+    from fdg.settings.presets import HasPresets
 
     if asked == "none" or env is None:
         return None
@@ -64,7 +64,7 @@ def defaults(cls: type) -> Preset:
 
 def adjust_unnamed(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
     """Adjusts the fields that the user did not name to those that the user named."""
-    from algos.presets.preferring import HasPresets
+    from fdg.settings.presets import HasPresets
 
     return cls.adjust_unnamed(values, named) if issubclass(cls, HasPresets) else values
 
@@ -142,7 +142,7 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
 
 def _based_on(cls: type) -> str | None:
     """The built-in algorithm whose presets a class uses; None if a user overrides its method `preset`."""
-    from algos.presets.preferring import HasPresets
+    from fdg.settings.presets import HasPresets
 
     if not issubclass(cls, HasPresets):
         return None

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 import fdg
-from algos.hyperparameters import OF_NETWORK
 from fdg.agents import checked_name
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed
+from fdg.settings.fields import OF_NETWORK
 from fdg.tracing.trace import side_by_side
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild, rebuild_policy

@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from algos.hyperparameters import MOST_STEPS
 from fdg import files
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.reading import open_regular, read_json
+from fdg.settings.fields import MOST_STEPS
 from fdg.training.settings import read_settings
 
 CHECKPOINTS = "checkpoints"

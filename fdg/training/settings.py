@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fdg.errors import FdgError
 from fdg.kinds import from_json, to_json
+from fdg.settings.fields import setting
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
@@ -20,21 +21,6 @@ MOST_EPISODES = 100_000  # of an evaluation, which plays them in parallel
 AUTO = ("auto", "auto:measure")  # values of --policy that choose a policy
 _SEEDS = 2**32
 _NESTED = ("hyperparameters", "policy_fields")
-
-
-def setting(default: Any, description: str, **rules: Any) -> Any:
-    """A dataclass field that the command line shows with this description.
-
-    Args:
-      default: its default value.
-      description: a phrase; it explains a default of None by "(None: ...)".
-      rules: `least` and `most` bound a number. `free=True`: a resumed run may change it, because it changes
-        how or how long the run is carried out, not the numbers that it computes. `kept=False`: it is not
-        stored in `config.json`. `words=True`: its value may be several words. `several`: the fix in the
-        error for `{n}` values instead of one. `flag`: the type of its flag if that is not its annotation;
-        False for no flag.
-    """
-    return dataclasses.field(default=default, metadata={"help": description, **rules})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

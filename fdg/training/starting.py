@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-from algos.hyperparameters import OF_NETWORK
 from fdg.errors import FdgError
 from fdg.processes.arrays import put
+from fdg.settings.fields import OF_NETWORK
 from fdg.training.job import Job
 from fdg.training.loading import load_with_names
 from fdg.training.run import Run

@@ -1,6 +1,6 @@
 """A sweep: agents that differ in numbers, beside their seeds, and are trained in one program.
 
-A float hyperparameter may be a traced array (`algos.hyperparameters`), so it may lie in the state, where each
+A float hyperparameter may be a traced array (`fdg.settings.fields`), so it may lie in the state, where each
 agent has its own. A `Sweep` is an algorithm like any other, whose state holds them:
 
     point 0: learning_rate=0.001, entropy_coefficient=0.0    agents 0 to 15, of seeds 0 to 15
@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.hyperparameters import structural
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
+from fdg.settings.fields import structural
 from fdg.training.grid import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
 from fdg.training.population import Population
 from fdg.training.settings import MOST_AGENTS

@@ -98,7 +98,7 @@ GIVEN = {  # what is given, when it is asked for; how its own library makes it; 
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_computes_what_its_own_library_does(name):
     given, make, apply = GIVEN[name]
-    given = algos.foreign.hashable(given())
+    given = algos.modules.hashable(given())
     network = modules.resolved(given, SEEN, ACTIONS)
     parameters = network.init(KEY, X)
 

@@ -8,11 +8,11 @@ import pytest
 import algos
 import envs
 from algos import presets
-from algos.hyperparameters import hyperparameter, structural
 from algos.layers import Layers
-from algos.parts import Part, flattened
 from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
+from fdg.settings.fields import hyperparameter, structural
+from fdg.settings.parts import Part, flattened
 
 ENV = envs.make("CartPole-v1")
 

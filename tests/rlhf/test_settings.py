@@ -11,7 +11,6 @@ import algos
 import envs
 import fdg
 from algos import presets
-from algos.hyperparameters import OF_NETWORK
 from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
 from algos.rlhf.checkpoints import save
@@ -21,6 +20,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.commands.presets import line as presets_line
 from fdg.errors import FdgError
+from fdg.settings.fields import OF_NETWORK
 from fdg.training.search import _changed_integers
 from fdg.training.sweep import Sweep, changed
 

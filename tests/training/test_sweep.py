@@ -15,10 +15,10 @@ import algos
 import envs
 import fdg
 from algos.agent import Agent
-from algos.hyperparameters import structural
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.fragment import with_numbers
+from fdg.settings.fields import structural
 from fdg.training import curves, loop
 from fdg.training.grid import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep

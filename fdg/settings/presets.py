@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from algos import presets
-from algos.parts import flattened
-from algos.presets import sizes
 from fdg.arguments import check_call, explain_frozen
 from fdg.errors import Elsewhere, FdgError
+from fdg.settings.parts import flattened
 
 # A type checker cannot see the fields that parts add.
 if TYPE_CHECKING:
@@ -18,16 +16,18 @@ else:
 
 
 class HasPresets(_AnyFields):
-    """Base of the algorithms of this package, as far as settings go.
+    """Base of algorithms, as far as settings go.
 
     Attributes:
       default_env: the environment of the command line, where it names none.
       presets_of: the algorithm whose presets it takes, also under another name or in another package; "" for
         none.
+      preset_table: where they are: `of`, `named` and `followed` of `algos.presets`.
     """
 
     default_env: ClassVar[str] = "CartPole-v1"
     presets_of: ClassVar[str] = ""
+    preset_table: ClassVar[Any]
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
@@ -65,13 +65,13 @@ class HasPresets(_AnyFields):
           env_name: as `envs.make` knows it.
           env: the environment; its spaces decide if its name has no preset.
         """
-        return presets.of(cls.presets_of, env_name, env)
+        return cls.preset_table.of(cls.presets_of, env_name, env)
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Field values: the given ones, and those of a preset that do not contradict them."""
         name, own = cls.preset_name(given), cls.presets_of
-        found = cls.preset(env_name, env) if name is None else dict(presets.named(own, name).values)
+        found = cls.preset(env_name, env) if name is None else dict(cls.preset_table.named(own, name).values)
         kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
         return cls.adjust_unnamed({**kept, **given}, given)
 
@@ -95,7 +95,12 @@ class HasPresets(_AnyFields):
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """Changes to fields that the user did not name, so that sizes divide."""
-        return sizes.followed(values, named)
+        return cls.preset_table.followed(values, named)
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
+        return max(1, self.total_steps // self.steps_per_iteration)
 
     def changed(self, **values: Any) -> Any:
         """A copy with other values of some fields; fields that change no number are adjusted to them."""

@@ -38,13 +38,14 @@ class Part:
         """Raises an `FdgError`, which names the algorithm, if a value is out of range."""
 
 
-def parts_of(instance: Any) -> list[Part]:
-    """The parts of an instance, in the order of its classes' definitions, base classes first."""
+def check_parts(instance: Any) -> None:
+    """Calls `check` of each part, in the order of the definitions of its classes, base classes first."""
     names = dict.fromkeys(
         name for cls in reversed(type(instance).__mro__) for name, value in vars(cls).items()
         if isinstance(value, Part)
     )  # fmt: skip
-    return [getattr(instance, name) for name in names]
+    for name in names:
+        getattr(instance, name).check(instance)
 
 
 def flattened(cls: _Class) -> _Class:

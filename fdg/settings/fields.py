@@ -1,20 +1,34 @@
-"""Hyperparameters: dataclass fields with a help text, and the checks that all algorithms share."""
+"""Settings as dataclass fields with a help text, and the checks that all algorithms share."""
 
 import ast
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import typing
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 
-from algos import foreign
 from fdg import kinds
 from fdg.errors import FdgError, listed, nearest
+
+
+def setting(default: Any, description: str, **rules: Any) -> Any:
+    """A dataclass field that the command line shows with this description.
+
+    Args:
+      default: its default value.
+      description: a phrase; it explains a default of None by "(None: ...)".
+      rules: `least` and `most` bound a number. `free=True`: a resumed run may change it, because it changes
+        how or how long the run is carried out, not the numbers that it computes. `kept=False`: it is not
+        stored in `config.json`. `words=True`: its value may be several words. `several`: the fix in the
+        error for `{n}` values instead of one. `flag`: the type of its flag if that is not its annotation;
+        False for no flag. Others: see `hyperparameter`.
+    """
+    return dataclasses.field(default=default, metadata={"help": description, **rules})
 
 
 def hyperparameter(
@@ -24,7 +38,7 @@ def hyperparameter(
     holds: str | None = None,
     only_with: str | None = None,
 ) -> Any:
-    """A dataclass field that the command line shows with this description.
+    """A `setting` of an algorithm.
 
     Args:
       default: its default value.
@@ -36,9 +50,9 @@ def hyperparameter(
       only_with: the field without which this one has no effect, "rnd", or a value of it,
         "memory=transformer".
     """
-    metadata = {"help": description, "structural": structural, "holds": holds, "only_with": only_with}
-    return dataclasses.field(
-        default=default, metadata={name: value for name, value in metadata.items() if value is not None}
+    rules = {"structural": structural, "holds": holds, "only_with": only_with}
+    return setting(
+        default, description, **{name: value for name, value in rules.items() if value is not None}
     )
 
 
@@ -55,20 +69,6 @@ def keep_absolute(algorithm: Any) -> None:
         object.__setattr__(algorithm, field.name, absolute_folder(field, getattr(algorithm, field.name)))
 
 
-# Metadata of fields that hold a user's own network: the command line takes its name.
-NETWORK: dict[str, Any] = {
-    "help": "module:name of a network, or of a function of the spaces that returns one "
-    "(None: built from --hidden and its like)",
-    "flag": str | None,
-    "holds": "network",
-}
-
-BONUS: dict[str, Any] = {
-    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
-    "flag": str | None,
-    "holds": "bonus",
-}
-
 OF_NETWORK = frozenset(
     "network actor_network critic_network hidden critic_hidden convolve activation layer_norm"
     " normalize_observation dueling atoms quantiles mixer_size hypernetwork"
@@ -80,10 +80,6 @@ OF_NETWORK = frozenset(
 
 MOST = 2**31 - 1  # largest size or count: the largest int32
 MOST_STEPS = 10**12  # largest `total_steps`
-
-PRECISION: dict[str, Any] = {
-    "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
-}
 
 
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
@@ -115,8 +111,8 @@ def structural(algorithm_class: Any) -> dict[str, str]:
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
-def require_types(algorithm: Any) -> None:
-    """Checks that each field has the type of its annotation, as far as that can be checked.
+def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
+    """Checks that each field, but some, has the type of its annotation, as far as that can be checked.
 
     A number may be NumPy's, or a traced one where a float is expected. Whole numbers are at most `MOST`,
     `total_steps` at most `MOST_STEPS`.
@@ -128,7 +124,7 @@ def require_types(algorithm: Any) -> None:
     annotations = _annotations(cls)
     for field in dataclasses.fields(algorithm):
         value, kind = getattr(algorithm, field.name), annotations[field.name]
-        if not _matches(value, kind):
+        if field.name not in but and not _matches(value, kind):
             require(
                 algorithm,
                 False,
@@ -166,32 +162,19 @@ def _matches(value: Any, kind: Any) -> bool:
 
 
 def _matches_plain(value: Any, kind: Any) -> bool | None:
-    """`_matches` for an annotation without type arguments. Arrays are no integers: they do not hash."""
+    """`_matches` for an annotation without type arguments. Arrays are no integers: they do not hash.
+
+    A named tuple of functions that says how it is `described` stands for all that has these functions.
+    """
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is float and isinstance(value, jax.Array):  # it may be traced
         return value.ndim == 0
-    name = getattr(kind, "__name__", "")
-    if name == "Network" and foreign.is_network(value):
-        return True
-    if name == "Bonus" and isinstance(value, str):
-        return ":" in value
-    if name in _METHODS:
-        return all(callable(getattr(value, part, None)) for part in _METHODS[name])
+    if hasattr(kind, "described"):
+        return all(callable(getattr(value, part, None)) for part in kind._fields)
     return True if isinstance(kind, type) and kind not in _PLAIN else None
 
 
-# Networks are recognised by their methods, so a user's own class will do.
-_METHODS = {
-    "Network": ("init", "apply"),
-    "Bonus": ("init", "apply"),
-    "RecurrentNetwork": ("init", "memory", "unroll"),
-}
-_DESCRIPTIONS = {
-    "Network": "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one",
-    "Bonus": "an algos.Bonus(init, apply), 'module:name' of one",
-    "RecurrentNetwork": "an algos.RecurrentNetwork(init, memory, unroll)",
-}
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -201,7 +184,7 @@ def _expected(kind: Any) -> str:
     >>> _expected(tuple[int, ...] | None)
     'a tuple of integers, or None'
     """
-    texts = kinds.describe_alternatives(kind, _DESCRIPTIONS)
+    texts = kinds.describe_alternatives(kind)
     if typing.get_origin(kind) is typing.Literal:
         return listed(texts)
     return ", or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
@@ -249,24 +232,3 @@ def require_within(algorithm: Any, low: float, high: float, *names: str) -> None
             (low <= value) & (value <= high),
             f"{name}={value}: it must be from {low:g} to {high:g}",
         )
-
-
-def whole_updates(algorithm: Any) -> int:
-    """Gradient steps in one iteration: `updates_per_step` times the environment steps of all environments.
-
-    Raises:
-      FdgError: the product is not a whole number above zero.
-    """
-    require(
-        algorithm, not is_traced(algorithm.updates_per_step), "updates_per_step cannot be a traced number"
-    )
-    require_positive(algorithm, "updates_per_step")
-    rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
-    exact = rate * steps
-    require(
-        algorithm,
-        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
-        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
-        " it must be a whole number above zero",
-    )
-    return round(exact)
