@@ -165,7 +165,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each("it learns from a file of steps, which no algorithm here does", "cql iql awac bc gail dt"),
     **{
         spelling: ("grpo", {"variant": name})
-        for name in ("rloo", "dr_grpo", "dapo", "gspo", "reinforce_plus_plus")
+        for name in ("rloo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "reinforce_plus_plus")
         for spelling in (name.replace("_", "-"), name.replace("_", ""), name.replace("_plus_plus", "++"))
     },
     **_each(("ppo_rlhf", {}), "rlhf ppo-lm ppo-text"),
@@ -270,8 +270,8 @@ _INSTEAD = {
     " --micro-batch N responses that are learned from at a time",
     "gradient-accumulation-steps": "--micro-batch N learns from so many responses at a time",
     **_each(
-        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, rloo), --preference the loss of DPO (sigmoid,"
-        " ipo), --aggregation that of SFT",
+        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss"
+        " of DPO (sigmoid, ipo), --aggregation that of SFT",
         "loss-type importance-sampling-level",
     ),
     "num-iterations": "--num-epochs N learns N times from each response; --total-steps N is the whole run",

@@ -21,7 +21,7 @@ import fdg
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.judged import JudgedAgent
-from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, TokenEntropy
+from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, Surrogate, TokenEntropy
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
@@ -105,9 +105,18 @@ class GRPO(JudgedAgent):
     scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
     guard: float | None = hyperparameter(None, "added to a deviation (None: the convention's)")
     ratio_level: RatioLevel | None = hyperparameter(None, "of what ratios are (None: the variant's)")
+    surrogate: Surrogate | None = hyperparameter(
+        None, "what a token costs by its ratio and advantage (None: the variant's)"
+    )
     aggregation: Aggregation | None = hyperparameter(None, "how tokens make a loss (None: the variant's)")
     clip_low: float | None = hyperparameter(None, "ratios count down to 1 less this (None: the variant's)")
     clip_high: float | None = hyperparameter(None, "ratios count up to 1 and this (None: the variant's)")
+    gate_positive: float | None = hyperparameter(
+        None, "steepness of a gate where advantages are above zero (None: the variant's)"
+    )
+    gate_negative: float | None = hyperparameter(
+        None, "steepness of a gate where advantages are below zero (None: the variant's)"
+    )
     dual_clip: float | None = hyperparameter(
         None, "most that a token of negative advantage costs, times it (None: the convention's)"
     )
@@ -149,6 +158,19 @@ class GRPO(JudgedAgent):
         require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
         bound = wanted.dual_clip
         require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
+        for name in ("gate_positive", "gate_negative"):
+            value = getattr(wanted, name)
+            require(self, value > 0, f"{name}={value}: it must be above zero")
+        require(
+            self,
+            wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
+            f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
+        )
+        require(
+            self,
+            self.dual_clip is None or wanted.surrogate == "clip",
+            f"dual_clip={self.dual_clip} has no effect with surrogate={wanted.surrogate!r}: leave it out",
+        )
         decoupled, actors = wanted.correction == "decoupled", self.old_log_prob == "actor"
         require(
             self,
@@ -329,8 +351,8 @@ class GRPO(JudgedAgent):
             old = losses.interpolated(batch.sampled_log_prob, now, minibatch.age)
         behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
         log_ratio = losses.log_ratio(log_prob, behind, mask, wanted.ratio_level)
-        low, high, advantage = wanted.clip_low, wanted.clip_high, minibatch.advantage
-        cost = losses.surrogate(log_ratio, advantage, low, high, wanted.dual_clip)
+        advantage = minibatch.advantage
+        cost = wanted.cost(log_prob, log_ratio, advantage, mask)
         cost = cost * losses.correction(
             batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
         )
@@ -340,7 +362,7 @@ class GRPO(JudgedAgent):
         means = {
             "entropy": entropy,
             "approx_kl": losses.divergence(log_prob, behind, "k3"),
-            "clip_fraction": losses.clipped(log_ratio, advantage, low, high),
+            "clip_fraction": wanted.clipped(log_ratio, advantage),
         }
         largest = {
             "ratio_max": ratio,

@@ -19,6 +19,7 @@ from fdg.settings.parts import Part
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Estimator = Literal["k1", "k2", "k3"]
+Surrogate = Literal["clip", "weight", "gate", "geometric_mean"]
 Correction = Literal[
     "none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence", "decoupled"
 ]
@@ -172,6 +173,65 @@ def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_hi
     """Where the clipped objective has no gradient, for the ratio has left its range: `[N, R]` bool."""
     ratio = jnp.exp(log_ratio)
     return ((ratio < 1.0 - clip_low) & (advantage < 0)) | ((ratio > 1.0 + clip_high) & (advantage > 0))
+
+
+def weighted(
+    log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float
+) -> jax.Array:
+    """REINFORCE with clipped importance weights, negated, of each token: `[N, R]` float32.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the weight is clipped and has no gradient, so
+    every token keeps one.
+
+    Args:
+      log_prob: `[N, R]` float32, of the policy that learns.
+      log_ratio, advantage: `[N, R]` float32.
+      clip_low, clip_high: weights are within `1 - clip_low` and `1 + clip_high`.
+
+    >>> cost = weighted(jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[8.0]])), jnp.ones((1, 1)), 1.0, 4.0)
+    >>> f"{cost[0, 0]:.3f}"  # -5 log(0.5)
+    '3.466'
+    """
+    weight = jax.lax.stop_gradient(jnp.clip(jnp.exp(log_ratio), 1.0 - clip_low, 1.0 + clip_high))
+    return -weight * advantage * log_prob
+
+
+def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative: float) -> jax.Array:
+    """A soft gate in place of clipping, negated, of each token: `[N, R]` float32.
+
+    SAPO (arXiv 2511.20347): `4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is the
+    advantage.
+
+    Args:
+      log_ratio, advantage: `[N, R]` float32.
+      positive, negative: tau, where the advantage is above zero and elsewhere; the larger, the narrower.
+
+    >>> f"{gated(jnp.zeros((1, 1)), jnp.array([[3.0]]), 1.0, 1.05)[0, 0]:.1f}"
+    '-6.0'
+    """
+    tau = jnp.where(advantage > 0, positive, negative)
+    return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratio) - 1.0)) * advantage
+
+
+def geometric_mean(
+    log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array, clip_low: float, clip_high: float
+) -> jax.Array:
+    """Geometric mean of a response's clipped ratios times its advantage, negated, at each token: `[N, R]`.
+
+    GMPO (arXiv 2507.20673, equation 4): token ratios are clipped by their logarithms, on the side that the
+    sign of the advantage says, as PPO's are.
+
+    Args:
+      log_ratio, advantage: `[N, R]` float32; of an advantage that differs by token, the mean counts.
+      mask: `[N, R]` bool.
+      clip_low, clip_high: ratios count from `exp(-clip_low)` to `exp(clip_high)`.
+    """
+    length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
+    whole = jnp.sum(jnp.where(mask, advantage, 0.0), axis=1, keepdims=True) / length
+    kept = jnp.clip(log_ratio, -clip_low, clip_high)
+    least = jnp.where(whole > 0, jnp.minimum(log_ratio, kept), jnp.maximum(log_ratio, kept))
+    mean = jnp.sum(jnp.where(mask, least, 0.0), axis=1, keepdims=True) / length
+    return jnp.where(mask, -whole * jnp.exp(mean), 0.0)
 
 
 def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Estimator) -> jax.Array:

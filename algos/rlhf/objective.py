@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 
+from algos.rlhf import losses
 from algos.rlhf.advantages import (
     Baseline,
     Scale,
@@ -18,12 +19,21 @@ from algos.rlhf.advantages import (
     still_to_come,
     whiten,
 )
-from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, divergence
+from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, Surrogate, divergence
 from fdg.errors import FdgError, nearest
 
 Penalised = Literal["loss", "reward", "reward_to_go"]
 Variant = Literal[
-    "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
 ]
 Convention = Literal["paper", "trl", "verl", "tunix"]
 
@@ -39,9 +49,12 @@ class Objective:
       guard: added to a deviation, which may be zero.
       unbiased_deviation: whether it is over `n - 1` rather than `n`.
       ratio_level: of what the ratio of probabilities is: see `losses.log_ratio`.
+      surrogate: what a token costs by its ratio and advantage: `clip` (`losses.surrogate`), `weight`
+        (`losses.weighted`), `gate` (`losses.gated`) or `geometric_mean` (`losses.geometric_mean`).
       aggregation: how tokens make a loss: see `losses.token_weights`.
       count_empty: whether responses without a token that counts are among those that a mean is over.
-      clip_low, clip_high: how far ratios count, below and above one.
+      clip_low, clip_high: how far ratios count, below and above one; of a `geometric_mean` their logarithms.
+      gate_positive, gate_negative: tau of a `gate`, by the sign of the advantage.
       dual_clip: the most that a token of negative advantage costs, times its advantage; None for no bound.
       kl_coefficient: beta, how strongly the reference holds; 0 and there is none.
       kl_estimator: k1, k2 or k3.
@@ -61,10 +74,13 @@ class Objective:
     guard: float = 1e-6
     unbiased_deviation: bool = True
     ratio_level: RatioLevel = "token"
+    surrogate: Surrogate = "clip"
     aggregation: Aggregation = "sequence_mean"
     count_empty: bool = True
     clip_low: float = 0.2
     clip_high: float = 0.2
+    gate_positive: float = 1.0
+    gate_negative: float = 1.05
     dual_clip: float | None = None
     kl_coefficient: float = 0.04
     kl_estimator: Estimator = "k3"
@@ -75,6 +91,30 @@ class Objective:
     dynamic_sampling: int = 0
     correction: Correction = "none"
     correction_cap: float = 2.0
+
+    def cost(
+        self, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
+    ) -> jax.Array:
+        """What each token costs, by the `surrogate`: `[N, R]` float32, of arrays `[N, R]`."""
+        low, high = self.clip_low, self.clip_high
+        match self.surrogate:
+            case "weight":
+                return losses.weighted(log_prob, log_ratio, advantage, low, high)
+            case "gate":
+                return losses.gated(log_ratio, advantage, self.gate_positive, self.gate_negative)
+            case "geometric_mean":
+                return losses.geometric_mean(log_ratio, advantage, mask, low, high)
+        return losses.surrogate(log_ratio, advantage, low, high, self.dual_clip)
+
+    def clipped(self, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
+        """Where a ratio is beyond its range on the side that its advantage pushes it to: `[N, R]` bool."""
+        match self.surrogate:
+            case "gate":
+                return jax.numpy.zeros(log_ratio.shape, bool)
+            case "geometric_mean":
+                below, above = log_ratio < -self.clip_low, log_ratio > self.clip_high
+                return (below & (advantage < 0)) | (above & (advantage > 0))
+        return losses.clipped(log_ratio, advantage, self.clip_low, self.clip_high)
 
     def reward(self, reward: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
         """Rewards `[N]` with the penalty of responses of `lengths [N]` that come near the longest."""
@@ -137,6 +177,24 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "clip_high": 4e-4,
         "kl_coefficient": 0.0,
     },
+    # Zhao et al. 2025, arXiv 2507.20673, equation 4; its range is exp(-0.4) to exp(0.4).
+    "gmpo": {
+        "surrogate": "geometric_mean",
+        "clip_low": 0.4,
+        "clip_high": 0.4,
+        "kl_coefficient": 0.0,
+    },
+    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated: 5 is
+    # that of Khatri et al. 2025, arXiv 2510.13786.
+    "cispo": {
+        "surrogate": "weight",
+        "aggregation": "token_mean",
+        "clip_low": 1.0,
+        "clip_high": 4.0,
+        "kl_coefficient": 0.0,
+    },
+    # Gao et al. 2025, arXiv 2511.20347.
+    "sapo": {"surrogate": "gate", "kl_coefficient": 0.0},
     # Ahmadian et al. 2024, arXiv 2402.14740, equations 2, 3 and 7: whole responses are the actions.
     "rloo": {
         "baseline": "leave_one_out",
@@ -210,6 +268,9 @@ GRPO = objective("grpo")
 DR_GRPO = objective("dr_grpo")
 DAPO = objective("dapo")
 GSPO = objective("gspo")
+GMPO = objective("gmpo")
+CISPO = objective("cispo")
+SAPO = objective("sapo")
 RLOO = objective("rloo")
 REINFORCE_PLUS_PLUS = objective("reinforce_plus_plus")
 REINFORCE_PLUS_PLUS_BASELINE = objective("reinforce_plus_plus_baseline")

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algos
+import envs
 from algos.rlhf import advantages, losses
 from algos.rlhf.objective import CONVENTIONS, VARIANTS, Objective, objective
 from fdg.errors import FdgError
@@ -73,6 +75,61 @@ def test_the_clipped_objective():
     assert losses.clipped(LOG(ratio), advantage, 0.2, 0.28).tolist() == [
         [False, False, True, True, False, False]
     ]
+
+
+def test_clipped_weights_have_no_gradient_and_every_token_keeps_one():
+    # CISPO: -clip(r) A log pi, whose slope by log pi is -clip(r) A: 0.5 * 2, 5 * 2 and 8 -> 5 times -3.
+    ratio, advantage = jnp.array([[0.5, 5.0, 8.0]]), jnp.array([[2.0, 2.0, -3.0]])
+    now = LOG(jnp.array([[0.5, 0.25, 0.1]]))
+
+    def cost(log_prob):
+        log_ratio = LOG(ratio) + log_prob - jax.lax.stop_gradient(log_prob)
+        return objective("cispo").cost(log_prob, log_ratio, advantage, jnp.ones((1, 3), bool))
+
+    same(cost(now), [[-math.log(0.5), -10 * math.log(0.25), 15 * math.log(0.1)]])
+    same(jax.grad(lambda x: cost(x).sum())(now), [[-1, -10, 15]])
+
+
+def test_a_gate_is_the_policy_gradient_at_ratio_one_and_fades_on_both_sides():
+    advantage, ones = jnp.array([[2.0, -2.0]]), jnp.ones((1, 2), bool)
+
+    def slope(ratio):
+        return jax.grad(lambda x: objective("sapo").cost(x, x, advantage, ones).sum())(LOG(ratio))
+
+    same(slope(jnp.ones((1, 2))), [[-2, 2]])
+    # SAPO, by log pi: 4 s (1 - s) r A, with s = sigmoid(tau (r - 1)); tau 1 above zero and 1.05 below.
+    for ratio in (0.5, 3.0):
+        gates = [1 / (1 + math.exp(-tau * (ratio - 1))) for tau in (1.0, 1.05)]
+        same(
+            slope(jnp.full((1, 2), ratio)),
+            [[sign * 4 * s * (1 - s) * ratio for s, sign in zip(gates, (-2, 2), strict=True)]],
+        )
+
+
+def test_a_geometric_mean_of_ratios_clipped_by_their_logarithms():
+    log_ratio = jnp.array([[0.9, -0.9, 5.0], [0.3, 0.9, -0.9]])
+    advantage = jnp.where(MASK, jnp.array([[2.0], [-1.0]]), 0.0)
+    wanted = objective("gmpo")
+    found = wanted.cost(log_ratio, log_ratio, advantage, MASK)
+    # Above zero the least counts: 0.4 and -0.9; below zero the most: 0.3, 0.9 and -0.4.
+    first, second = -2 * math.exp((0.4 - 0.9) / 2), math.exp((0.3 + 0.9 - 0.4) / 3)
+    same(found, [[first, first, 0], [second] * 3])
+    assert wanted.clipped(log_ratio, advantage).tolist() == [[True, False, False], [False, False, True]]
+    slope = jax.grad(lambda x: (wanted.cost(x, x, advantage, MASK) / MASK.sum(1, keepdims=True)).sum())
+    same(slope(log_ratio), [[0, first / 2, 0], [second / 3, second / 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"variant": "gmpo", "ratio_level": "sequence"}, "a geometric mean is over ratios of tokens"),
+        ({"variant": "sapo", "dual_clip": 3.0}, "dual_clip=3.0 has no effect with surrogate='gate'"),
+        ({"variant": "sapo", "gate_negative": 0.0}, "gate_negative=0.0: it must be above zero"),
+    ],
+)
+def test_values_that_a_surrogate_does_not_take(values, says):
+    with pytest.raises(FdgError, match=says):
+        algos.GRPO(env=envs.make("text:sorting"), **values)
 
 
 def test_divergences():
@@ -229,6 +286,9 @@ def test_variants_are_what_their_papers_say():
         "dr_grpo": ("group", "none", "token", "constant", "loss"),
         "dapo": ("group", "group", "token", "token_mean", "loss"),
         "gspo": ("group", "group", "sequence", "sequence_mean", "loss"),
+        "gmpo": ("group", "group", "token", "sequence_mean", "loss"),
+        "cispo": ("group", "group", "token", "token_mean", "loss"),
+        "sapo": ("group", "group", "token", "sequence_mean", "loss"),
         "rloo": ("leave_one_out", "none", "trajectory", "sequence_mean", "reward"),
         "reinforce_plus_plus": ("none", "tokens", "token", "token_mean", "reward_to_go"),
         "reinforce_plus_plus_baseline": ("group", "tokens", "token", "token_mean", "loss"),
