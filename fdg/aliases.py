@@ -270,8 +270,8 @@ _INSTEAD = {
     " --micro-batch N responses that are learned from at a time",
     "gradient-accumulation-steps": "--micro-batch N learns from so many responses at a time",
     **_each(
-        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss"
-        " of DPO (sigmoid, ipo), --aggregation that of SFT",
+        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the"
+        " loss of DPO (sigmoid, ipo), --aggregation that of SFT",
         "loss-type importance-sampling-level",
     ),
     "num-iterations": "--num-epochs N learns N times from each response; --total-steps N is the whole run",
