@@ -20,7 +20,7 @@ from tests.training.trained import fitted, rows, small, timeless
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    out, algorithm = tmp_path_factory.mktemp("runs") / "ppo", small(learning_rate=0.01)
+    out, algorithm = tmp_path_factory.mktemp("runs") / "a2c", small("a2c", hidden=(8,), learning_rate=0.01)
     return fitted(out, algorithm, iterations=9, eval_every=2, eval_episodes=64)
 
 

@@ -36,7 +36,7 @@ def test_a_loaded_run_is_the_one_that_was_trained(run):
         if not jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
             np.testing.assert_array_equal(ours, theirs)
     assert len(loaded.metrics) == 4 and loaded.summary == summary(run)
-    assert "PPO on CartPole-v1, iteration 4" in repr(loaded)
+    assert "PPO on CartPole-v1, iteration 4" in repr(loaded) and "(not solved: < 475)" in run.said
 
 
 def test_loading_it_as_another_algorithm_names_the_setting(run):
