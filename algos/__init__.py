@@ -4,15 +4,14 @@ from typing import Any, Literal
 
 from algos.a2c import A2C
 from algos.a3c import A3C
-from algos.acting import Actor
 from algos.agent import Bonus
 from algos.c51 import C51
 from algos.crossq import CrossQ
 from algos.dqn import DQN
+from algos.given import Network
 from algos.impala import IMPALA
 from algos.ippo import IPPO
 from algos.mappo import MAPPO
-from algos.networks import Network
 from algos.ppo import PPO
 from algos.pqn import PQN
 from algos.qmix import QMIX
@@ -24,6 +23,7 @@ from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
 from algos.rlhf.reward_model import RewardModel
 from algos.rlhf.sft import SFT
+from algos.rollout import Actor
 from algos.sac import SAC
 from algos.td3 import TD3
 from algos.vdn import VDN

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, modules, networks, optimizers, outputs, presets
-from algos.acting import Actor, Policy, chosen
-from algos.networks import Network
-from algos.rollout import evaluate
+from algos import distributions, given, networks, optimizers, presets
+from algos.given import Network
+from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, listed
+from fdg.settings import foreign
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -173,10 +173,10 @@ class Agent(HasPresets):
         state, time_step, mean = self.pay(state, time_step)
         return state, time_step, {"bonus": mean}
 
-    def _own(self, field: str, sees: modules.Sees = "both") -> Any:
-        """The network that a user has given in a field, as functions; None if none (see `algos.modules`)."""
+    def _own(self, field: str, sees: given.Sees = "both") -> Any:
+        """The network that a user has given in a field, as functions; None if none (see `algos.given`)."""
         spaces = self.env.observation_space, self.env.action_space
-        return modules.resolved(getattr(self, field), *spaces, field, sees)
+        return given.resolved(getattr(self, field), *spaces, field, sees)
 
     def _computing(self, network: Any) -> Any:
         """A network of any kind that computes in this `precision`."""
@@ -195,7 +195,7 @@ class Agent(HasPresets):
         """Refuses an actor-critic whose results do not fit the action space."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(network.apply, parameters, features)
-        outputs.actor_and_critic(output, self.env.action_space, (self.num_envs,))
+        given.actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """State and first observation of all environments, from one key."""
@@ -289,9 +289,9 @@ class Agent(HasPresets):
         given = {f.name for f in dataclasses.fields(self) if f.metadata.get("holds") in ("network", "bonus")}
         for name in given:
             value = getattr(self, name)
-            if modules.hashable(value) is not value:
-                object.__setattr__(self, name, modules.hashable(value))
-        require_types(self, {name for name in given if modules.is_network(getattr(self, name))})
+            if foreign.hashable(value) is not value:
+                object.__setattr__(self, name, foreign.hashable(value))
+        require_types(self, {name for name in given if foreign.is_network(getattr(self, name))})
         for name in given - {"bonus"}:
             if isinstance(getattr(self, name), str):
                 self._own(name)  # refuses a name that names nothing

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
+from algos.given import Network
 from algos.layers import Activation, Layers, checked_widths
 from algos.memories import MemoryKind
-from algos.networks import Network, actor_features, of_module
+from algos.networks import actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
 from envs.composite import ObservationSpace
 from envs.spaces import Discrete, MultiDiscrete

@@ -16,8 +16,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from algos.given import Network
 from algos.layers import Layers, features, head, hidden_layers
-from algos.networks import Network, actor_features
+from algos.networks import actor_features
 from envs.composite import ObservationSpace
 
 _EPSILON = 1e-3  # added to variances

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import batch_renorm, off_policy, outputs, soft
-from algos.acting import Actor, without_memory
+from algos import batch_renorm, given, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.batch_renorm import NormedNetwork
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
+from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
+from algos.rollout import Actor, without_memory
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
@@ -278,7 +278,7 @@ class CrossQ(Agent):
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         actor = jax.eval_shape(self._of_actor, _acting(state.learned), state.observation)
-        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        given.gaussian(actor, self.env.action_space, self.num_envs)
         off_policy.check_critics(self, self._valued, state)
 
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:

@@ -18,17 +18,23 @@ import optax
 
 import fdg
 from algos import networks, optimizers, q_learning, replayed_q
-from algos.acting import Actor
 from algos.agent import Agent, Rollouts
-from algos.exploration import Exploration, epsilon_greedy
+from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.networks import NETWORK, Network, of_action
+from algos.networks import of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, over_choices
+from algos.q_learning import (
+    Exploration,
+    choices,
+    epsilon_greedy,
+    epsilon_greedy_actor,
+    for_each_choice,
+    over_choices,
+)
 from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition, whole_updates
 from algos.replayed_q import Learned, Priorities, TargetUpdates
-from algos.rollout import episode_metrics, rollout
+from algos.rollout import Actor, episode_metrics, rollout
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require
 

@@ -16,17 +16,16 @@ import optax
 
 import fdg
 from algos import networks, on_policy, optimizers
-from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
+from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, value_error, weighted_sum
-from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
-from algos.rollout import episode_metrics, values_after
+from algos.rollout import Actor, episode_metrics, values_after, without_memory
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

@@ -1,20 +1,17 @@
-"""Networks as pairs of functions, and the defaults: an actor-critic, a Gaussian actor, twin critics.
-
-An algorithm takes a `Network` and knows nothing else about it: any pair `(init, apply)` of pure functions
-will do.
-"""
+"""The default networks: an actor-critic, a Gaussian actor, twin critics, values of actions."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, outputs
+from algos import distributions
 from algos.distributions import Distribution
+from algos.given import Network, pair
 from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
@@ -22,34 +19,6 @@ from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 from fdg.settings.fields import float_or_array
-
-# Metadata of fields that hold a user's own network: the command line takes its name.
-NETWORK: dict[str, Any] = {
-    "help": "module:name of a network, or of a function of the spaces that returns one "
-    "(None: built from --hidden and its like)",
-    "flag": str | None,
-    "holds": "network",
-}
-
-
-class Network(NamedTuple):
-    """A network as two pure functions.
-
-    `init(key, observation [N, *obs]) -> parameters`, a pytree; of the observation only shape and dtype count.
-    `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
-    Critics of actions (`twin_critics`) have an action beside the observation, in both.
-
-    Networks made by `actor_critic` are equal, and hash alike, if their arguments were; others compare by the
-    identity of their functions.
-    """
-
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
-
-    @staticmethod
-    def described() -> str:
-        """What messages call it."""
-        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
 def actor_critic(
@@ -236,15 +205,9 @@ def policy_and_value(
     """
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
-    output, value = outputs.pair(network.apply(parameters, features), count)
+    output, value = pair(network.apply(parameters, features), count)
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
-
-
-def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:
-    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed."""
-    features, action_mask = features_and_mask(observation)
-    return distributions.allowed_only(network.apply(parameters, features), action_mask)
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:

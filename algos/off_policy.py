@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos import outputs
-from algos.acting import Policy
+from algos import given
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import episode_metrics, rollout
+from algos.rollout import Policy, episode_metrics, rollout
 from envs import Box, Observation
 from fdg.settings.fields import require
 
@@ -170,4 +169,4 @@ def check_critics(algorithm: Any, critics: Callable[..., Any], state: State) -> 
     count, space = algorithm.num_envs, algorithm.env.action_space
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
     found = jax.eval_shape(critics, state.learned, state.observation, action)
-    outputs.twins(found, count, algorithm.grid.reading.outputs)
+    given.twins(found, count, algorithm.grid.reading.outputs)

@@ -18,19 +18,18 @@ import optax
 
 import fdg
 from algos import networks, normalize, on_policy, optimizers
-from algos.acting import Actor, without_memory
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
+from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.minibatches import Epochs
-from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
-from algos.rollout import environment_major, episode_metrics, values_after
+from algos.rollout import Actor, environment_major, episode_metrics, values_after, without_memory
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_within
 

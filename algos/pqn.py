@@ -19,18 +19,24 @@ import optax
 
 import fdg
 from algos import networks, on_policy, optimizers, q_learning
-from algos.acting import Actor
 from algos.agent import Agent, Rollouts
-from algos.exploration import Exploration, epsilon_greedy
+from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.minibatches import Epochs
-from algos.networks import NETWORK, Network, of_action
+from algos.networks import of_action
 from algos.normalize import Normalizers
 from algos.on_policy import State
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import choices, epsilon_greedy_actor, for_each_choice, over_choices
+from algos.q_learning import (
+    Exploration,
+    choices,
+    epsilon_greedy,
+    epsilon_greedy_actor,
+    for_each_choice,
+    over_choices,
+)
 from algos.returns import lambda_returns
-from algos.rollout import environment_major, episode_metrics, values_after
+from algos.rollout import Actor, environment_major, episode_metrics, values_after
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 

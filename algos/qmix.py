@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 
 from algos import agent_values
-from algos.networks import Network
+from algos.given import Network
 from algos.value_decomposition import ValueDecomposition
 from envs import Observation
 from fdg.settings.fields import hyperparameter, require, require_positive

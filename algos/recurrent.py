@@ -17,10 +17,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, outputs
+from algos import distributions, given
+from algos.given import Network
 from algos.layers import Activation, Layers, PolicyLayers, checked_widths, head, hidden_layers
 from algos.memories import MemoryKind
-from algos.networks import Network, actor_and_critic_features
+from algos.networks import actor_and_critic_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -305,6 +306,6 @@ class _UnrollSteps:
         by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
         leading = jax.tree.leaves(by_env)[0].shape[: self.leading_axes]
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
-        of_rows = outputs.pair(self.network.apply(parameters, rows), (math.prod(leading),))
+        of_rows = given.pair(self.network.apply(parameters, rows), (math.prod(leading),))
         policy, value = (x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1) for x in of_rows)
         return Output(policy, value, memory=())

@@ -20,20 +20,20 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, normalize, optimizers, outputs
-from algos.acting import Actor
+from algos import distributions, given, normalize, optimizers
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
+from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, MemorySizes
 from algos.minibatches import Epochs
-from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics
 from algos.optimizers import ClippedOptimizer
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import (
+    Actor,
     Recollection,
     environment_major,
     episode_metrics,
@@ -299,7 +299,7 @@ class RecurrentPPO(Agent):
         memory = state.recollection.memory
         output = jax.eval_shape(self._network.unroll, state.parameters, memory, first, begins)
         each = (1, self.num_envs, *self._agents)
-        outputs.actor_and_critic((output.policy, output.value), self.env.action_space, each)
+        given.actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
     # --- parts ---
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algos.exploration import linear
+from algos.q_learning import linear
 from algos.replay import Replay, ReplayState
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part

@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from algos import normalize
+from algos.given import Network
 from algos.layers import Layers, Trunk, features
 from algos.losses import value_error
-from algos.networks import Network, of_module
+from algos.networks import of_module
 from algos.normalize import RunningStatistics
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import environment_major, time_major

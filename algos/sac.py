@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy, outputs, soft
-from algos.acting import Actor, without_memory
+from algos import given, networks, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
+from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
+from algos.rollout import Actor, without_memory
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
 from fdg.settings.fields import hyperparameter, require_within
@@ -194,7 +194,7 @@ class SAC(Agent):
         """Refuses networks whose results do not fit the action space."""
         parameters = state.learned.parameters
         actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
-        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        given.gaussian(actor, self.env.action_space, self.num_envs)
         off_policy.check_critics(self, self._valued, state)
 
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:

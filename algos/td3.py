@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy, outputs
-from algos.acting import Actor, without_memory
+from algos import given, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal, stretched
+from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
+from algos.rollout import Actor, without_memory
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
     hyperparameter,
@@ -194,7 +194,7 @@ class TD3(Agent):
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
-        outputs.actions(actor, self.env.action_space, self.num_envs)
+        given.actions(actor, self.env.action_space, self.num_envs)
         off_policy.check_critics(self, self._valued, state)
 
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:

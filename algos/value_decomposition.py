@@ -26,22 +26,21 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import agent_values, layers, optimizers, outputs, replayed_q
-from algos.acting import Actor
+from algos import agent_values, given, layers, optimizers, replayed_q
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.exploration import Exploration, epsilon_greedy
+from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.memories import MemoryKind, MemorySizes
-from algos.networks import NETWORK, Network, of_action
+from algos.networks import of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import choices
+from algos.q_learning import Exploration, choices, epsilon_greedy
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayState, Step
 from algos.replayed_q import Learned, Priorities, TargetUpdates
 from algos.returns import lambda_returns
-from algos.rollout import Recollection, episode_metrics, rollout_with_memory
+from algos.rollout import Actor, Recollection, episode_metrics, rollout_with_memory
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
@@ -272,7 +271,7 @@ class ValueDecomposition(Agent):
         agents, memory = state.learned.parameters.agents, state.recollection.memory
         found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
         actions = sum(sizes(choices(self.env)))
-        outputs.agent_values(found, actions, (1, self.num_envs, self._agents))
+        given.agent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- what a subclass says ---
 

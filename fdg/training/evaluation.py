@@ -1,6 +1,6 @@
 """What trained agents are worth: whole episodes, played in environments of their own.
 
-Every algorithm that says how it acts (`actor`, see `algos.acting`) can be evaluated. One of a user's own may
+Every algorithm that says how it acts (`actor`, see `algos.rollout`) can be evaluated. One of a user's own may
 have its own way, which goes first: a method `evaluate(state, key, episodes)`, with `greedy` as a fourth
 argument if it can do both, that returns at least `{"return": mean}`.
 """

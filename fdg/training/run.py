@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from algos.acting import Actor
+from algos.rollout import Actor
 from envs import Box
 from fdg.arguments import checked, quoted
 from fdg.errors import Elsewhere, FdgError, host_errors

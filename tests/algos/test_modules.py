@@ -14,9 +14,10 @@ from flax import nnx
 import algos
 import envs
 import fdg
-from algos import modules
+from algos.given import resolved
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError
+from fdg.settings import foreign
 
 SEEN, ACTIONS = Box(-1.0, 1.0, (3,)), Discrete(2)
 
@@ -98,8 +99,8 @@ GIVEN = {  # what is given, when it is asked for; how its own library makes it; 
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_computes_what_its_own_library_does(name):
     given, make, apply = GIVEN[name]
-    given = algos.modules.hashable(given())
-    network = modules.resolved(given, SEEN, ACTIONS)
+    given = foreign.hashable(given())
+    network = resolved(given, SEEN, ACTIONS)
     parameters = network.init(KEY, X)
 
     @jax.jit
@@ -145,7 +146,7 @@ def test_an_algorithm_takes_it(name):
 )
 def test_what_is_no_network_is_said(network, message):
     with pytest.raises(FdgError, match=message):
-        modules.resolved(network, SEEN, ACTIONS).init(KEY, X)
+        resolved(network, SEEN, ACTIONS).init(KEY, X)
 
 
 def test_an_actor_does_not_see_what_is_privileged():
@@ -156,7 +157,7 @@ def test_an_actor_does_not_see_what_is_privileged():
     observation = {"a": jnp.ones((2, 1)), "b": jnp.ones((2, 1))}
 
     def applied(sees):
-        return modules.resolved(total, space, ACTIONS, sees=sees).apply((), observation)
+        return resolved(total, space, ACTIONS, sees=sees).apply((), observation)
 
     assert applied("both")[0].max() == applied("actor")[0].max() == 1
     assert applied("both")[1].min() == applied("critic")[0].min() == 11

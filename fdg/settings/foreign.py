@@ -1,27 +1,17 @@
-"""Networks that a user gives, as pairs of functions: modules of Linen, NNX and Equinox, and names of them.
+"""Modules of Linen, NNX and Equinox as pairs of pure functions, `init` and `apply`.
 
-What they take and give is what `algos.networks` says of the network in whose place they stand. Modules of
-Linen and NNX see batches `[N, ...]`; those of Equinox see one sample, and are mapped. Parameters are
-dictionaries. The libraries are recognised by their classes, and imported only for their own modules.
-
-An algorithm's `network=` takes a pair of functions, or one of these: a Linen module; an NNX or Equinox
-module, whose parameters are the initial ones; a module class or a `functools.partial` of one, which is
-called with random keys of the run; or the name of any of these, `"my.module:name"`.
+The libraries are recognised by their classes, and imported only for their own modules. Modules of Linen and
+NNX see batches `[N, ...]`; those of Equinox see one sample, and are mapped. Parameters are dictionaries.
 """
 
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 
-from algos import outputs
-from algos.networks import Network
-from envs import composite, own
-from envs.composite import ObservationSpace
-from envs.spaces import Space
-from fdg.arguments import check_takes
 from fdg.errors import FdgError
 
 Library = Literal["linen", "nnx", "equinox"]
@@ -32,7 +22,6 @@ _BASES: dict[tuple[str, str], Library] = {
     ("flax.nnx", "Module"): "nnx",
     ("equinox", "Module"): "equinox",
 }
-Sees = Literal["both", "actor", "critic"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,93 +64,26 @@ def is_network(value: Any) -> bool:
     return (isinstance(value, str) and ":" in value) or library_of(value) is not None
 
 
-def resolved(
-    network: Any,
-    observation_space: ObservationSpace,
-    action_space: Space,
-    field: str = "network",
-    sees: Sees = "both",
-) -> Any:
-    """What a field of an algorithm holds, as a `Network`; a network with a memory, and None, as they are.
+def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`init` and `apply` of a module, of a module class, or of a `functools.partial` of one.
 
-    Where parts of observations are privileged, an actor gets zeros in their place: of an actor-critic
-    ("both") the policy is worked out without them, the value with them. A network with a memory has to see to
-    that itself.
+    An NNX or Equinox module has its parameters, which are the initial ones; a class is called with random
+    keys of the run. Equal modules give equal functions.
 
     Args:
-      network: see above.
-      observation_space, action_space: what a function that a name names is called with.
+      network: one that `library_of` knows.
       field: for messages.
-      sees: what it is.
 
     Raises:
-      FdgError: a name that names nothing, or no network.
+      FdgError: a class with arguments of its own, or a module with more than parameters.
     """
-    if isinstance(network, str):
-        network = _named(network, observation_space, action_space, field)
-    seen = ("observation", "action") if sees == "critic" else ("observation",)
-    if hasattr(network, "unroll"):
-        check_takes(network.init, ("key", *seen), f"init of {field}")
-        check_takes(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
-        return network
-    if network is None:
-        return network
     match library_of(network):
-        case None:
-            check_takes(network.init, ("key", *seen), f"init of {field}")
-            check_takes(network.apply, ("parameters", *seen), f"apply of {field}")
-            made = Network(network.init, network.apply)
         case "linen":
             module = network if is_instance(network) else _called(network)
-            made = Network(_LinenInit(module, field), _LinenApply(module))
+            return _LinenInit(module, field), _LinenApply(module)
         case "nnx":
-            made = Network(_NnxInit(network, field), _NnxApply(network))
-        case "equinox":
-            made = Network(_EquinoxInit(network, field), _EquinoxApply(network))
-    if sees == "critic" or composite.public(observation_space) == observation_space:
-        return made
-    return Network(made.init, _Blindfolded(made.apply, observation_space, sees == "both"))
-
-
-@functools.lru_cache(maxsize=64)
-def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
-    """What `module:name` names; what a function of the two spaces returns."""
-    value = own.found(f"--{field.replace('_', '-')}", name)
-    if inspect.isfunction(value):
-        try:
-            value = value(observation_space, action_space)
-        except FdgError:
-            raise
-        except Exception as error:  # whatever the code of somebody's own raises
-            raise FdgError(
-                f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
-                f" {type(error).__name__}: {error}"
-            ) from error
-    pair = all(callable(getattr(value, part, None)) for part in ("init", "apply"))
-    if not pair and not hasattr(value, "unroll") and library_of(value) is None:
-        raise FdgError(
-            f"{field} '{name}' is a {type(value).__name__}: name a module of Linen, NNX or Equinox, an"
-            " algos.Network, or a function of (observation_space, action_space) that returns one"
-        )
-    return value
-
-
-@dataclasses.dataclass(frozen=True)
-class _Blindfolded:
-    """`apply` of a network whose actor does not see what is privileged."""
-
-    apply: Any
-    space: ObservationSpace
-    has_critic: bool  # whose value does
-
-    def __call__(self, parameters: Any, observation: Any, *more: Any) -> Any:
-        leading = jax.tree.leaves(observation)[0].shape[:1]
-        public = composite.public_part(self.space, observation)
-        output = self.apply(parameters, composite.with_zeros(self.space, public, leading), *more)
-        if not self.has_critic:
-            return output
-        policy, _ = outputs.pair(output, leading)
-        return policy, outputs.pair(self.apply(parameters, observation, *more), leading)[1]
+            return _NnxInit(network, field), _NnxApply(network)
+    return _EquinoxInit(network, field), _EquinoxApply(network)
 
 
 def _called(network: Any, **random: Any) -> Any:
