@@ -17,9 +17,8 @@ ENVIRONMENTS = {
     "vdn": ("MPE_simple_spread_v3",),
     "qmix": ("MPE_simple_spread_v3",),
     "sac": ("Pendulum-v1", "brax:ant"),
-    "td3": ("Pendulum-v1", "brax:ant"),
-    "crossq": ("Pendulum-v1", "brax:ant"),
-    "ppo": ("CartPole-v1", "brax:ant", "Breakout-MinAtar"),
+    "td3": ("Pendulum-v1",),
+    "crossq": ("Pendulum-v1",),
 }
 
 
