@@ -122,7 +122,7 @@ ERRORS = {
     "--out=": "--out: give a directory",
     "--out /dev/null": "--out /dev/null is a file: give a directory",
     "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",
-    "--out /proc/nowhere": "--out /proc/nowhere cannot be written to",
+    "--algo tests.tiny:Walk --devices 1 --out /proc/nowhere": "--out /proc/nowhere cannot be written to",
     "--out \udcff": "\\udcff: its name is no UTF-8: give another directory",
     "--resume \udcff": "\\udcff: its name is no UTF-8: give another directory",
     "--resume": "--resume: say which run: --resume runs/NAME",
@@ -302,7 +302,7 @@ def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
 
 
 def test_host_devices_are_made_on_demand():
-    words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
+    words = "--algo tests.tiny:Walk --devices 3 --num-envs 3"
     code = (
         "import jax, sys; from fdg.commands.parse import parse; from fdg.training import devices;"
         " made = parse(sys.argv[1:], '', '');"

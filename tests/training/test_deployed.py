@@ -2,7 +2,6 @@
 
 import json
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from envs import gymnasium_parts, gymnasium_spaces, host
 from envs.gymnasium_worker import stack
 from fdg.errors import FdgError
 from fdg.training.acting import Acting
+from tests.training.gymnasium_envs import Codes
 from tests.training.trained import small
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -98,35 +98,9 @@ def test_any_observation_comes_in_as_in_training_and_any_action_goes_out_as_ther
     assert json.loads(json.dumps(source.native.observation)) and json.dumps(source.native.action)
 
 
-class Codes(gymnasium.Env):
-    """Everything at once: parts, texts, a mask, actions in parts with other starts."""
-
-    observation_space = spaces.Dict(
-        {
-            "camera": spaces.Box(0, 255, (3, 6, 5), np.uint8),
-            "told": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64))),
-            "start": spaces.MultiBinary(2),
-            "action_mask": spaces.MultiBinary(5),
-        }
-    )
-    action_space = spaces.Dict({"go": spaces.Discrete(3, start=10), "stop": spaces.MultiBinary(1)})
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return self.observation_space.sample(), 1.0, False, True, {}
-
-
-gymnasium.register("Codes-v0", entry_point=Codes)
-
-
 @pytest.fixture(scope="module")
 def run():
-    env = envs.make("gymnasium:tests.training.test_deployed:Codes-v0", workers=1)
+    env = envs.make("gymnasium:tests.training.gymnasium_envs:Codes-v0", workers=1)
     algorithm = small("recurrent_ppo", env=env.name, memory_size=8)
     return fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0, config={"id": "0123"})
 
@@ -208,19 +182,9 @@ def test_onnx_takes_observations_as_they_are(run, tmp_path):
         start = np.zeros(7, bool)
 
 
-class Doubles(Codes):
-    """Bounds that float32 cannot hold."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float64)
-    action_space = spaces.Box(np.array([-0.1, -3.1]), np.array([0.1, np.inf]), dtype=np.float64)
-
-
-gymnasium.register("Doubles-v0", entry_point=Doubles)
-
-
 def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
-    algorithm = small(env="gymnasium:tests.training.test_deployed:Doubles-v0")
+    algorithm = small(env="gymnasium:tests.training.gymnasium_envs:Doubles-v0")
     state = jax.jit(algorithm.init)(jax.random.key(1))
     for sign, end in ((1e6, 0.1), (-1e6, -0.1)):
         scaled = jax.tree.map(lambda x, s=sign: x * 0 + s if x.ndim == 1 else x * 0, state.parameters)

@@ -3,12 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import algos
 import envs
@@ -17,29 +15,7 @@ from envs import host
 from fdg.errors import FdgError
 from tests.training.trained import fitted
 
-
-class Succeeds(gymnasium.Env):
-    """Episodes of three steps; every other one succeeds, the first one too."""
-
-    observation_space = spaces.Box(0, 9, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self):
-        self.episode, self.time = 0, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.time = self.episode + 1, 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        info = {"time": self.time, "is_success": self.episode % 2 == 1} if self.time == 3 else {"time": 0}
-        return np.full(1, self.time, np.float32), 1.0, False, self.time == 3, info
-
-
-gymnasium.register("Succeeds-v0", entry_point=Succeeds)
-NAME = "gymnasium:tests.training.test_episode_info:Succeeds-v0"
+NAME = "gymnasium:tests.training.gymnasium_envs:Succeeds-v0"
 
 
 def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path):

@@ -1,0 +1,64 @@
+"""Environments of Gymnasium, in a module that their workers import at once: without JAX."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Succeeds(gymnasium.Env):
+    """Episodes of three steps; every other one succeeds, the first one too."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.episode, self.time = 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        info = {"time": self.time, "is_success": self.episode % 2 == 1} if self.time == 3 else {"time": 0}
+        return np.full(1, self.time, np.float32), 1.0, False, self.time == 3, info
+
+
+gymnasium.register("Succeeds-v0", entry_point=Succeeds)
+
+
+class Codes(gymnasium.Env):
+    """Everything at once: parts, texts, a mask, actions in parts with other starts."""
+
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (3, 6, 5), np.uint8),
+            "told": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64))),
+            "start": spaces.MultiBinary(2),
+            "action_mask": spaces.MultiBinary(5),
+        }
+    )
+    action_space = spaces.Dict({"go": spaces.Discrete(3, start=10), "stop": spaces.MultiBinary(1)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, True, {}
+
+
+gymnasium.register("Codes-v0", entry_point=Codes)
+
+
+class Doubles(Codes):
+    """Bounds that float32 cannot hold."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float64)
+    action_space = spaces.Box(np.array([-0.1, -3.1]), np.array([0.1, np.inf]), dtype=np.float64)
+
+
+gymnasium.register("Doubles-v0", entry_point=Doubles)
