@@ -10,7 +10,7 @@ import optax
 
 import fdg
 from algos import distributions, given, networks, optimizers, presets
-from algos.given import Network
+from algos.given import Architecture, Network
 from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
 from envs.checking import check_batch_reset, check_batch_step
@@ -283,10 +283,26 @@ class Agent(HasPresets):
                 f" jax.tree.map(lambda x: x[0], state), or all by jax.vmap"
             )
 
+    def _spread(self, network: Any) -> None:
+        """Puts the settings of an architecture into the fields that it stands for."""
+        if not isinstance(network, Architecture):
+            return
+        settings = dict(network.settings)
+        able = [one.__name__ for one in _algorithms(Agent) if all(hasattr(one, name) for name in settings)]
+        require(
+            self,
+            all(hasattr(self, name) for name in settings),
+            f"network has {', '.join(f'{name}={value}' for name, value in settings.items())}: use"
+            f" {listed(able) or 'another'}",
+        )
+        for name, value in {**settings, "network": None}.items():
+            object.__setattr__(self, name, value)
+
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
         given = {f.name for f in dataclasses.fields(self) if f.metadata.get("holds") in ("network", "bonus")}
+        self._spread(getattr(self, "network", None))
         for name in given:
             value = getattr(self, name)
             if foreign.hashable(value) is not value:

@@ -59,6 +59,13 @@ class Network(NamedTuple):
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A default network by its settings, such as `algos.networks.mlp(64, 64)`: it stands for these fields."""
+
+    settings: tuple[tuple[str, Any], ...]
+
+
 def resolved(
     network: Any,
     observation_space: ObservationSpace,

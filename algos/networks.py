@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.distributions import Distribution
-from algos.given import Network, pair
+from algos.given import Architecture, Network, pair
 from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
@@ -219,6 +219,52 @@ def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
     # Choosing by a mask and not by an index keeps the gradient free of a scatter.
     category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
+
+
+# --- the same by one value, for the field `network` of any algorithm ---
+
+
+def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
+    """Dense layers of these widths; images are flattened. Without an activation, the algorithm's.
+
+    `PPO(env=env, network=mlp(64, 64))` is `PPO(env=env, hidden=(64, 64), convolve=False)`.
+    """
+    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=False)
+
+
+def convolutional(
+    *hidden: int, activation: Activation | None = None, layer_norm: bool = False
+) -> Architecture:
+    """Convolutions of each image, then dense layers of these widths; without widths, the default ones."""
+    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
+
+
+def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
+    """A memory of this size after dense layers of these widths; see `algos.memories` for others.
+
+    `RecurrentPPO(env=env, network=gru(128))` is `RecurrentPPO(env=env, memory="gru", memory_size=128)`.
+    """
+    return _architecture(memory="gru", memory_size=size, hidden=hidden or None, activation=activation)
+
+
+def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
+    """As `gru`, with a long short-term memory."""
+    return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
+
+
+def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
+    """A causal transformer that looks back over so many steps."""
+    return _architecture(
+        memory="transformer",
+        memory_size=size,
+        memory_window=window,
+        memory_layers=layers,
+        memory_heads=heads,
+    )
+
+
+def _architecture(**settings: Any) -> Architecture:
+    return Architecture(tuple((name, value) for name, value in settings.items() if value is not None))
 
 
 class ActorCritic(nn.Module):

@@ -13,6 +13,7 @@ import algos
 import envs
 import fdg
 import policies
+from algos import networks
 from tests import user_changes
 from tests.conformance.comparison import assert_same, plain
 
@@ -99,6 +100,27 @@ def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):
     assert module.PPO.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
     one, other = (plain(each, jax.jit(each.init)(jax.random.key(0)), 2) for each in (mine, ours))
     assert_same(jax.tree.leaves(one), jax.tree.leaves(other))
+
+
+def test_a_network_by_one_value_is_its_settings():
+    gru = algos.RecurrentPPO(env=ENV, network=networks.gru(64, 32))
+    assert gru == algos.RecurrentPPO(env=ENV, memory="gru", memory_size=64, hidden=(32,))
+    mlp = algos.DQN(env=ENV, network=networks.mlp(32, 32, activation="tanh"))
+    assert mlp == algos.DQN(env=ENV, hidden=(32, 32), activation="tanh", convolve=False)
+    with pytest.raises(fdg.FdgError, match=r"memory_size=64: use RecurrentPPO, IPPO, MAPPO, QMIX or VDN"):
+        algos.PPO(env=ENV, network=networks.gru(64))
+
+
+@pytest.mark.parametrize(
+    ("bonus", "words"),
+    [
+        (3, r"bonus=3: it must be an algos.Bonus\(init, apply\), 'module:name' of one, or None"),
+        ("tests.user_changes:nothing", "--bonus"),
+    ],
+)
+def test_what_is_no_bonus_is_refused(bonus, words):
+    with pytest.raises(fdg.FdgError, match=words):
+        algos.PPO(env=ENV, bonus=bonus)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos import distributions
+from algos import distributions, q_learning
 from algos.layers import Convolution, features
 from algos.networks import (
     Network,
-    action_values,
     actor_critic,
     gaussian_actor,
     of_action,
@@ -418,12 +417,14 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
     features = observe(space, batch=2)
     parameters = network.init(jax.random.key(0), features)
     mask = jnp.array([[True, False, True], [True, True, True]])
-    values = action_values(network, parameters, MaskedObservation(features, mask))
-    plain = action_values(network, parameters, features)
+    values = q_learning.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
+    plain = q_learning.values(network, parameters, features, ACTIONS["discrete"])
     np.testing.assert_array_equal(values, np.where(mask, plain, -np.inf))
 
     def loss(parameters):
-        values = action_values(network, parameters, MaskedObservation(features, mask))
+        values = q_learning.values(
+            network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"]
+        )
         return jnp.sum(of_action(values, jnp.array([2, 1])))
 
     for leaf in jax.tree.leaves(jax.grad(loss)(parameters)):
