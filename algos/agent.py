@@ -73,8 +73,8 @@ class Agent(HasPresets):
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
-    and `OptimizerSettings`; it calls `_check` when constructed, and says what its `updates_per_iteration` and
-    its `_default_optimizer` are, and how it acts: `actor`.
+    and `OptimizerSettings`; it calls `_check` when constructed, and says what its
+    `updates_per_iteration` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -222,7 +222,8 @@ class Agent(HasPresets):
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        raise NotImplementedError
+        """Adam on clipped gradients, where an algorithm has no other."""
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def _step_size(self) -> optimizers.StepSize:

@@ -9,7 +9,7 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, optimizers, q_learning, replayed_q
+from algos import networks, q_learning, replayed_q
 from algos.agent import Agent, Rollouts
 from algos.given import NETWORK, Network
 from algos.layers import Layers
@@ -103,10 +103,7 @@ class DQN(Agent):
         )
         _ = self.buffer  # refuses sizes that do not fit
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return whole_updates(self)
+    updates_per_iteration = property(whole_updates)
 
     # --- the two functions of every algorithm ---
 
@@ -185,36 +182,15 @@ class DQN(Agent):
         values = self._values(parameters, self.normalizers.seen(statistics, observation))
         return epsilon_greedy(values, epsilon).sample(keys)
 
-    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
-    def learn(self, learned, statistics, minibatch, weight, ready):
-        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
-        see = functools.partial(self.normalizers.seen, statistics)
-        minibatch = minibatch._replace(
-            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
-        )
-        gradient, error, losses = self.gradient(
-            learned.parameters, learned.target_parameters, minibatch, weight
-        )
-        parameters, optimizer_state = self.update(
-            gradient, learned.optimizer_state, learned.parameters, ready
-        )
-        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
-
-    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
-    def gradient(self, parameters, target_parameters, minibatch, weight):
-        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
-        gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
-            parameters, target_parameters, minibatch, weight
-        )
-        return gradient, error, losses
-
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters, ready):
-        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
-        new = self._one_update(gradient, optimizer_state, parameters)
-        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
+    learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
 
     # --- parts ---
+
+    def _seen(self, see: Callable[[Observation], Observation], minibatch: Transition) -> Transition:
+        """A minibatch as networks see it."""
+        return minibatch._replace(
+            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
+        )
 
     def loss(
         self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
@@ -265,10 +241,6 @@ class DQN(Agent):
             self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
         )
         return self._computing(self._own("network", "actor") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def buffer(self) -> Replay:

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, on_policy, optimizers
+from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.distributions import Distribution
 from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, value_error, weighted_sum
@@ -25,8 +24,8 @@ from algos.normalize import Normalizers
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
-from algos.rollout import Actor, episode_metrics, values_after, without_memory
-from envs import Box, Discrete, Environment, MultiDiscrete, Observation
+from algos.rollout import values_after
+from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
@@ -82,14 +81,7 @@ class IMPALA(Agent):
         """One rollout of all environments, and one update on it."""
         return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 
-    def actor(self, state: State) -> Actor:
-        """How it acts with these parameters and statistics."""
-
-        def policy(observation):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            return self._policy(state.parameters, seen)[0]
-
-        return without_memory(policy, self._for_environment)
+    actor = on_policy.actor
 
     @property
     def updates_per_iteration(self) -> int:
@@ -105,19 +97,8 @@ class IMPALA(Agent):
         action = policy.sample(keys)
         return action, policy.log_prob(action)
 
-    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
-    def learn(self, learned, running, trajectory):
-        """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
-        parameters, optimizer_state, *statistics = learned
-        seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
-        gradient, losses = self.gradient(parameters, seen)
-        learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
-        return learned, running, {**episode_metrics(trajectory.time_step), **losses}
-
-    @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
-    def gradient(self, parameters, trajectory):
-        """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
-        return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
+    learn = on_policy.learn_once
+    gradient = on_policy.gradient_of_rollout
 
     # --- parts ---
 
@@ -155,13 +136,8 @@ class IMPALA(Agent):
         # This divergence shows how far the actors' policy lags behind the learner's.
         return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}
 
-    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
-        """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose results do not fit the action space."""
-        self._check_actor_critic(self._network, state.parameters)
+    _policy = on_policy.policy_and_value
+    check_when_traced = on_policy.check_when_traced
 
     @property
     def _network(self) -> Network:

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+import fdg
+from algos import networks
+from algos.distributions import Distribution
 from algos.normalize import RunningStatistics
-from algos.rollout import environment_major, rollout, time_major
+from algos.rollout import Actor, environment_major, episode_metrics, rollout, time_major, without_memory
 from envs import Observation, TimeStep, features_and_mask
 
 
@@ -143,3 +146,42 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
     num_steps = jax.tree.leaves(observation)[0].shape[0]
     of_rows = function(jax.tree.map(environment_major, observation))
     return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
+
+
+# --- methods of actor-critics, which classes take as their own: `actor = on_policy.actor` ---
+
+
+def actor(self: Any, state: State) -> Actor:
+    """How it acts with these parameters and statistics."""
+
+    def policy(observation):
+        seen = self.normalizers.seen(state.observation_statistics, observation)
+        return self._policy(state.parameters, seen)[0]
+
+    return without_memory(policy, self._for_environment)
+
+
+def policy_and_value(self: Any, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
+    """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
+    return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+
+
+def check_when_traced(self: Any, state: State) -> None:
+    """Refuses a network whose results do not fit the action space."""
+    self._check_actor_critic(self._network, state.parameters)
+
+
+@fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
+def learn_once(self, learned, running, trajectory):
+    """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
+    parameters, optimizer_state, *statistics = learned
+    seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
+    gradient, losses = self.gradient(parameters, seen)
+    learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
+    return learned, running, {**episode_metrics(trajectory.time_step), **losses}
+
+
+@fdg.fragment("gradient", in_axes=(None, 1), out_axes=None, name="gradient")
+def gradient_of_rollout(self, parameters, trajectory):
+    """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
+    return jax.grad(self.loss, has_aux=True)(parameters, trajectory)

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
-from algos import networks, normalize, on_policy, optimizers
+from algos import networks, normalize, on_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.given import NETWORK, Network
@@ -29,7 +28,7 @@ from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
-from algos.rollout import Actor, environment_major, episode_metrics, values_after, without_memory
+from algos.rollout import environment_major, episode_metrics, values_after
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_within
 
@@ -92,14 +91,7 @@ class PPO(Agent):
         """One rollout of all environments, and all updates on it."""
         return on_policy.iteration(self, state)
 
-    def actor(self, state: State) -> Actor:
-        """How it acts with these parameters and statistics."""
-
-        def policy(observation):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            return self._policy(state.parameters, seen)[0]
-
-        return without_memory(policy, self._for_environment)
+    actor = on_policy.actor
 
     @property
     def updates_per_iteration(self) -> int:
@@ -211,7 +203,3 @@ class PPO(Agent):
     @property
     def _network(self) -> Network:
         return self._actor_critic()
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
-from algos import distributions, given, normalize, optimizers
+from algos import distributions, given, normalize
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.given import NETWORK, Network
@@ -422,10 +421,6 @@ class RecurrentPPO(Agent):
     @property
     def _remembers(self) -> MemoryKind:
         return self.remembering.of(self.memory or "gru")
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
 
 def _time_first(x: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ Letters in shapes: `N` samples of a minibatch, whatever a sample is.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import fdg
 from algos.q_learning import linear
 from algos.replay import Replay, ReplayState
 from fdg.settings.fields import hyperparameter, require_positive, require_within
@@ -109,3 +111,34 @@ class Priorities(Part):
         draws = keys if self.priority_exponent else buffer.samples(replay, keys)
         (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
         return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
+
+
+# --- methods, which classes take as their own: `learn = replayed_q.learn` ---
+#
+# An algorithm says its `loss(parameters, target_parameters, minibatch, weight)`, its `targets`, and how a
+# minibatch looks through the normaliser: `_seen(see, minibatch)`.
+
+
+@fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+def learn(self, learned, statistics, minibatch, weight, ready):
+    """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+    minibatch = self._seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+    gradient, error, losses = self.gradient(learned.parameters, learned.target_parameters, minibatch, weight)
+    parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters, ready)
+    return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+
+
+@fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+def gradient(self, parameters, target_parameters, minibatch, weight):
+    """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+    gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
+        parameters, target_parameters, minibatch, weight
+    )
+    return gradient, error, losses
+
+
+@fdg.fragment("update", in_axes=None, out_axes=None)
+def update(self, gradient, optimizer_state, parameters, ready):
+    """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+    new = self._one_update(gradient, optimizer_state, parameters)
+    return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))

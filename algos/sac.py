@@ -7,7 +7,6 @@ Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` sam
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,8 +23,7 @@ from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
-from algos.rollout import Actor, without_memory
+from algos.replay import ReplayUpdates, Transition, whole_updates
 from algos.soft import Entropy, Parameters
 from envs import Box, Environment, Observation
 from fdg.settings.fields import hyperparameter, require_within
@@ -83,49 +81,15 @@ class SAC(Agent):
         off_policy.check(self)
         require_within(self, 0, 1, "target_rate")
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """U, gradient steps in one iteration."""
-        return whole_updates(self)
+    # --- what all have that learn off policy: `algos/off_policy.py` ---
 
-    @property
-    def buffer(self) -> Replay:
-        """Where steps are kept, and minibatches are drawn from."""
-        return off_policy.buffer(self)
-
-    # --- the two functions of every algorithm ---
-
-    def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
-        return off_policy.begin(self, key, self._first)
-
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Some steps of all environments, and all gradient steps that they are due."""
-        return off_policy.iteration(self, state, state.learned.parameters.actor)
-
-    def actor(self, state: State) -> Actor:
-        """How it acts with these parameters and statistics; `greedy` is without noise."""
-
-        def policy(observation):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            return self._policy(state.learned.parameters.actor, seen)
-
-        return without_memory(policy, self._for_environment)
+    updates_per_iteration = property(whole_updates)
+    buffer = property(off_policy.buffer)
+    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
+    act, learn = off_policy.act, off_policy.learn
+    _keys = 2  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
-
-    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
-    def act(self, actor, statistics, learning, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
-        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
-        return off_policy.explored(policy, keys, learning, self.env.action_space.shape)
-
-    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
-    def learn(self, learned, statistics, minibatches, key, learning):
-        """One gradient step for each of the minibatches `[U, N]`."""
-        see = functools.partial(self.normalizers.seen, statistics)
-        keys = jax.random.split(key, (self.updates_per_iteration, 2, self.batch_size))
-        return off_policy.learned_from(self._learn_from, learned, minibatches, see, keys, learning)
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=None)
     def gradient(self, parameters, target_critics, transition, keys):
@@ -149,6 +113,9 @@ class SAC(Agent):
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
+
+    def _acting(self, learned: Learned) -> Any:
+        return learned.parameters.actor
 
     def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
         gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)

@@ -18,15 +18,14 @@ minibatch.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
-from algos import agent_values, given, layers, optimizers, replayed_q
+from algos import agent_values, given, layers, replayed_q
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.given import NETWORK, Network
@@ -233,34 +232,16 @@ class ValueDecomposition(Agent):
         values, memory = self._one_step(agents, self.normalizers.seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
-    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
-    def learn(self, learned, statistics, minibatch, weight, ready):
-        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
-        steps, see = minibatch.steps, functools.partial(self.normalizers.seen, statistics)
-        steps = steps._replace(
-            observation=see(steps.observation), final_observation=see(steps.final_observation)
-        )
-        gradient, error, losses = self.gradient(
-            learned.parameters, learned.target_parameters, minibatch._replace(steps=steps), weight
-        )
-        parameters, optimizer_state = self.update(
-            gradient, learned.optimizer_state, learned.parameters, ready
-        )
-        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+    learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
 
-    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
-    def gradient(self, parameters, target_parameters, minibatch, weight):
-        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
-        gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
-            parameters, target_parameters, minibatch, weight
+    def _seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
+        """A minibatch as networks see it."""
+        steps = minibatch.steps
+        return minibatch._replace(
+            steps=steps._replace(
+                observation=see(steps.observation), final_observation=see(steps.final_observation)
+            )
         )
-        return gradient, error, losses
-
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters, ready):
-        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
-        new = self._one_update(gradient, optimizer_state, parameters)
-        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
@@ -384,10 +365,6 @@ class ValueDecomposition(Agent):
         agents = num_agents(self.env)
         assert agents is not None  # checked when constructed
         return agents
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def buffer(self) -> SequenceReplay:
