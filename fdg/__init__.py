@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import algos as algos
     import envs as envs
     import policies as policies
+    from fdg.training.comparison import compare
     from fdg.training.difference import diff, record
     from fdg.training.exported import load_exported
     from fdg.training.fit import fit
@@ -76,6 +77,7 @@ __all__ = [
     "Sweep",
     "UnknownNameError",
     "agents",
+    "compare",
     "compile",
     "diff",
     "fit",
@@ -99,6 +101,7 @@ __version__ = "0.2.0"
 _LATER = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
+    "compare": "fdg.training.comparison",
     "diff": "fdg.training.difference",
     "fit": "fdg.training.fit",
     "load": "fdg.training.loading",

@@ -145,14 +145,21 @@ def _command(name: str, act: Callable[[dict[str, Any]], None], argv: Sequence[st
         if name == "answer":
             parser.add_argument("prompt", nargs="?", help="a text (none: each line of standard input)")
         add_flags(parser, flags)
-        given = parser.parse_strictly(normalise(argv))
-        try:
-            act({**{flag.name: flag.default for flag in flags}, **given})
-        except FdgError as error:
-            raise type(error)(as_flags(str(error), [flag.name for flag in flags])) from error
-        return 0
+        return carry_out_command(parser, flags, act, argv)
 
     return guarded(run, argv)
+
+
+def carry_out_command(
+    parser: Parser, flags: Sequence[Flag], act: Callable[[dict[str, Any]], None], argv: Sequence[str]
+) -> int:
+    """Parses a command line, and calls `act` with all flags by name; what it refuses names flags."""
+    given = parser.parse_strictly(normalise(argv))
+    try:
+        act({**{flag.name: flag.default for flag in flags}, **given})
+    except FdgError as error:
+        raise type(error)(as_flags(str(error), [flag.name for flag in flags])) from error
+    return 0
 
 
 def _evaluate(given: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fdg.errors import FdgError, listed
+from fdg.training.finite import is_vital
 from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.statistics import STATISTICS, format_numbers, interval, intervals
@@ -35,6 +36,9 @@ class Curves:
       x, y: for each agent, steps or seconds and the metric, `[points]` each.
       final: `[agents]` float, each agent's final return: its evaluation, else the end of its curve.
       evaluated: whether `final` is from evaluations.
+      seeds: of each agent.
+      failed: `[agents]` bool, whether its losses, or its evaluation, were not finite in the end.
+      runs: the run directory of each agent.
     """
 
     label: str
@@ -43,6 +47,9 @@ class Curves:
     y: Sequence[np.ndarray]
     final: np.ndarray
     evaluated: bool
+    seeds: Sequence[int]
+    failed: np.ndarray
+    runs: Sequence[Path]
 
 
 def draw_learning_curve(
@@ -80,7 +87,7 @@ def draw_run(
       points: names of a sweep's points, with equally many agents each; if there are few, one mean for each.
       counted: the label of the x axis.
     """
-    figure, axes = _figure()
+    figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN
     name = metric.replace("_", " ")
     steps, values, weights = _columns(rows, "env_steps", metric)
@@ -110,9 +117,9 @@ def draw_run(
             axes.set_xticks([])
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
-    label = "mean episode return" if metric == RETURN else _shortened(name)
+    label = "mean episode return" if metric == RETURN else shortened(name)
     axes.set(title=title, xlabel=counted, ylabel=label, xlim=(0, None))
-    _finish(figure, [axes], "env_steps")
+    finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 
 
@@ -186,14 +193,11 @@ def compare(
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
     if statistic not in STATISTICS:
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
-    folders = runs_in(paths)
-    twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
-    if twice is not None:
-        raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
+    folders = runs_once(paths)
     curves = read_curves(folders, metric, x, labels)
     worlds = list(dict.fromkeys(curve.env for curve in curves))
     names = list(dict.fromkeys(curve.label for curve in curves))
-    figure, *panels = _figure(len(worlds))
+    figure, *panels = figure_of(len(worlds))
     for env, axes in zip(worlds, panels, strict=True):
         for curve in (one for one in curves if one.env == env):
             stroke, colour = style(names.index(curve.label))
@@ -205,11 +209,11 @@ def compare(
             if len(values) > 1:
                 low, high = intervals(values, STATISTICS[statistic])
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=_shortened(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
+        axes.set(title=shortened(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     several = any(len(curve.y) > 1 for curve in curves)
     figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
-    _finish(figure, panels, x)
+    finish(figure, panels, x)
     return figure, curves
 
 
@@ -220,6 +224,19 @@ def runs_in(paths: Iterable[str | Path]) -> list[Path]:
         inside = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
         found += [one.parent for one in inside] or [path]
     return found
+
+
+def runs_once(paths: Iterable[str | Path]) -> list[Path]:
+    """As `runs_in`, where none may be there twice.
+
+    Raises:
+      FdgError: one is.
+    """
+    folders = runs_in(paths)
+    twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
+    if twice is not None:
+        raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
+    return folders
 
 
 def style(position: int) -> tuple[str, str]:
@@ -267,8 +284,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
     named = _labels(kinds)
     for own, label in reversed(list(zip(of_agents, labels, strict=False))):
         named |= {kind: label if len(own) == 1 else f"{label}, {named[kind]}" for kind in own}
-    found: dict[Any, list[tuple[np.ndarray, np.ndarray, float, bool]]] = {kind: [] for kind in kinds}
-    for path, own in zip(paths, of_agents, strict=True):
+    found: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
+    for path, config, own in zip(paths, configs, of_agents, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         if not any(metric in row for row in rows):
             known = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
@@ -276,27 +293,41 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         times, values, weights = _columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
+        lost = _failed(rows, config, values.shape[1])
+        if "eval_return" in summary:
+            lost |= np.isnan(np.array(evaluated, float))
+        first, each = config.get("seed") or 0, config.get("num_seeds") or 1
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
         if len(own) > 1 and values.shape[1] != len(own):
             raise FdgError(f"{path} is a sweep, which has {metric} of all its agents together only")
         own = own * values.shape[1] if len(own) == 1 else own
-        for kind, column, value in zip(own, values.T, evaluated, strict=False):
+        for i, (kind, column, value) in enumerate(zip(own, values.T, evaluated, strict=False)):
             grid, curve = _bins(times, column, weights)
             late = curve[grid >= 0.9 * times[-1]]
             in_the_end = float(late.mean()) if late.size else float("nan")
             of_evaluation = value is not None and metric == RETURN
-            found[kind].append((grid, curve, value if of_evaluation else in_the_end, of_evaluation))
-    return [
-        Curves(
-            named[kind],
-            dict(kind)["env"],
-            [x for x, *_ in agents],
-            [y for _, y, *_ in agents],
-            np.array([value for *_, value, _ in agents], float),
-            all(evaluated for *_, evaluated in agents),
-        )
-        for kind, agents in found.items()
-    ]
+            final = value if of_evaluation else in_the_end
+            found[kind].append((grid, curve, final, of_evaluation, first + i % each, bool(lost[i]), path))
+    return [_of_agents(named[kind], dict(kind)["env"], agents) for kind, agents in found.items()]
+
+
+def _of_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
+    x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
+    return Curves(label, env, x, y, np.array(final, float), all(evaluated), seeds, np.array(failed), runs)
+
+
+def _failed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], agents: int) -> np.ndarray:
+    """`[agents]` bool: which have a loss that is not finite in the last row, once there are losses."""
+    failed = np.zeros(agents, bool)
+    begins = config["hyperparameters"].get("learning_starts")
+    last = rows[-1] if rows else {"env_steps": 0}
+    if last["env_steps"] <= (begins if isinstance(begins, int) else 0):
+        return failed
+    for name, value in last.items():
+        if is_vital(name):
+            of_each = value if name.endswith("_per_seed") else [value] * agents
+            failed |= np.array([one is None for one in of_each])[:agents]
+    return failed
 
 
 def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
@@ -338,7 +369,8 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
     return labels
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Text from a file, safe to plot and of at most 48 characters."""
     return _plain(text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}")
 
 
@@ -389,7 +421,7 @@ def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.stack([np.interp(grid, x, y) for x, y in there])
 
 
-def _figure(panels: int = 1) -> tuple[Any, ...]:
+def figure_of(panels: int = 1) -> tuple[Any, ...]:
     """A figure, and the axes of each of its panels."""
     # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -425,7 +457,7 @@ def _mark(axes: Any, value: float, label: str) -> None:
     )
 
 
-def _finish(figure: Any, panels: Sequence[Any], x: str) -> None:
+def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
     """Grid, units, and one legend below the axes, where it hides no curve."""
     from matplotlib.ticker import EngFormatter
 

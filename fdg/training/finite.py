@@ -10,7 +10,12 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.sweep import agent_names
 
-_WORDS = ("loss", "grad")  # a metric with one of these in its name is one that training cannot do without
+_WORDS = ("loss", "grad")
+
+
+def is_vital(name: str) -> bool:
+    """Whether training cannot go on well without a finite value of this metric: a loss, or of a gradient."""
+    return any(word in name for word in _WORDS)
 
 
 class Finite:
@@ -39,7 +44,7 @@ class Finite:
         """
         found = {}
         for name, values in metrics.items():
-            if not any(word in name for word in _WORDS) or not np.issubdtype(values.dtype, np.floating):
+            if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):
                 continue
             bad = ~np.isfinite(values)
             silent = max(0, self._silent - before)

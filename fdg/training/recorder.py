@@ -14,7 +14,7 @@ from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, shown_metric
-from fdg.training.finite import Finite
+from fdg.training.finite import Finite, is_vital
 from fdg.training.hints import ConstantReturns, LargeUpdates
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
@@ -184,6 +184,9 @@ def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[st
     for name in ("episode_return", *per_agent):
         if np.ndim(metrics.get(name, 0.0)):
             row[f"{name}_per_seed"] = metrics[name]
+    for name, values in metrics.items():  # names the agents that have failed, while others go on
+        if np.ndim(values) and is_vital(name) and 0 < np.isfinite(values).sum() < values.size:
+            row[f"{name}_per_seed"] = values
     return row
 
 

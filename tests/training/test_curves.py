@@ -131,8 +131,8 @@ def test_the_command(tmp_path, capsys):
 @pytest.fixture
 def figures(monkeypatch):
     """Figure and axes of each picture that a test draws."""
-    made, original = [], curves._figure
-    monkeypatch.setattr(curves, "_figure", lambda: made.append(original()) or made[-1])
+    made, original = [], curves.figure_of
+    monkeypatch.setattr(curves, "figure_of", lambda: made.append(original()) or made[-1])
     return made
 
 

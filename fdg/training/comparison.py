@@ -1,0 +1,285 @@
+"""`fdg.compare`: algorithms side by side in several environments, by Agarwal et al. 2021 (arXiv 2108.13264).
+
+Final returns and areas under the curve, their interquartile means (IQM) with 95% stratified bootstrap
+intervals, and how probably one is better than another; with what was unequal between the sides.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdg import files
+from fdg.arguments import checked
+from fdg.errors import FdgError
+from fdg.training import comparison_text, curves
+from fdg.training.fairness import unequal
+from fdg.training.run_directory import plain
+from fdg.training.statistics import (
+    format_numbers,
+    interquartile_mean,
+    probability_of_improvement,
+    stratified_interval,
+)
+from fdg.training.writable import check_writable, writing
+
+FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")
+TOGETHER = "all, normalised"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One side in one environment.
+
+    Attributes:
+      label: the side.
+      env: the environment.
+      returns: `[seeds]`, final returns: those of the evaluation, else of the last tenth of the training; -inf
+        of a seed that failed, so that it is worse than all that did not.
+      areas: `[seeds]`, area under the training curve by its length: the mean return while training.
+      seeds: of each.
+      failed: the seeds that failed: losses, or evaluations, that are not finite, or no episode ended.
+    """
+
+    label: str
+    env: str
+    returns: np.ndarray
+    areas: np.ndarray
+    seeds: Sequence[int]
+    failed: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An IQM over seeds, with its 95% interval (None of a single seed); -inf where too many seeds failed."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.value):
+            return "failed"
+        value, *ends = format_numbers(self.value, *(self.interval or ()))
+        return value + (f" [{', '.join(ends)}]" if ends else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Sides (algorithms with their settings) in environments; printed, it is a page of Markdown.
+
+    Attributes:
+      cells: one for each side and environment that has runs.
+      notes: what was unequal between the sides, and seeds that failed, as sentences.
+      random: of an environment the returns `[episodes]` of uniformly random actions, where known.
+      runs: the run directories, and `labels` of each; empty for what differs between them.
+    """
+
+    cells: Sequence[Cell]
+    notes: Sequence[str] = ()
+    random: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    runs: Sequence[Path] = ()
+    labels: Sequence[str] = ()
+
+    @property
+    def sides(self) -> list[str]:
+        """Labels, in their order."""
+        return list(dict.fromkeys(cell.label for cell in self.cells))
+
+    @property
+    def environments(self) -> list[str]:
+        """Names, in their order."""
+        return list(dict.fromkeys(cell.env for cell in self.cells))
+
+    def values(self, side: str, env: str, measure: str = "returns") -> np.ndarray | None:
+        """`[seeds]` of a side in an environment; None where it has no runs."""
+        found = [cell for cell in self.cells if (cell.label, cell.env) == (side, env)]
+        return getattr(found[0], measure) if found else None
+
+    def estimate(self, side: str, env: str, measure: str = "returns") -> Estimate | None:
+        """The IQM of a side in an environment, or over those that all sides share (`TOGETHER`)."""
+        if env == TOGETHER:
+            if len(self.shared) < 2:
+                return None
+            groups = [self._normalised(side, one, measure) for one in self.shared]
+        else:
+            values = self.values(side, env, measure)
+            if values is None:
+                return None
+            groups = [values]
+        value = float(interquartile_mean(np.concatenate(groups)))
+        several = max(map(len, groups)) > 1
+        return Estimate(value, stratified_interval(groups, interquartile_mean) if several else None)
+
+    @functools.cached_property
+    def shared(self) -> list[str]:
+        """Environments in which all sides have runs."""
+        there = {(cell.label, cell.env) for cell in self.cells}
+        return [env for env in self.environments if all((side, env) in there for side in self.sides)]
+
+    def ends(self, env: str, measure: str = "returns") -> tuple[float, float]:
+        """What counts as 0 and as 1 in an environment: random's mean (else the worst seed), the best seed."""
+        known = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
+        known = known[np.isfinite(known)]
+        if not known.size:
+            return 0.0, 1.0
+        low = float(np.mean(self.random[env])) if env in self.random else float(known.min())
+        return low, float(known.max())
+
+    def _normalised(self, side: str, env: str, measure: str) -> np.ndarray:
+        low, high = self.ends(env, measure)
+        values = self.values(side, env, measure)
+        assert values is not None
+        return (values - low) / (high - low) if high > low else values - low
+
+    def improvement(self, x: str, y: str) -> tuple[float, tuple[float, float]] | None:
+        """How probably `x` is better than `y` over the environments that both have; None if there is none."""
+        both = [(self.values(x, env), self.values(y, env)) for env in self.environments]
+        pairs = [(a, b) for a, b in both if a is not None and b is not None]
+        return probability_of_improvement(pairs) if pairs else None
+
+    def is_random(self, side: str, env: str) -> bool:
+        """Whether a side is not seen to be better than random actions: the interval of its IQM reaches into
+        that of random's mean."""
+        found = self.estimate(side, env)
+        if found is None or env not in self.random:
+            return False
+        low = found.value if found.interval is None else found.interval[0]
+        return low <= self.random_estimate(env)[1][1]
+
+    def random_estimate(self, env: str) -> tuple[float, tuple[float, float]]:
+        """Mean return of random actions, and its 95% interval over episodes."""
+        returns = self.random[env]
+        return float(returns.mean()), stratified_interval([returns], np.mean)
+
+    @functools.cached_property
+    def text(self) -> comparison_text.Text:
+        """All that is said, as tables of cells and sentences."""
+        return comparison_text.text(self)
+
+    def markdown(self) -> str:
+        """As a page of Markdown."""
+        return comparison_text.markdown(self.text)
+
+    def latex(self) -> str:
+        """As tables of LaTeX, with `booktabs`."""
+        return comparison_text.latex(self.text)
+
+    def content(self) -> dict[str, Any]:
+        """All figures, as `comparison.json` has them; those of a seed that failed are null."""
+        return {
+            "cells": [dataclasses.asdict(cell) for cell in self.cells],
+            "random": dict(self.random),
+            "notes": list(self.notes),
+            "improvement": {
+                f"{x} over {y}": self.improvement(x, y) for x, y in itertools.combinations(self.sides, 2)
+            },
+        }
+
+    @checked
+    def write(self, folder: str | Path) -> list[Path]:
+        """Writes `FILES` into a folder, which is made if need be; earlier ones are replaced.
+
+        Raises:
+          FdgError: they cannot be written, or the folder is a run's.
+        """
+        folder = check_folder(folder)
+        texts = {
+            "comparison.md": self.markdown(),
+            "comparison.tex": self.latex(),
+            "comparison.json": json.dumps(plain(self.content()), indent=1, allow_nan=False) + "\n",
+        }
+        for name, text in texts.items():
+            with writing(folder / name):
+                files.replace(folder / name, text.encode())
+        for name, figure in self.pictures().items():
+            with writing(folder / name), files.replacing(folder / name) as file:
+                figure.savefig(file, format="png", dpi=150)
+        return [folder / name for name in FILES]
+
+    def pictures(self) -> dict[str, Any]:
+        """Figures by the names of their files: learning curves, and final returns; a panel an environment."""
+        drawn, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
+        return {"curves.png": drawn, "intervals.png": comparison_text.draw(self)}
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+
+@checked
+def compare(
+    runs: Sequence[str | Path],
+    *,
+    labels: Sequence[str] = (),
+    random: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Compares algorithms over environments, fairly: tables with intervals, and what was unequal.
+
+    Runs that differ only in their seeds are one side in their environment. A side is named by its algorithm,
+    and by what else differs between runs of that algorithm in one environment.
+
+    Args:
+      runs: run directories, or folders of them.
+      labels: names of sides, one for each run directory; empty for what differs between them.
+      random: returns of episodes of random actions, by environment (`fdg.training.random_level`); sides that
+        are no better are marked then, and scores count from there.
+
+    Raises:
+      FdgError: there is no run, one is there twice, or it has no episode returns.
+
+    Example::
+
+        found = fdg.compare(["runs/ppo", "runs/a2c"])
+        print(found)
+        found.write("comparison")
+    """
+    folders = curves.runs_once(runs)
+    found = curves.read_curves(folders, curves.RETURN, "env_steps", labels)
+    sides: dict[tuple[str, str], list[curves.Curves]] = {}
+    for one in found:
+        sides.setdefault((one.label, one.env), []).append(one)
+    cells = [_cell(label, env, group) for (label, env), group in sides.items()]
+    failures = [
+        f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
+        f" ({', '.join(map(str, cell.failed))}); a failed seed counts as worse than all others"
+        for cell in cells
+        if cell.failed
+    ]
+    measured = {env: np.asarray(values, float) for env, values in (random or {}).items()}
+    return Comparison(cells, [*unequal(found), *failures], measured, folders, tuple(labels))
+
+
+def _cell(label: str, env: str, group: Iterable[curves.Curves]) -> Cell:
+    returns, areas, seeds, failed = [], [], [], []
+    for one in group:
+        for x, y, final, seed, lost in zip(one.x, one.y, one.final, one.seeds, one.failed, strict=True):
+            bad = bool(lost) or not math.isfinite(final)
+            returns.append(-math.inf if bad else final)
+            areas.append(-math.inf if bad else _area(x, y))
+            seeds.append(seed)
+            failed += [seed] if bad else []
+    return Cell(label, env, np.array(returns), np.array(areas), seeds, failed)
+
+
+def _area(x: np.ndarray, y: np.ndarray) -> float:
+    """The area under a curve by its length, by the trapezoid rule: the mean over its steps."""
+    return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 and x[-1] > x[0] else float(y.mean())
+
+
+def check_folder(folder: str | Path) -> Path:
+    """The folder that a comparison can be written to.
+
+    Raises:
+      FdgError: it cannot be, or is a run directory.
+    """
+    path = Path(folder)
+    for name in FILES:
+        check_writable(path / name)
+    if (path / "config.json").exists():
+        raise FdgError(f"--out {path} is a run directory: give another folder for the comparison")
+    return path

@@ -1,0 +1,153 @@
+"""`fdg.compare`: numbers worked by hand and by SciPy, what was unequal, seeds that failed, and mistakes."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+import fdg
+from fdg.__main__ import main
+from fdg.training.comparison import TOGETHER
+from fdg.training.run_directory import plain
+from fdg.training.statistics import probability_of_improvement
+
+
+def write_run(path, algo, env, returns, curves, preset=None, total_steps=300, last=None, **changes):
+    """A run directory of several seeds, as training writes it: `curves` `[rows, seeds]`, 100 steps a row."""
+    path.mkdir(parents=True)
+    config = {
+        "algo": algo,
+        "env": env,
+        "policy": "gpu_only",
+        "policy_fields": {},
+        "seed": 0,
+        "num_seeds": len(returns),
+        "versions": {"fdg": "0.2.0", "jax": "0.10.2"},
+        "hyperparameters": {"total_steps": total_steps, **changes},
+        **({"preset_name": preset, "preset": {}} if preset else {}),
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    rows = [
+        {"iteration": i, "env_steps": 100 * i, "wall_s": 0.1 * i, "loss": 1.0, "episodes": 1}
+        | {"episode_return": 0.0, "episode_return_per_seed": list(row)}
+        for i, row in enumerate(curves, 1)
+    ]
+    rows[-1] |= last or {}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = {"env_steps": 300, "eval_return": 0.0, "eval_returns": returns, "eval_episodes": 128}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+FLAT = [[1.0] * 4] * 3
+
+
+def two(folder):
+    """PPO and A2C, four seeds in each of two environments."""
+    return [
+        write_run(folder / "a", "ppo", "CartPole-v1", [1.0, 2.0, 3.0, 100.0], FLAT),
+        write_run(folder / "b", "ppo", "Pendulum-v1", [-4.0, -3.0, -2.0, -1.0], FLAT),
+        write_run(
+            folder / "c", "a2c", "CartPole-v1", [0.0, 2.0, 2.0, 4.0], [[0.0] * 4, [3.0] * 4, [4.0] * 4]
+        ),
+        write_run(folder / "d", "a2c", "Pendulum-v1", [-8.0, -7.0, -6.0, -5.0], FLAT),
+    ]
+
+
+def test_iqm_area_and_probability_are_those_worked_by_hand(tmp_path):
+    found = fdg.compare(two(tmp_path))
+    assert found.sides == ["ppo", "a2c"] and found.notes == []
+    assert found.estimate("ppo", "CartPole-v1").value == 2.5  # of 2 and 3
+    # By the trapezoid rule over 200 steps: (1.5 * 100 + 3.5 * 100) / 200.
+    assert found.estimate("a2c", "CartPole-v1", "areas").value == 2.5
+    # CartPole: of 16 pairs 1 > 0, 2 > 0, 3 > 0, 2, 2 and 100 > all win, 2 = 2 twice; Pendulum: all.
+    value, (low, high) = found.improvement("ppo", "a2c")
+    assert value == pytest.approx(((1 + 1 + 3 + 4 + 0.5 * 2) / 16 + 1) / 2)
+    assert 0.5 < low < value < high <= 1.0
+    # From the worst seed, 0, to the best, 100; and from -8 to -1.
+    together = sorted([0.01, 0.02, 0.03, 1.0, 4 / 7, 5 / 7, 6 / 7, 1.0])[2:-2]
+    assert found.estimate("ppo", TOGETHER).value == pytest.approx(np.mean(together))
+
+
+def test_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
+    x, y = np.random.default_rng(0).integers(0, 9, (2, 12)).astype(float)
+    value, _ = probability_of_improvement([(x, y[:7])])
+    assert value == pytest.approx(mannwhitneyu(x, y[:7]).statistic / (12 * 7))
+    same, (low, high) = probability_of_improvement([(x, x), (y, y)])
+    assert same == 0.5 and low < 0.5 < high
+
+
+def test_what_is_unequal_is_said(tmp_path):
+    runs = [
+        write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0] * 4, FLAT, "CartPole-v1", discount=0.5),
+        write_run(tmp_path / "b", "a2c", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3, total_steps=900),
+    ]
+    (tmp_path / "b" / "summary.json").unlink()
+    said = "\n".join(fdg.compare(runs).notes)
+    for line in (
+        "budgets differ, in steps of each seed: ppo 300; a2c 900 (CartPole-v1)",
+        "numbers of seeds differ: ppo 4; a2c 2",
+        "tuned settings on one side: ppo a preset; a2c none",
+        "settings by hand: ppo has discount=0.5",
+        "runs have not ended: a2c 1 of 1 runs",
+        "measured differently: ppo greedy evaluations of 128 episodes; a2c the last tenth of the training",
+    ):
+        assert line in said
+    assert f"- {fdg.compare(runs).notes[0]}" in str(fdg.compare(runs))
+
+
+def test_a_seed_that_failed_is_named_and_worse_than_all_others(tmp_path):
+    last = {"loss_per_seed": [1.0, None, 1.0, 1.0]}
+    runs = two(tmp_path)
+    runs[0] = write_run(tmp_path / "lost", "ppo", "CartPole-v1", [5.0, 900.0, 7.0, 9.0], FLAT, last=last)
+    found = fdg.compare(runs)
+    assert "ppo on CartPole-v1: 1 of 4 seeds failed (1)" in found.notes[-1]
+    estimate = found.estimate("ppo", "CartPole-v1")
+    assert estimate.value == 6.0 and estimate.interval[0] == -math.inf  # of 5 and 7
+    assert found.improvement("ppo", "a2c")[0] == pytest.approx((12 / 16 + 1) / 2)
+    cells = plain(found.content())["cells"]
+    assert cells[0]["returns"] == [5.0, None, 7.0, 9.0] and cells[0]["failed"] == [1]
+
+
+def test_a_side_at_the_level_of_random_actions_is_marked(tmp_path):
+    found = fdg.compare(two(tmp_path), random={"CartPole-v1": [2.0, 3.0], "Pendulum-v1": [-10.0, -9.0]})
+    assert found.is_random("a2c", "CartPole-v1") and not found.is_random("ppo", "Pendulum-v1")
+    assert found.ends("Pendulum-v1") == (-9.5, -1.0)
+    row = next(line for line in str(found).splitlines() if line.startswith("| CartPole-v1"))
+    assert "†" in row and "2.50 [2.00, 3.00] |" in row
+
+
+def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, capsys):
+    runs = [str(run) for run in two(tmp_path / "runs")]
+    assert main(["compare", *runs, "--out", str(tmp_path / "one")]) == 0
+    assert "## Final return" in capsys.readouterr().out
+    again = fdg.compare([tmp_path / "runs"])
+    assert (tmp_path / "one" / "comparison.md").read_text() == again.markdown()
+    assert json.loads((tmp_path / "one" / "comparison.json").read_text()) == plain(again.content())
+    assert all(
+        (tmp_path / "one" / name).read_bytes()[1:4] == b"PNG" for name in ("curves.png", "intervals.png")
+    )
+    latex = (tmp_path / "one" / "comparison.tex").read_text()
+    assert r"\toprule" in latex and latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: RUN_DIR"),
+        (["none"], "no run in none (it has no config.json): give"),
+        (["a", "a"], "a is there twice, and would count as another seed: name each run once"),
+        (["a", "--out", "a"], "--out a is a run directory: give another folder"),
+        (["a", "--out", "a/config.json"], "cannot be written"),
+        (["a", "b", "--label", "one"], "1 label for 2 runs: give one for each"),
+        (["a", "--metric", "loss"], "unknown flag '--metric'"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_fix(tmp_path, monkeypatch, capsys, words, said):
+    two(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
