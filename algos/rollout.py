@@ -220,8 +220,10 @@ def evaluate(
 
     Returns:
       `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
-      `[B]` int32. With several agents, the return is the mean of the agents' returns. `infos`: by name,
-      `[B]` float32, what the environment reports of episodes (`info`); not-a-number where one was cut.
+      `[B]` int32. With several agents, the return is the mean of the agents' returns; around a wrapper that
+      changes rewards it is that of the environment inside, as in training (`TimeStep.episode_return`).
+      `infos`: by name, `[B]` float32, what the environment reports of episodes (`info`); not-a-number where
+      one was cut.
     """
     names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
@@ -238,6 +240,7 @@ def evaluate(
         action, memory = actor.act(memory, observation, begins, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
         total += jnp.where(playing, _of_the_team(step.reward), 0.0)
+        total = jnp.where(playing & step.done, step.episode_return, total)  # of unchanged rewards
         length += playing
         remembered = memory, step.done
         ended = playing & step.done

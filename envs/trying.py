@@ -130,7 +130,7 @@ def _allowed(action: jax.Array, mask: jax.Array) -> jax.Array:
 def random_rollouts(
     env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """A rollout, and one with the same keys handed to the environments in another order (`[::-1]`).
+    """A rollout, and one with the environments in reverse order, of which the last gets other keys.
 
     `beside` is another environment for the same keys and actions; only its `step` may give what it likes. In
     one program with `env`, because compiling is what takes the time, and what the two share compiles once.
@@ -157,11 +157,12 @@ def random_rollouts(
         return observation, *steps
 
     program = jax.jit(program, compiler_options=COMPILE_FAST)
-    reset_keys = jax.random.split(jax.random.key(1), num_envs)
-    step_keys = jax.random.split(jax.random.key(2), (steps, num_envs))
-    action_keys = jax.random.split(jax.random.key(3), (steps, num_envs))
-    forward = program(reset_keys, step_keys, action_keys)
-    backward = program(reset_keys[::-1], step_keys[:, ::-1], action_keys[:, ::-1])
+    reset_keys = jax.random.split(jax.random.key(1), num_envs + 1)
+    step_keys = jax.random.split(jax.random.key(2), (steps, num_envs + 1))
+    action_keys = jax.random.split(jax.random.key(3), (steps, num_envs + 1))
+    forward = program(reset_keys[:-1], step_keys[:, :-1], action_keys[:, :-1])
+    order = jnp.array([*range(num_envs - 1, 0, -1), num_envs])
+    backward = program(reset_keys[order], step_keys[:, order], action_keys[:, order])
     if types["reset"] != types["step"]:
         raise FdgError(
             f"environment '{env.name}': step changes a shape, dtype or weak type of the state"
@@ -259,10 +260,12 @@ def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
 
 
 def _alike(rollout: Rollout, backward: Rollout) -> bool:
-    """Whether the batch the other way round gave the same the other way round."""
+    """Whether environments gave the same in reverse order, without the first, which had other keys."""
     first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
-    pairs = zip(jax.tree.leaves(rollout), jax.tree.leaves(backward), strict=True)
-    return all(
-        np.allclose(one, np.flip(other, 0 if id(one) in first else 1), 1e-6, 1e-6, equal_nan=_may_be_nan(one))
-        for one, other in pairs
-    )
+
+    def same(one: np.ndarray, other: np.ndarray) -> bool:
+        axis = 0 if id(one) in first else 1
+        own, reverse = (np.moveaxis(x, axis, 0) for x in (one, np.flip(other, axis)))
+        return np.allclose(own[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(one))
+
+    return all(map(same, jax.tree.leaves(rollout), jax.tree.leaves(backward)))

@@ -22,7 +22,7 @@ FLAGS = (
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
     *(
-        Flag(key, float | None, None, "a spec in place of a level's, as in [specs] (None: those)")
+        Flag(key, float | None, None, "a spec in place of the one in [specs] (None: that one)")
         for key in reading.UNITS
     ),
     Flag("accuracy", str | None, None, "table, train, supernet or surrogate (None: as the file says)"),

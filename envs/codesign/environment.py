@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from envs.codesign import found, problem, reading
 from envs.codesign.found import Designs
-from envs.codesign.problem import Evaluation, Problem
+from envs.codesign.problem import Evaluation, Problem, Specs
 from envs.environment import TimeStep, check_keys, named_info
 from envs.observations import MaskedObservation, Observation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -58,7 +59,8 @@ def make(
       module: `MODULE:NAME` of networks that the file names, which are imported then.
       path: a copy of the file, with copies of those that it names, as a run directory keeps them.
       info: of `INFO`, what is reported of each episode.
-      **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`.
+      **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`: each in place of the
+        one there.
 
     Raises:
       FdgError: there is no such problem, or a parameter has no such value.
@@ -90,7 +92,10 @@ def make(
     if limits:
         if specs not in (None, "explicit"):
             raise FdgError(f"{PREFIX}{name}: specs={specs} and {next(iter(limits))} are given: leave one out")
-        made = dataclasses.replace(made, specs=reading.specs(f"{PREFIX}{name}", limits, made.technology))
+        given = reading.specs(f"{PREFIX}{name}", limits, made.technology)
+        own = Specs() if made.specs in dict(made.levels).values() else made.specs
+        both = (old if math.isinf(new) else new for old, new in zip(own, given, strict=True))
+        made = dataclasses.replace(made, specs=Specs(*both))
     elif specs in reading.LEVELS:
         made = made.at(specs)
     elif specs == "random":

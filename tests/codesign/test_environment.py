@@ -328,6 +328,13 @@ def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devic
     assert not engine.unexplained()
 
 
+def test_a_spec_given_by_name_leaves_the_others_of_the_file(tmp_path):
+    file = tmp_path / "p.toml"
+    file.write_text('[specs]\nlatency_cycles = 500\nenergy_uj = 2\n[[task]]\nname = "one"\nspace = "unet"\n')
+    assert registry.make(f"codesign:{file}", area_mm2=1).problem.specs == Specs(500.0, 2e6, 1.0)
+    assert registry.make(f"codesign:{file}", energy_uj=1).problem.specs == Specs(500.0, 1e6)
+
+
 def test_by_name_with_parameters():
     given = {"specs": "tight", "order": "sequence", "accuracy": "surrogate"}
     env = registry.make("codesign:w1", **given)

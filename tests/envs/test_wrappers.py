@@ -17,6 +17,7 @@ import algos
 import envs
 import fdg
 import policies
+from algos.rollout import evaluate
 from envs import Box, Dict, Discrete, MaskedObservation, MultiDiscrete, Tuple, composite, host
 from envs.native import native
 from fdg.errors import FdgError
@@ -134,7 +135,25 @@ def test_a_wrapper_of_rewards_steps_the_environment_inside(inside, around):
     _, steps = steps_of(env, [0] * 4)
     assert [step.reward for step in steps] == [0.5, 1.0, 1.5, 0.5]
     assert [step.episode_return for step in steps] == [0, 0, 6, 0]
+    stays = algos.Actor(
+        lambda num_envs: (),
+        lambda memory, observation, start, keys, greedy: (jnp.zeros(len(start), jnp.int32), memory),
+    )
+    assert evaluate(env, stays, jax.random.key(0), 2)["returns"].tolist() == [6.0, 6.0]
     assert "is right" in envs.check(around(env), steps=4)
+
+
+class Centred(envs.Wrapper):
+    """Rewards less their mean over the batch."""
+
+    def step(self, keys, state, action):
+        state, step = super().step(keys, state, action)
+        return state, step._replace(reward=step.reward - jnp.mean(step.reward))
+
+
+def test_instances_that_depend_on_each_other_by_a_mean():
+    with pytest.raises(FdgError, match="depends on more than its own key, state and action"):
+        envs.check(Centred(envs.make("Pendulum-v1")), steps=3)
 
 
 @pytest.mark.parametrize("around", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
