@@ -108,15 +108,15 @@ def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
 
 def test_the_original_may_be_donated_on_a_shared_device(devices):
     """Of a batch that is split, and of one that does not divide."""
-    arrays = [jnp.arange(24.0), jnp.arange(7.0)]
     for target in (devices[:2], devices[1:3], [devices[1], devices[0]], devices[:1]):
+        arrays = [jnp.arange(24.0), jnp.arange(7.0)]  # of which the second may be one of those placed
         mover, placed = make_mover(devices[:2], target, arrays, [0, 0])
         moved = check(mover, arrays, placed)
         used = jax.jit(lambda x: jax.tree.map(lambda x: x * 0 - 1, x), donate_argnums=0)(placed)
         jax.block_until_ready(used)
-        for before, after, array in zip(placed, moved, arrays, strict=True):
+        for before, after in zip(placed, moved, strict=True):
             assert before.is_deleted()
-            np.testing.assert_array_equal(after, array)
+            np.testing.assert_array_equal(after, np.arange(float(len(after))))
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 2), (2, 1), (2, 3)])
