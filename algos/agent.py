@@ -222,8 +222,10 @@ class Agent(HasPresets):
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        """Adam on clipped gradients, where an algorithm has no other."""
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
+        """Adam, on clipped gradients where `max_grad_norm` is a field, unless an algorithm has another."""
+        if hasattr(self, "max_grad_norm"):
+            return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
+        return optax.adam(self._step_size)
 
     @property
     def _step_size(self) -> optimizers.StepSize:
