@@ -50,7 +50,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         if job.described["env"] is not None and not job.resumes:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
-            loop.say(presets.line(name, preset, algo, env_name, follows))
+            steps = getattr(job.algorithm, "total_steps", None)
+            loop.say(presets.line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
         for line in job.beyond if distributed.is_first() else ():

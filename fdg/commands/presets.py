@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from algos.presets import Preset
 
 
+_FAR_FEWER = 3  # times fewer steps than a preset was chosen for
+
+
 def chosen(
     cls: type,
     asked: str | None,
@@ -95,8 +98,12 @@ def line(
     algo: str,
     env_name: str | None,
     follows: Mapping[str, Any] | None = None,
+    steps: int | None = None,
 ) -> str:
-    """One line about a run's preset; `follows` are settings that were adjusted to the flags.
+    """One line about a run's preset.
+
+    `follows` are settings that were adjusted to the flags, and `steps` the run's own `total_steps`: settings
+    that were chosen for far more may be too slow for it, and the line says so.
 
     >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
     'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
@@ -106,9 +113,13 @@ def line(
     )
     if name is None:
         return f"preset: none for {env_name}, the defaults of {algo}{adjusted}"
+    chosen = values.get("total_steps")
+    budget = ""
+    if steps is not None and isinstance(chosen, int) and steps * _FAR_FEWER <= chosen:
+        budget = f"; it was chosen for {chosen:,} steps, and in {steps:,} it may learn more slowly than --preset none"
     return (
         f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
-        f" (--show-preset lists them; --preset none omits them){adjusted}"
+        f" (--show-preset lists them; --preset none omits them){adjusted}{budget}"
     )
 
 

@@ -54,8 +54,8 @@ def _sentences(found: Comparison) -> list[str]:
     seeds = sorted({len(cell.seeds) for cell in found.cells})
     said = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"
-        f" the stratified bootstrap with {RESAMPLES:,} resamples (Agarwal et al. 2021, arXiv 2108.13264). In bold"
-        " the best of an environment, with those whose interval reaches the best's value."
+        f" the stratified bootstrap with {RESAMPLES:,} resamples (Agarwal et al. 2021, arXiv 2108.13264)."
+        " In bold the best of an environment, with those whose interval reaches the best's value."
     ]
     if len(found.shared) > 1:
         zero = "random actions" if all(env in found.random for env in found.shared) else "the worst seed"

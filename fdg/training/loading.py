@@ -12,6 +12,7 @@ from fdg.arguments import checked
 from fdg.errors import FdgError, listed
 from fdg.settings.fields import OF_NETWORK
 from fdg.tracing.trace import side_by_side
+from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild, rebuild_policy
 from fdg.training.name_resolver import NameResolver
@@ -34,7 +35,7 @@ def load(
     Works on any devices, whatever it was trained on; all of it is put on the first.
 
     Args:
-      path: the run directory.
+      path: the run directory, or a packed folder; `hf://USER/NAME` is one on Hugging Face's hub.
       algorithm: what was trained, where `config.json` cannot say it (a network of your own).
       checkpoint: "last", "best" (of the evaluations that `--eval-every` makes), or an iteration.
       trust: import modules of your own that the run names, and start what it names outside of this program.
@@ -63,7 +64,7 @@ def load_with_names(
     given = algorithm
     if given is not None:
         checked_name(given)
-    path = Path(path)
+    path = hub.download(str(path)) if hub.is_on_hub(path) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", named, trust)
     if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():

@@ -1,0 +1,104 @@
+"""`fdg demo`: trains an agent in a minute, on one device and on four, and shows plan, curves and agent."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg.commands.cli import guarded
+from fdg.commands.flags import Flag, Parser, add_flags
+from fdg.commands.using import carry_out_command
+from fdg.errors import FdgError
+from fdg.running.host_devices import make_host_devices
+from fdg.running.program_cache import keep_programs
+from fdg.training.writable import check_writable, writing
+
+FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed", int, 0, "of all numbers"))
+_ABOUT = "Trains PPO on CartPole-v1 on one device and on four, and shows the plan, both curves and the agent."
+_DEVICES = 4
+_ITERATIONS = 30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`fdg demo`; `argv` are the words after `demo`, those of the process if None."""
+
+    def run(argv: Sequence[str]) -> int:
+        parser = Parser(prog="fdg demo", description=_ABOUT, allow_abbrev=False)
+        add_flags(parser, FLAGS)
+        return carry_out_command(parser, FLAGS, _demo, argv)
+
+    return guarded(run, argv)
+
+
+def _demo(given: dict[str, Any]) -> None:
+    out, seed, begun = Path(given["out"]), given["seed"], time.perf_counter()
+    if not 0 <= seed < 2**32:
+        raise FdgError(f"--seed {seed}: give a whole number from 0 to {2**32 - 1}")
+    for name in ("curves.png", "agent.gif"):
+        check_writable(out / name)
+    if (out / "config.json").exists():
+        raise FdgError(f"--out {out} is a run directory: give another folder")
+    keep_programs(None)
+    make_host_devices(_DEVICES)
+
+    import jax
+
+    import algos
+    import envs
+    import fdg
+    import policies
+    from fdg.training.run import Run
+
+    env = envs.make("CartPole-v1")
+    algorithm = algos.PPO(
+        env=env,
+        num_envs=32,
+        num_steps=64,
+        num_minibatches=4,
+        learning_rate=2.5e-3,
+        total_steps=2048 * _ITERATIONS,
+    )
+    graph, returns, state = fdg.trace(algorithm), {}, None
+    for count in sorted({1, min(_DEVICES, len(jax.devices()))}, reverse=True):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:count], graph=graph)
+        if not returns:
+            print(engine.plan, "", sep="\n", flush=True)
+        state, metrics = engine.run(engine.init(seed), _ITERATIONS)
+        returns[count] = jax.device_get(metrics["episode_return"])
+        print(
+            f"trained on {count} device{'s' * (count > 1)}: {time.perf_counter() - begun:.0f} s", flush=True
+        )
+    _draw(returns, algorithm.steps_per_iteration, out / "curves.png")
+    agent = Run(algorithm, engine.algorithm_state(state), _ITERATIONS, seed=seed)
+    print(agent.evaluate(episodes=32), flush=True)
+    try:
+        print(f"the agent: {agent.play(out / 'agent.gif', episodes=2, max_steps=250)}")
+    except FdgError as error:
+        print(f"no picture of the agent: {error}")
+    print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - begun:.0f} s in all", flush=True)
+
+
+def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
+    """Draws the curve of each number of devices, the thinner on top of the thicker."""
+    import numpy as np
+
+    from fdg.training import curves
+
+    figure, axes = curves.figure_of()
+    for i, (count, values) in enumerate(sorted(returns.items())):
+        _, colour = curves.style(i)
+        width, stroke = ((7, "-"), (2, "--"))[i]
+        label = f"{count} device{'s' * (count > 1)}"
+        x = steps * np.arange(1, len(values) + 1)
+        axes.plot(x, values, stroke, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
+    apart = float(np.nanmax(np.abs(np.subtract(*returns.values())))) if len(returns) > 1 else 0.0
+    title = (
+        f"PPO on CartPole-v1: the same numbers on any devices\n(largest difference of a return: {apart:.2g})"
+    )
+    axes.set(
+        title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None), ylim=(0, None)
+    )
+    curves.finish(figure, [axes], "env_steps")
+    with writing(path):
+        figure.savefig(path, dpi=150)
+    print(f"largest difference between the curves: {apart:.2g}", flush=True)

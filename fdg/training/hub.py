@@ -1,0 +1,73 @@
+"""Packed folders to and from Hugging Face's hub, with `huggingface_hub`, which is an extra."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fdg.errors import FdgError, one_line
+
+SCHEME = "hf://"
+_PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # all that is read
+
+
+def is_on_hub(path: object) -> bool:
+    """Whether a path is a repository of the hub: `hf://USER/NAME`, with `@REVISION` if need be."""
+    return str(path).startswith(SCHEME)
+
+
+def download(address: str) -> Path:
+    """The folder of a repository's files, which are kept for the next time, by their commit.
+
+    Raises:
+      FdgError: the address is none, `huggingface_hub` is not installed, or the repository cannot be read.
+    """
+    name, _, revision = address.removeprefix(SCHEME).partition("@")
+    hub = _hub(address, name)
+    try:
+        commit = hub.HfApi().repo_info(name, revision=revision or None).sha
+        folder = Path(hub.constants.HF_HOME) / "fdg" / name.replace("/", "--") / str(commit)
+        hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(_PACKED))
+    except Exception as error:  # of the library, of HTTP, or of the disk
+        raise _failed(f"{address} cannot be read", error) from error
+    return folder
+
+
+def check(name: str) -> Any:
+    """The library, for a name that can be pushed to.
+
+    Raises:
+      FdgError: the name is none, or `huggingface_hub` is not installed.
+    """
+    return _hub(f"--push {name}", name)
+
+
+def upload(folder: Path, name: str) -> str:
+    """Puts a packed folder into a repository of the hub, made if need be; returns its address.
+
+    Raises:
+      FdgError: the name is none, `huggingface_hub` is not installed, or the hub refuses it.
+    """
+    hub = check(name)
+    try:
+        hub.HfApi().create_repo(name, exist_ok=True)
+        hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")
+    except Exception as error:
+        raise _failed(f"--push {name} failed, and {folder} is whole", error) from error
+    return f"{SCHEME}{name}"
+
+
+def _hub(what: str, name: str) -> Any:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise FdgError(f"{what}: give USER/NAME, the name of a repository of Hugging Face's hub")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise FdgError(f"{what} needs huggingface_hub: pip install 'fdg[hub]'") from None
+    return huggingface_hub
+
+
+def _failed(what: str, error: Exception) -> FdgError:
+    return FdgError(
+        f"{what} ({one_line(error)}): look at the name, at `hf auth whoami` and at the network; a packed"
+        " folder can also be copied by any other means"
+    )

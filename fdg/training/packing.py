@@ -1,0 +1,162 @@
+"""`fdg pack`: a folder to share of a run: one checkpoint, what was recorded, a video, and a card.
+
+The folder is a run directory, so all that takes one takes it, `fdg.load` first; and loading it may do no more
+than loading a run directory may (docs/security.md).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fdg import files
+from fdg.errors import FdgError, one_line
+from fdg.reading import open_regular
+from fdg.training.evaluation import Evaluation, can_evaluate
+from fdg.training.loading import load
+from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, plain, read_config, read_summary
+from fdg.training.statistics import format_numbers
+from fdg.training.sweep import Sweep
+from fdg.training.writable import check_writable
+
+CARD = "README.md"
+VIDEO = "video.gif"
+CURVE = "learning_curve.png"
+_PRIVATE = ("command", "resumes", "from", "git_commit")  # of the machine that trained
+_SETTINGS = 40  # of the card's table
+_VIDEO_STEPS = 500
+
+
+def pack(
+    path: str | Path,
+    out: str | Path,
+    *,
+    checkpoint: str = "last",
+    trust: bool = False,
+    episodes: int | None = None,
+) -> Path:
+    """Packs a run into a new folder.
+
+    Args:
+      path: the run directory.
+      out: the folder, new or empty.
+      checkpoint: "last", "best", or the number of an iteration.
+      trust: import modules of your own that the run names.
+      episodes: that the card's return is measured in, for each agent; None for as many as after training.
+
+    Raises:
+      FdgError: there is no such run or checkpoint, it keeps data of its own, or the folder is not empty.
+    """
+    path, out = Path(path), Path(out)
+    config = read_config(path, prefix="")
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+        raise FdgError(f"--out {out} is there already, and not empty: give a new folder")
+    check_writable(out / CARD)
+    if (path / DATA).is_dir():
+        raise FdgError(
+            f"{path} has data files in {DATA}/, which are not shared: fdg export {path} writes the weights"
+        )
+    run = load(path, checkpoint=int(checkpoint) if checkpoint.isdecimal() else checkpoint, trust=trust)
+    folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
+    out.mkdir(parents=True, exist_ok=True)
+    shared = {name: value for name, value in config.items() if name not in _PRIVATE}
+    files.replace(out / "config.json", _json(shared))
+    for name in ("metrics.jsonl", "summary.json", CURVE):
+        if (path / name).exists():
+            _copy(path / name, out / name)
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        _copy(file, out / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
+    packed = load(out, trust=trust)  # what others will load is what is measured
+    found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
+    video = _video(packed, out)
+    files.replace(out / CARD, _card(packed, found, video, out).encode())
+    return out
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_regular(source) as given, files.replacing(target) as taken:
+        while block := given.read(1 << 20):
+            taken.write(block)
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode()
+
+
+def _video(run: Any, out: Path) -> str:
+    """Films the first agent; returns an empty text, or why there is no video."""
+    try:
+        own = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
+        own.play(out / VIDEO, max_steps=_VIDEO_STEPS)
+    except FdgError as error:
+        return one_line(error)
+    return ""
+
+
+def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
+    config, summary = run.config, read_summary(out) or {}
+    algo, env = str(config["algo"]), str(config["env"])
+    seeds = summary.get("seeds") or [run.seed]
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", "fdg", "jax", algo, env]
+    lines = ["---", "library_name: fdg", "pipeline_tag: reinforcement-learning", "tags:"]
+    lines += [f"- {json.dumps(tag)}" for tag in dict.fromkeys(tags)]
+    figure = "not evaluated" if found is None else _figure(found)
+    if found is not None:
+        lines += [
+            *("model-index:", f"- name: {json.dumps(algo)}", "  results:", "  - task:"),
+            *("      type: reinforcement-learning", "      name: reinforcement-learning", "    dataset:"),
+            *(f"      name: {json.dumps(env)}", f"      type: {json.dumps(env)}", "    metrics:"),
+            *("    - type: mean_reward", f"      value: {json.dumps(figure)}", "      name: mean_reward"),
+            "      verified: false",
+        ]
+    versions = summary.get("versions") or config.get("versions") or {}
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    rows = {
+        "environment": env,
+        "algorithm": algo,
+        "return": figure,
+        "seeds": ", ".join(map(str, seeds[:20])) + (" ..." if seeds[20:] else ""),
+        "steps of each agent": f"{run.iteration * run.algorithm.steps_per_iteration:,}",
+        "iteration": f"{run.iteration:,}" + ("" if run.finished else ", of a run that has not ended"),
+        "preset": config.get("preset_name") or "none",
+        "distribution policy": summary.get("policy") or config.get("policy"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "size": f"{size / 2**20:.1f} MiB",
+    }
+    settings = list(config["hyperparameters"].items())
+    parts = [
+        "\n".join([*lines, "---"]),
+        f"# {_cell(algo)} on {_cell(env)}",
+        "Trained with fdg: reinforcement learning whose numbers do not depend on the devices.",
+        _table(("", ""), rows.items()),
+        "The return is that of whole episodes with the most probable actions; its interval is a 95% bootstrap"
+        " interval over agents if there are several, else over episodes.",
+        "## Use\n\n```python\nimport fdg\n\n"
+        'run = fdg.load("path/to/this/folder")  # or hf://USER/NAME\n'
+        "action = run.policy(observation)\nprint(run.evaluate(episodes=100))\n```",
+        "Loading reads arrays and JSON, and runs no code of this folder. An environment or algorithm that"
+        " is no part of fdg has to be installed, and named by `trust=True`.",
+        *([f"![learning curve]({CURVE})"] if (out / CURVE).exists() else []),
+        f"no video: {_cell(no_video)}" if no_video else f"![the first agent]({VIDEO})",
+        "## Settings",
+        _table(("setting", "value"), settings[:_SETTINGS]),
+    ]
+    more = len(settings) - _SETTINGS
+    return "\n\n".join(parts) + (f"\n\nand {more} more in `config.json`" if more > 0 else "") + "\n"
+
+
+def _figure(found: Evaluation) -> str:
+    value, *ends = format_numbers(found.mean, *(found.interval or ()))
+    return value + (f" [{ends[0]}, {ends[1]}]" if ends else "") + f" over {found.episodes} episodes"
+
+
+def _table(head: Any, rows: Any) -> str:
+    lines = [head, *((name, "" if value is None else value) for name, value in rows)]
+    text = [f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines]
+    return "\n".join([text[0], "|---|---|", *text[1:]])
+
+
+def _cell(value: Any) -> str:
+    """Text without what would end a cell, or begin HTML: names may be of files of others."""
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")

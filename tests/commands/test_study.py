@@ -1,0 +1,146 @@
+"""`fdg study`: cells, resuming, seeds that failed, and mistakes of the file, each one line with its fix."""
+
+import json
+
+import pytest
+
+from fdg.__main__ import main
+from fdg.commands.study_file import study_of
+from fdg.errors import RunError
+from fdg.training import loop
+
+GUESSER = "tests.training.own:Guesser"
+FILE = f"""
+algorithms = ["{GUESSER}"]
+environments = ["CartPole-v1"]
+total_steps = {{short = 16, long = 32}}
+seeds = 3
+first_seed = 5
+random_episodes = 4
+[settings]
+eval_episodes = 2
+devices = 1
+[variants.half]
+[variants.tenth]
+rate = 0.1
+"""
+
+
+def tables(folder):
+    files = sorted(folder.glob("*/comparison.*"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "guess.toml"
+    file.write_text(FILE)
+    assert main(["study", str(file), "--out", str(tmp_path / "whole")]) == 0
+    said = capsys.readouterr().out
+    assert "cell 4 of 4" in said and said.count("# Comparison") == 2
+    cells = sorted(path.name for path in (tmp_path / "whole" / "cells").iterdir())
+    assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser_{rate}" for budget in ("long", "short")
+                     for rate in ("half", "tenth")]  # fmt: skip
+    found = json.loads((tmp_path / "whole" / "short" / "comparison.json").read_text())
+    assert [cell["seeds"] for cell in found["cells"]] == [[5, 6, 7]] * 2
+    assert len(found["random"]["CartPole-v1"]) == 4
+
+    class Killed(BaseException):
+        pass
+
+    calls, original = [], loop.carry_out
+
+    def killed(job, **how):
+        calls.append(job)
+        if len(calls) == 3:
+            raise Killed
+        return original(job, **how)
+
+    monkeypatch.setattr(loop, "carry_out", killed)
+    words = ["study", str(file), "--out", str(tmp_path / "parts")]
+    with pytest.raises(Killed):
+        main(words)
+    assert main(words) == 0
+    assert len(calls) == 5 and capsys.readouterr().out.count("done before") == 2
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole") and len(tables(tmp_path / "whole")) == 6
+    # What is done is not done again, and is not taken for another study's.
+    assert main(words) == 0 and len(calls) == 5
+    file.write_text(FILE.replace("rate = 0.1", "rate = 0.2"))
+    capsys.readouterr()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "of another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
+
+
+def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+    original = loop.carry_out
+
+    def fails(job, **how):
+        outcome = original(job, **how)
+        if job.algorithm.rate == 0.1:
+            (job.out / "summary.json").unlink()
+            raise RunError("iteration 2: loss is not a number")
+        return outcome
+
+    monkeypatch.setattr(loop, "carry_out", fails)
+    file = tmp_path / "guess.toml"
+    file.write_text(FILE.replace("{short = 16, long = 32}", "16"))
+    assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert f"{GUESSER} tenth on CartPole-v1: iteration 2: loss is not a number" in said
+    assert "runs have not ended" in said and "| CartPole-v1 | " in said
+
+
+BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1000}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"algorithm": ["ppo"]}, "unknown setting of a study 'algorithm': did you mean 'algorithms'?"),
+        ({"algorithms": "ppo"}, 'give a list of names, such as algorithms = ["ppo"]'),
+        ({"algorithms": []}, "algorithms = []: give a list of names"),
+        ({"environments": ["A", "A"]}, "environments has A twice: name each once"),
+        ({"environments": ["a:b", "a_b"]}, "would both be in a_b-ppo: name each once"),
+        ({"total_steps": 0}, "total_steps = 0: give a whole number, at least 1"),
+        ({"total_steps": {"a b": 1}}, "a budget 'a b': name it by letters and digits"),
+        ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
+        ({"seeds": True}, "seeds = True: give a whole number, at least 1"),
+        ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which is not of a cell: say it by seeds"),
+        ({"settings": {"sweep": "x"}}, "say it by fdg train, before a study"),
+        ({"settings": 3}, "settings = 3: it must be a table of flags"),
+        ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),
+        ({"variants": {}}, "variants must be tables, such as [variants.wide]"),
+    ],
+)
+def test_mistakes_of_the_file_are_one_line_with_the_fix(content, said):
+    with pytest.raises(ValueError) as error:
+        study_of({**BASE, **content})
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (None, ["none.toml"], "none.toml: there is no such file"),
+        ("a = ", ["s.toml"], "s.toml is no TOML"),
+        (FILE.replace(GUESSER, "pqo"), ["s.toml"], "pqo half on CartPole-v1: unknown algorithm 'pqo'"),
+        (FILE.replace("rate", "rat"), ["s.toml"], "on CartPole-v1: unknown flag '--rat'"),
+        (FILE.replace("short = 16", "short = 1"), ["s.toml"], "give at least 8"),
+        (FILE, ["s.toml", "--out", "s.toml"], "cannot be written"),
+        (FILE, [], "FILE"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_trained(tmp_path, monkeypatch, capsys, text, words, said):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "s.toml").write_text(text)
+    assert main(["study", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_algorithms_are_those_that_can_act_there():
+    cells = study_of({**BASE, "algorithms": "all", "environments": ["Pendulum-v1"]}).cells
+    names = [cell.algo for cell in cells]
+    assert "sac" in names and "ppo" in names and "dqn" not in names
