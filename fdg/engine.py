@@ -29,7 +29,6 @@ from fdg.running.execution import execution
 from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
 from fdg.running.metrics import PendingMetrics
-from fdg.running.order import has_ordered_collectives
 from fdg.running.timeline import Bar
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
@@ -246,12 +245,11 @@ class Engine:
         )
 
     def is_in_order(self) -> bool:
-        """Whether each device waits in at most one collective at a time. Compiles.
+        """Whether each device waits in at most one collective at a time, as lowering sees to it.
 
-        False for several programs, whose collectives are not compared.
+        False for several programs, and where parameters are sharded: there XLA chooses the collectives.
         """
-        self.compile()
-        return len(self.programs) == 1 and has_ordered_collectives(self.programs[0].hlo())
+        return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
     def memory(self) -> dict[str, int]:
         """XLA's peak bytes on a device of each group, over the group's programs. Compiles.

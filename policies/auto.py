@@ -143,7 +143,7 @@ def auto(
     others = [name for name in _VARIED if name not in allowed.changeable]
     more = functools.partial(_if_allowed, algorithm, others, max_staleness)
     platforms = functools.partial(_platforms, devices)
-    choice = choose(algorithm, candidates, cluster, graph_of_all, platforms, more if further else None)
+    choice = choose(candidates, cluster, graph_of_all, platforms, more if further else None)
     if given is not algorithm:  # several agents
         return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
     return dataclasses.replace(choice, graph=known[choice.rows[0].candidate.variant][1])

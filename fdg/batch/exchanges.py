@@ -15,26 +15,6 @@ from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark, boundary_p
 
 
-def predict_collectives(
-    jaxpr: Any,
-    input_axes: Sequence[Axis] = (),
-    devices: int | None = None,
-    output_axes: Sequence[Axis] | None = None,
-) -> tuple[Collective, ...]:
-    """What devices exchange when a jaxpr runs once, the bodies of fragments called in it included.
-
-    Args:
-      jaxpr: open or closed: a whole iteration, a piece of one, or a fragment's body.
-      input_axes: the batch axes of its first inputs, None for those that are left out.
-      devices: how many; None for any number that divides all batches.
-      output_axes: what its outputs are brought to; None for whatever they have.
-
-    Returns:
-      One for each place (the fragments around it), kind and number of calls, in program order.
-    """
-    return predict(jaxpr, input_axes, devices, output_axes)[0]
-
-
 class WithoutRule(NamedTuple):
     """An operation on a split batch that no rule is known for: it is gathered, and run whole on every device.
 
@@ -61,27 +41,25 @@ class WithoutRule(NamedTuple):
         )
 
 
-def without_rule(
-    jaxpr: Any,
-    input_axes: Sequence[Axis] = (),
-    devices: int | None = None,
-    output_axes: Sequence[Axis] | None = None,
-) -> tuple[WithoutRule, ...]:
-    """The operations of a jaxpr that devices all run whole because there is no rule for them.
-
-    Arguments are those of `predict_collectives`. Operations with a rule that says the same of their case
-    (a sort along the batch), or with effects, are not named.
-    """
-    return predict(jaxpr, input_axes, devices, output_axes)[1]
-
-
 def predict(
     jaxpr: Any,
     input_axes: Sequence[Axis] = (),
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
 ) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
-    """`predict_collectives` and `without_rule` together, which follow a jaxpr once."""
+    """What devices exchange when a jaxpr runs once, the bodies of fragments called in it included.
+
+    Args:
+      jaxpr: open or closed: a whole iteration, a piece of one, or a fragment's body.
+      input_axes: the batch axes of its first inputs, None for those that are left out.
+      devices: how many; None for any number that divides all batches.
+      output_axes: what its outputs are brought to; None for whatever they have.
+
+    Returns:
+      Collectives in program order, one for each place (the fragments around it), kind and number of calls.
+      And the operations that devices all run whole because there is no rule for them: none with effects, or
+      with a rule that says the same of their case (a sort along the batch).
+    """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     exchanged: dict[tuple, int] = {}
     for found in _exchanges(flow, (), ()):

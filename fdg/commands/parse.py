@@ -88,7 +88,7 @@ class CommandLine:
         cls, algo = of.cls, of.algo
         flags = JobFlags.of(cls, of.policy_class, of.policy in AUTO)
         parser = flags.parser(of.title, prog=program, description=description)
-        self._check_owners(flags, of, parser.options())
+        self._check_owners(of, parser.options())
         helps = self._words.drop("-h", "--help")
         given |= self._words.take(parser) if helps else self._words.take_all(parser)
         given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(cls) if f.name in given}
@@ -228,12 +228,11 @@ class CommandLine:
         presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
         return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
 
-    def _check_owners(self, flags: JobFlags, of: "_Resolved", known: Container[str]) -> None:
+    def _check_owners(self, of: "_Resolved", known: Container[str]) -> None:
         """Refuses a flag that only other algorithms, or other policies, have.
 
         Args:
-          flags: of the job.
-          of: what it is of.
+          of: what the job is of.
           known: every flag of this command line, as it is written.
         """
         import algos

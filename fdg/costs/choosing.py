@@ -201,7 +201,6 @@ def _takeable(rows: Iterable[Row]) -> list[Any]:
 
 @infrequent_gc()
 def choose(
-    algorithm: Any,
     candidates: Sequence[Candidate],
     cluster: Cluster,
     graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
@@ -211,7 +210,6 @@ def choose(
     """Predicts all candidates, and takes the quickest that is feasible and allowed (`preferred`).
 
     Args:
-      algorithm: as given.
       candidates: to look at; of those with the same placement the first counts.
       cluster: to run on.
       graph_of: the algorithm with fields changed, and its graph.

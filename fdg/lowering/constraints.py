@@ -47,7 +47,7 @@ def constrain(
 ) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
-    The result exchanges what `exchanges.predict_collectives(jaxpr, axes, rows, output_axes)` says, with the
+    The result exchanges what `exchanges.predict(jaxpr, axes, rows, output_axes)` says, with the
     mesh's number of rows; with `specs` also what XLA needs for parameters that are split.
 
     Args:

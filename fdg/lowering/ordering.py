@@ -12,8 +12,7 @@ dependency of the later collective on the earlier loop:
 
     error = sum over the batch (x, after `parameters`)
 
-The numbers are the same, bit for bit. Whether all collectives are ordered can only be seen in the compiled
-program: `running.order` checks it.
+The numbers are the same, bit for bit.
 """
 
 import functools

@@ -115,21 +115,10 @@ def threads_for(count: int, in_order: bool = False) -> int:
 
     Args:
       count: the number of host devices.
-      in_order: whether each device waits in one collective at a time (`running.order`), so that it blocks one
-        thread.
+      in_order: whether each device waits in one collective at a time (`lowering.ordering`), so that it blocks
+        one thread.
     """
     return max(os.cpu_count() or 1, count if in_order else THREADS_A_DEVICE * count)
-
-
-def has_few_threads(count: int) -> bool:
-    """Whether a command's thread pool is large enough only for programs whose collectives are ordered."""
-    there = os.environ.get(_THREADS)
-    return (
-        count > 1
-        and there is not None
-        and there == _reserved.get(_THREADS)
-        and int(there) < threads_for(count)
-    )
 
 
 def _configured() -> int:

@@ -1,9 +1,6 @@
 """Chooses a job's devices and XLA's CPU threads, and checks that no requested device is idle."""
 
-import gc
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,7 +13,7 @@ from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import has_few_threads, make_host_devices, restart_cpu_backend, threads_for
+from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
 from fdg.tracing.trace import side_by_side
 from fdg.training.job import Job
 
@@ -64,6 +61,9 @@ def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> t
 def threads_of(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
     """Size of XLA's thread pool for a job on host devices; None to leave the pool as it is.
 
+    A program of one group is lowered so that each device waits in one collective at a time
+    (`lowering.ordering`); then one thread for each device is enough.
+
     A single device with small operations gets one thread: passing operations between threads takes longer
     than running them in parallel saves. Milliseconds of an iteration of PPO on CartPole-v1, with one thread
     and with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
@@ -83,41 +83,6 @@ def threads_of(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
         in_order = len(groups) <= 1 and not any(group.shards for group in groups)
         return threads_for(devices, in_order)
     return 1 if (graph.agents or 1) * jaxprs.largest_operation(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
-
-
-def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bool = True) -> fdg.Engine:
-    """Returns the engine; if its program needs more threads, a new engine on a restarted CPU backend.
-
-    A program of one group is lowered so that each device waits in one collective at a time; then one thread
-    for each device is enough. XLA's partitioner may insert further collectives, so the compiled program is
-    checked, before any array is on a device.
-
-    Args:
-      job: what is trained.
-      engine: compiled for the devices of `devices_of`.
-      graph: the algorithm's graph, before the engine's plan adapted it to its policy.
-      begins: whether to compile `init` concurrently; it is a separate program that compiles as long.
-
-    Raises:
-      FdgError: the program needs more threads, and live arrays prevent a restart of the backend.
-    """
-    count = len(engine.devices)
-    if not has_few_threads(count):
-        return engine
-    with ThreadPoolExecutor(1) as pool:
-        in_order = pool.submit(engine.is_in_order)
-        if begins:
-            engine.compile_init(job.seed)
-    if in_order.result():
-        return engine
-    gc.collect()  # frees arrays, such as loaded weights: a backend with live arrays cannot restart
-    restart_cpu_backend(count, threads_for(count))
-    if has_few_threads(count):
-        raise FdgError(
-            f"--devices {count}: this program may deadlock on"
-            f" {os.environ.get('PJRT_NPROC')} threads: set PJRT_NPROC={threads_for(count)}"
-        )
-    return fdg.compile(job.algorithm, job.policy, jax.devices()[:count], job.agents, graph)
 
 
 def available_devices(count: int | None) -> list[jax.Device]:

@@ -157,7 +157,7 @@ def diff(
         equal = first is None and start is not None
     if equal and iterations is None:
         return Difference(*names, start="", notes=tuple(notes))
-    runs = [_at(one, start, agent, trust) for one in sides]
+    runs = [_at(one, start, trust) for one in sides]
     steppers = [_Replay(run, agent, trust) for run in runs]
     notes += dict.fromkeys(line for each in steppers for line in each.notes)
     begin = runs[0].iteration
@@ -209,7 +209,7 @@ def record(
     opened = _opened(run)
     if isinstance(opened, Recording):
         raise FdgError(f"{run} is a recording: give a run directory")
-    begun = _at(opened, checkpoint, agent, trust)
+    begun = _at(opened, checkpoint, trust)
     replay = _Replay(begun, agent, trust)
     facts = {
         "of": str(_name(run)),
@@ -396,7 +396,7 @@ def _by_checkpoints(a: Any, b: Any, first: int | None) -> tuple[int | None, int 
     return 0, unequal
 
 
-def _at(one: Any, start: int | None, agent: int, trust: bool) -> Run:
+def _at(one: Any, start: int | None, trust: bool) -> Run:
     """A run with the state of a checkpoint, or that of `init`."""
     if isinstance(one, Run):
         if one.path is None or start is None:
@@ -445,7 +445,7 @@ def _compare_recordings(
         if isinstance(one, Recording):
             borders.append(until(iter(one.recorded), last))
             continue
-        replay = _Replay(_at(one, None, agent, trust), agent, trust)
+        replay = _Replay(_at(one, None, trust), agent, trust)
         replay.take(recording.start)
         notes += replay.notes
         borders.append(replay.borders(begin, last))

@@ -21,7 +21,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
-from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
+from fdg.training.devices import check_all_busy, devices_of
 from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
@@ -132,9 +132,7 @@ def carry_out(
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        sitting = _Sitting(
-            job, graph, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say
-        )
+        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
         with host_errors():
             return sitting.train(settled.said, why, brief, io.StringIO() if quiet else None)
     except Exception as error:
@@ -165,7 +163,6 @@ class _Sitting:
     """One process's work on a run, from its start or its last checkpoint to its end or an interruption."""
 
     job: Job
-    graph: fdg.FDG
     engine: fdg.Engine
     weights: Weights | None
     run: RunDirectory
@@ -319,8 +316,7 @@ class _Sitting:
     def _start(self, latest: int | None) -> tuple[Any, float]:
         """The state to begin with, all compiled that training needs, and the seconds that this took."""
         begun = time.perf_counter()
-        job = self.job
-        engine = self.engine = with_enough_threads(job, self.engine, self.graph, begins=latest is None)
+        job, engine = self.job, self.engine
         if latest is not None:
             state = self.checkpoints.restore(latest, engine.state_shape)
             if latest < job.num_iterations:

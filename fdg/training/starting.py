@@ -27,8 +27,7 @@ class Weights:
     """What a new run begins with.
 
     Attributes:
-      arrays: by the position of the leaf of the algorithm's state that each is of; on the host, for a backend
-        that holds any cannot start again (`devices.with_enough_threads`).
+      arrays: on the host, by the position of the leaf of the algorithm's state that each is of.
       said: where they come from, as a line to print.
     """
 

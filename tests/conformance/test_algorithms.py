@@ -21,6 +21,7 @@ from fdg.training.checkpoint import Checkpoints
 from tests.compilations import compilations
 from tests.conformance import dialogue
 from tests.conformance.comparison import ITERATIONS, assert_same, copied, leaves, plain
+from tests.running.order import is_in_order
 
 NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
 
@@ -301,6 +302,7 @@ def test_a_policy_never_changes_the_numbers(name, setup, devices, tmp_path):
     actual = engine.run(copied(state), ITERATIONS)
     assert_same(expected, actual)
     assert not engine.unexplained()
+    assert is_in_order(engine)
     if setup == "gpu_only":  # the program that is compiled here also says whether a run can be gone on with
         assert_goes_on(engine, copied(state), actual, tmp_path)
     with compilations() as heard:

@@ -23,6 +23,7 @@ from tests.oracle.interpret import Algorithm
 from tests.oracle.placements import Placement, groups_of
 from tests.oracle.program import Program, fragments
 from tests.oracle.staleness import UnclearError, stale_run
+from tests.running.order import is_in_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,5 +255,7 @@ def _unplanned(engine: Any, iterations: int) -> Verdict:
         planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
         if engine.moved_bytes != iterations * planned:
             return Verdict("unplanned", f"{engine.moved_bytes} bytes moved, {iterations * planned} planned")
+    if not is_in_order(engine):
+        return Verdict("unplanned", "a collective after a loop with collectives does not wait for it")
     extra = engine.unexplained()
     return Verdict("unplanned", f"{extra[0][0]}: {extra[0][1]}") if extra else Verdict("right")

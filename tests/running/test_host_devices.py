@@ -26,14 +26,6 @@ def test_one_device_needs_none(monkeypatch):
     assert "PJRT_NPROC" not in os.environ
 
 
-@pytest.mark.parametrize(("there", "few"), [("8", False), ("7", True), ("16", False), (None, False)])
-def test_more_threads_than_four_devices_need_are_not_few(there, few, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(host_devices, "_reserved", {"PJRT_NPROC": there} if there else {})
-    monkeypatch.setenv("PJRT_NPROC", there) if there else monkeypatch.delenv("PJRT_NPROC", raising=False)
-    assert host_devices.has_few_threads(4) is few
-
-
 def test_a_child_has_threads_for_its_own_devices(monkeypatch):
     """What was set here for the devices of this process is not handed on; what a user has set is."""
     monkeypatch.setenv("PJRT_NPROC", "4")

@@ -11,7 +11,7 @@ import envs
 import fdg
 import policies
 from fdg.lowering import ordering, rewriting
-from fdg.running.order import has_ordered_collectives
+from tests.running.order import has_ordered_collectives, is_in_order
 
 SUM = "replica_groups={}, to_apply=%add"
 PROGRAM = """HloModule jit_train, is_scheduled=true
@@ -104,11 +104,11 @@ def test_loops_are_put_in_order_and_the_numbers_stay(devices, monkeypatch):
         return fdg.compile(Beside(), policies.GPUOnly(), devices[:2])
 
     engine = compiled()
-    assert engine.is_in_order()
+    assert is_in_order(engine)
     state, metrics = engine.run(engine.init(0), 3)
     monkeypatch.setattr(rewriting, "in_order", lambda jaxpr, *_: jaxpr)
     before = compiled()
-    assert not before.is_in_order()
+    assert not is_in_order(before)
     expected = before.run(before.init(0), 3)
     for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -121,11 +121,6 @@ def test_a_sign_changes_nothing(sign):
         assert made.dtype == x.dtype and made.tobytes() == x.tobytes()
 
 
-def test_several_programs_are_not_in_order(devices):
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=4, hidden=(4,))
-    assert not fdg.compile(algorithm, policies.SingleLearnerCoarse(), devices[:2]).is_in_order()
-
-
 def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
     """PPO's losses and gradient travel in each update, what its advantages are standardised by before."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(4,))
@@ -134,4 +129,4 @@ def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
     often, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
     assert len(often) == 1
     assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which takes its own mean
-    assert engine.is_in_order() and not engine.unexplained()
+    assert is_in_order(engine) and not engine.unexplained()

@@ -18,12 +18,9 @@ from bench import costs
 from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
-from fdg.errors import FdgError
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training import devices as fitting
 from fdg.training.devices import quickest_count, threads_of
-from tests.tiny import Walk
 
 TRAIN_AND_TELL = """
 import os, sys, jax
@@ -137,11 +134,3 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     said = train("--resume", run, "--trust")
     assert "on 1 device, 2 agents" in said
     assert said.endswith("threads 1, devices 1\n")
-
-
-def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
-    monkeypatch.setattr(fitting, "has_few_threads", lambda count: True)
-    engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:2])
-    monkeypatch.setattr(engine, "is_in_order", lambda: False)
-    with pytest.raises(FdgError, match=f"--devices 2: .* set PJRT_NPROC={threads_for(2)}"):
-        fitting.with_enough_threads(None, engine, fdg.trace(Walk()), begins=False)

@@ -17,7 +17,7 @@ import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
 from fdg.training.choosing import settle
-from fdg.training.devices import devices_of, with_enough_threads
+from fdg.training.devices import devices_of
 from fdg.training.job import Job
 from fdg.training.starting import compiled_and_begun
 
@@ -29,7 +29,6 @@ def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     job, graph = settled.job, settled.graph
     devices, _ = devices_of(job, graph)
     engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
-    engine = with_enough_threads(job, engine, graph)
     return job, engine, jax.block_until_ready(compiled_and_begun(engine, 0))
 
 

@@ -20,7 +20,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fdg.running.hlo import KINDS, called_by, computations
 
@@ -55,6 +55,11 @@ class _Instruction:
     number: int
     size: int
     is_root: bool
+
+
+def is_in_order(engine: Any) -> bool:
+    """Whether each device waits in at most one collective at a time in compiled programs that promise it."""
+    return all(has_ordered_collectives(p.hlo()) for p in engine.programs if engine.is_in_order())
 
 
 def has_ordered_collectives(text: str) -> bool:
