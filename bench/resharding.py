@@ -83,9 +83,9 @@ def compiled(before, after):
     import jax
     import numpy as np
 
-    from fdg.lowering.resharding import common_device_mesh, resharding, shardings
     from fdg.placing.layout import Layout
     from fdg.placing.resharding import CommonMesh, change
+    from fdg.running.resharder import common_device_mesh, resharding, shardings
 
     names = tuple((name, (name,)) for name, _ in MESH)
     common = CommonMesh(MESH, tuple(range(8)), names, names)

@@ -25,10 +25,11 @@ from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import own_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
-from fdg.running.execution import execution
 from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
+from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
+from fdg.running.one_program import OneProgram
 from fdg.running.timeline import Bar
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
@@ -58,7 +59,7 @@ class Engine:
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
-        self._execution = execution(plan.graph, plan, self.devices)
+        self._execution = (OneProgram if plan.schedule is None else ManyPrograms)(plan, self.devices)
         self.programs = self._execution.programs
         self._shapes = [
             jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shape.sharding, weak_type=leaf.weak_type)

@@ -61,8 +61,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             from fdg.training.search import carry_out_search
 
             _, _, caught = carry_out_search(job, search_of(job))
-            return 0 if caught is None else 128 + caught
-        return loop.train(job)
+        else:
+            caught = loop.carry_out(job).caught
+        return 0 if caught is None else 128 + caught  # of a signal
 
     return guarded(run, argv)
 

@@ -102,10 +102,9 @@ def search_of(job: Any) -> Any:
       FdgError: its stored configuration does not parse.
     """
     from fdg.commands.flags import fields_of
-    from fdg.training.sweep import Sweep
+    from fdg.training.sweep import unswept
 
-    own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
-    return space_of(job.search, fields_of(type(own)))
+    return space_of(job.search, fields_of(type(unswept(job.algorithm))))
 
 
 def member_of(run: Any, text: str) -> Any:

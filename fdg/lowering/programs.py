@@ -31,7 +31,6 @@ from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
 from fdg.placing.sharded import by_position
 from fdg.placing.staleness import own_state
-from fdg.tracing.graph import FDG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +52,9 @@ class TrainingLoop:
     count_sharding: NamedSharding
 
 
-def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
+def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan whose fragments all share their devices."""
-    (group,) = plan.groups
+    (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
     split = by_position(plan.sharded, group.name)
     specs = [split[i].spec if i in split else None for i in range(len(graph.state_axes))]
@@ -72,12 +71,12 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
     return TrainingLoop(functools.partial(_loop, iterate, metrics), shardings, everywhere, everywhere)
 
 
-def lower_agents(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
+def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of several agents, on each device some at a time (`lowering.agents_loop`).
 
     None talks to another, but in a population (`graph.between_agents`), and there now and then.
     """
-    mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+    graph, mesh = plan.graph, make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
     here, together = plan.agents_here, plan.together

@@ -18,21 +18,22 @@ from fdg.running.program import compile_programs
 from fdg.running.rows import ROWS, RowStacks
 from fdg.running.steps import Interpreter, Memory, rebind
 from fdg.running.timeline import Timeline
-from fdg.tracing.graph import FDG
 
 _IN_FLIGHT = 3  # iterations that the host may be ahead of the devices
 
 
 class ManyPrograms:
-    """A schedule of several programs: an `Execution`. The host starts them in turn and waits for none.
+    """A schedule of several programs: the host starts them in turn and waits for none.
 
     Each group's devices work through what they were given in order; groups overlap where the data allow.
     Where programs would hold up the host's thread, a thread for each group starts them (`lanes`).
+
+    Attributes: those of `OneProgram`; `timeline` says how long each group was busy.
     """
 
     timeline: Timeline | None
 
-    def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
+    def __init__(self, plan: Plan, devices: Sequence[jax.Device]):
         assert plan.schedule is not None
         schedule = plan.schedule
         meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
@@ -44,7 +45,7 @@ class ManyPrograms:
         self._calls = sum(times for _, times in schedule.calls())
         self._carried = interpreter.slots(schedule.carry)
         self._made = [interpreter.slot(value) for value in schedule.metrics]
-        self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, interpreter)
+        self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, interpreter)
         self._copies = LeafCopies(schedule.leaves, interpreter)
         self.shapes = [interpreter.shape(places[0]) for places in schedule.leaves]
         self._place_constants = [
@@ -74,6 +75,10 @@ class ManyPrograms:
         """Starts all programs of all iterations; waits where it gets too far ahead of the devices.
 
         Of several processes, all have to call it; they do as many iterations each, whatever `stop` says.
+
+        Args:
+          leaves, iterations: as for `OneProgram.start`.
+          stop: looked at between iterations: whether to do no more of them.
         """
         alone = jax.process_count() == 1
         memory = self._interpreter.memory()

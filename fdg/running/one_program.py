@@ -12,18 +12,25 @@ from fdg.running import metrics
 from fdg.running.metrics import PendingMetrics
 from fdg.running.program import Program
 from fdg.running.timeline import Timeline
-from fdg.tracing.graph import FDG
 
 
 class OneProgram:
-    """A training loop that is one executable, whatever the number of iterations: an `Execution`."""
+    """A training loop that is one executable, whatever the number of iterations.
+
+    Attributes:
+      programs: the XLA programs.
+      shapes: of the state's leaves, with shardings.
+      timeline: None, for there is one group only.
+      moved_bytes: between groups.
+    """
 
     timeline: Timeline | None = None
     moved_bytes = 0
 
-    def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
+    def __init__(self, plan: Plan, devices: Sequence[jax.Device]):
+        graph = plan.graph
         lower = lowering.lower_shared if graph.agents is None else lowering.lower_agents
-        loop = lower(graph, plan, devices)
+        loop = lower(plan, devices)
         state, self._metrics = graph.of_all((graph.state, graph.metrics))
         self.shapes = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -51,7 +58,13 @@ class OneProgram:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Calls it once for every `metrics.capacity` iterations, and waits for none."""
+        """Calls it once for every `metrics.capacity` iterations, and waits for none.
+
+        Args:
+          leaves: of the state, laid out as `shapes`, no two of them in the same memory. Donated.
+          iterations: at least 1.
+          stop: not looked at: one program does all iterations.
+        """
         chunks = []
         for begun in range(0, iterations, self._rows):
             count = min(self._rows, iterations - begun)

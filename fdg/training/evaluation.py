@@ -23,7 +23,7 @@ from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
 from fdg.training.statistics import format_numbers, interval
-from fdg.training.sweep import Sweep, agent_seeds
+from fdg.training.sweep import agent_seeds, unswept
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -122,8 +122,7 @@ def episodes_of(algorithm: Any, asked: int | None) -> int:
 
     Of a text task with a file, each held-out row is one: the first `asked`, or else all.
     """
-    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
-    rows = getattr(getattr(own, "env", None), "num_held_out", None)
+    rows = getattr(getattr(unswept(algorithm), "env", None), "num_held_out", None)
     if rows is None:
         return _EPISODES if asked is None else asked
     return rows if asked is None else min(asked, rows)

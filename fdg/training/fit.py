@@ -24,7 +24,7 @@ from fdg.training.recorder import Callback
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import changes, check, contradiction
-from fdg.training.sweep import Sweep
+from fdg.training.sweep import Sweep, unswept
 
 
 @checked
@@ -151,7 +151,7 @@ def make_job(
         raise FdgError(
             "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
         )
-    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    own = unswept(algorithm)
     name = checked_name(own)
     has_length = any(field.name == "total_steps" for field in dataclass_fields(own))
     if total_steps is not None and has_length:

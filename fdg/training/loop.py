@@ -5,9 +5,8 @@ import dataclasses
 import io
 import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -35,7 +34,7 @@ from fdg.training.samples import sample_lines, write_samples
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
-from fdg.training.sweep import Sweep, point_names
+from fdg.training.sweep import Sweep, point_names, unswept
 from fdg.training.sweep_results import report
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
@@ -65,19 +64,6 @@ class Outcome:
     caught: int | None = None
     stopped: str | None = None
     evaluation: Evaluation | None = None
-
-
-def train(job: Job) -> int:
-    """The command: carries the job out, and returns the exit status.
-
-    Returns:
-      0, or 128 and the signal's number where one ended the run early.
-
-    Raises:
-      FdgError: the job cannot be done as asked; nothing has been written then.
-    """
-    outcome = carry_out(job)
-    return 0 if outcome.caught is None else 128 + outcome.caught
 
 
 def say(line: Any = "") -> None:
@@ -111,8 +97,7 @@ def carry_out(
     loggers.check_installed(job.loggers)
     if not (quiet or brief):
         say("tracing ...")
-    own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
-    env: Any = getattr(own, "env", None)
+    env: Any = getattr(unswept(job.algorithm), "env", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()
     rows = getattr(env, "num_rows", None)
@@ -132,7 +117,8 @@ def carry_out(
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
+        tell = (lambda line: None) if quiet else say
+        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, tell)
         with host_errors():
             return sitting.train(settled.said, why, brief, io.StringIO() if quiet else None)
     except Exception as error:
@@ -219,7 +205,7 @@ class _Sitting:
         evaluating = PeriodicEvaluation(job, engine, run, say)
         try:
             with (
-                _signals() as signals,
+                Signals() as signals,
                 Progress(total, job.steps_per_iteration * agents, start, file) as progress,
             ):
                 recorder = Recorder(
@@ -286,7 +272,7 @@ class _Sitting:
         return report(sweep, self.run, None if evaluation is None else evaluation.means, title(job))
 
     def _iterations(
-        self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Any
+        self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals
     ) -> tuple[Any, int, int | None]:
         """All iterations that are left, unless something ends them early: state, iteration, signal."""
         job, total = self.job, self.job.num_iterations
@@ -337,22 +323,3 @@ def _check_same(config: Mapping[str, Any]) -> None:
         for name in mine:
             if other.get(name) != mine[name]:
                 raise FdgError(f"process {i} has {name} {other.get(name)}, and process 0 has {mine[name]}")
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Any]:
-    """What was caught of Ctrl-C and SIGTERM; in a thread of somebody's own, where none arrive, nothing."""
-    if threading.current_thread() is threading.main_thread():
-        with Signals() as signals:
-            yield signals
-    else:
-        yield _NoSignals()
-
-
-class _NoSignals:
-    def agreed(self) -> int | None:
-        return next((caught for caught in distributed.exchange(None) if caught is not None), None)
-
-
-def _nothing(line: Any = "") -> None:
-    pass

@@ -25,7 +25,7 @@ from fdg.kinds import dataclass_fields
 from fdg.training.data import kept_data
 from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
-from fdg.training.sweep import Sweep
+from fdg.training.sweep import unswept
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
 _TRACKERS = ("wandb", "mlflow")
@@ -121,10 +121,9 @@ class NameResolver:
         Raises:
           FdgError: only a file names the network; the message says which.
         """
-        searched = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
         if not self._is_named("search", text):
             for choices in (one for one in space if isinstance(one, Choices)):
-                self.check_fields(type(searched), {choices.name: choices.values})
+                self.check_fields(type(unswept(algorithm)), {choices.name: choices.values})
 
     def _class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], signatures: str) -> Any:
         if not isinstance(name, str):

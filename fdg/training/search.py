@@ -34,7 +34,7 @@ from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, check_choices, space_text, written
 from fdg.training.statistics import format_numbers
-from fdg.training.sweep import Sweep, changed
+from fdg.training.sweep import Sweep, changed, unswept
 from fdg.training.sweep_results import best_of, results
 
 REDUCTION = 3  # of the trials that reach a rung, one in three continues
@@ -47,7 +47,7 @@ def check_search(algorithm: Any, space: Space) -> None:
     Raises:
       FdgError: names the one that cannot be searched.
     """
-    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    own = unswept(algorithm)
     if not dataclasses.is_dataclass(own):
         raise FdgError(f"search: {type(own).__name__} has no fields: give an algorithm that is a dataclass")
     known = [field.name for field in dataclasses.fields(own) if field.init]
@@ -97,7 +97,7 @@ def carry_out_search(
         )
     run = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
-        return _Search(job, space, run, devices, _nothing if quiet else say).carry_out()
+        return _Search(job, space, run, devices, (lambda line: None) if quiet else say).carry_out()
     finally:
         run.close()
 
@@ -281,13 +281,9 @@ def _trial_returns(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
 
 def _changed_integers(before: Any, after: Any) -> dict[str, Any]:
     """Integer hyperparameters that differ, including those that were adjusted so that sizes divide."""
-    old, new = (one.algorithm if isinstance(one, Sweep) else one for one in (before, after))
+    old, new = unswept(before), unswept(after)
     names = [field.name for field in dataclasses.fields(new) if isinstance(getattr(new, field.name), int)]
     return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
-
-
-def _nothing(line: Any) -> None:
-    pass
 
 
 def _run_of(trial: Any) -> str:
@@ -310,6 +306,6 @@ def _state(name: str) -> Any:
 
 def is_whole(algorithm: Any, name: str) -> bool:
     """Whether a hyperparameter is an integer."""
-    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    own = unswept(algorithm)
     kind = typing.get_type_hints(type(own)).get(name)
     return kind is int or int in typing.get_args(kind)

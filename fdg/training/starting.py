@@ -17,7 +17,7 @@ from fdg.training.job import Job
 from fdg.training.loading import load_with_names
 from fdg.training.run import Run
 from fdg.training.settings import flat
-from fdg.training.sweep import Sweep, SweptState
+from fdg.training.sweep import Sweep, SweptState, unswept
 
 _OF_THE_SWEEP = "sweep"  # begins the names of what is no state of the algorithm's own
 
@@ -65,7 +65,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load_with_names(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    ours, before = _without_sweeps(job.algorithm, earlier.algorithm)
+    ours, before = unswept(job.algorithm), unswept(earlier.algorithm)
     if why := getattr(ours, "why_not_from", lambda before: None)(before):
         raise FdgError(f"--from {job.start_from}: {why}")
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
@@ -143,10 +143,6 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
     return jnp.broadcast_to(of_one, (job.agents, *of_one.shape))
 
 
-def _without_sweeps(*algorithms: Any) -> list[Any]:
-    return [one.algorithm if isinstance(one, Sweep) else one for one in algorithms]
-
-
 def _other_spaces(ours: Any, before: Any) -> str:
     """Where the environments have spaces of other shapes: which, and what to do; else nothing."""
 
@@ -161,7 +157,7 @@ def _other_spaces(ours: Any, before: Any) -> str:
             f"{shape(actions)} actions" if counted else f"actions {shape(actions)}"
         )
 
-    here, there = (getattr(one, "env", None) for one in _without_sweeps(ours, before))
+    here, there = (getattr(unswept(one), "env", None) for one in (ours, before))
     if here is None or there is None or spaces(here) == spaces(there):
         return ""
     return (
@@ -176,7 +172,7 @@ def _other_network(ours: Any, before: Any) -> str:
     def words(value: Any) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
 
-    here, there = _without_sweeps(ours, before)
+    here, there = unswept(ours), unswept(before)
     both = ((name, getattr(here, name, None), getattr(there, name, None)) for name in sorted(OF_NETWORK))
     flags = [
         f"--{name.replace('_', '-')} {words(then)} (here {words(now)})"

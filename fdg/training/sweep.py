@@ -298,6 +298,11 @@ def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
     return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, often)
 
 
+def unswept(algorithm: Any) -> Any:
+    """The algorithm that a sweep is of; any other as it is."""
+    return algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+
+
 def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:
     """How many agents a run has, of as many seeds; None for one without an axis of agents."""
     return algorithm.agents if isinstance(algorithm, Sweep) else num_seeds

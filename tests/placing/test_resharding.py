@@ -9,10 +9,10 @@ import pytest
 import fdg
 import policies
 from bench.resharding import ENGINES, neighbours, value
-from fdg.lowering.resharding import common_device_mesh, resharding, shardings
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import CommonMesh, change, common_mesh
+from fdg.running.resharder import common_device_mesh, resharding, shardings
 from policies.parameters import generating
 from tests.conformance.dialogue import Dialogue
 from tests.placing.schedules import assert_valid, described

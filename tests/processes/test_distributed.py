@@ -92,7 +92,6 @@ from fdg.processes import distributed
 from fdg import host_devices
 from fdg.commands.parse import parse
 from fdg.training import loop, summary
-from fdg.training.loop import train
 from fdg.training.checkpoint import _place
 loop.draw_learning_curve = lambda *_: None
 summary.predicted_seconds = lambda engine: None
@@ -120,7 +119,7 @@ assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
 assert distributed.sharing() == 2  # of this machine, its cores
 print("fetched", flush=True)
 for words in json.loads(sys.argv[3]):
-    assert train(parse(words.split(), "", "")) == 0
+    assert loop.carry_out(parse(words.split(), "", "")).caught is None
 distributed.leave()
 """
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from fdg.lowering.mesh import layout_sharding, make_mesh
 from fdg.placing.layout import Layout, moved_bytes, route
 from fdg.running.exchange import Exchange
-from fdg.running.execution import Program
+from fdg.running.program import Program
 from fdg.running.transfers import Mover
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
