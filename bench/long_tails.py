@@ -2,12 +2,13 @@
 
 Lengths are drawn from a lognormal distribution by each response's own key, whatever the network says; slots
 are as many as responses of a batch, and all sides run on the same devices. What is counted is tokens of
-non-zero weight. Sides take turns; the ratio is that of each round. `work` is the same by CPU time, which
-other work on the machine changes less. `generation` is tokens of a tick: what the ratio would be if nothing
-but ticks took time.
+non-zero weight. Sides take turns; the ratio is that of each round: of tokens a second; of tokens a second of
+CPU time, which other work on the machine changes less; and of tokens a tick, which is what the first would be
+if nothing but ticks took time.
 
     python -m bench.long_tails                      # one device: Colocated
     python -m bench.long_tails --policy split       # two: Split, staleness 1
+    python -m bench.long_tails --policy generation  # nothing is learned: one device
     python -m bench.long_tails --mean 48 --hidden 128
 """
 
@@ -29,6 +30,7 @@ import envs
 import fdg
 import policies
 from algos.language.generation import Answers
+from algos.rlhf import streaming
 from algos.rlhf.group_relative import GRPO
 from bench.harness import Spread, in_turns, parser, table
 
@@ -65,6 +67,20 @@ def forced(draw, mean):
     return drawn
 
 
+def generated(algorithm, state):
+    """The responses of an iteration, and what the metrics of training say of them."""
+    rollout, stream, _ = streaming.rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
+    length = jnp.sum(rollout.responses.own, axis=1)
+    metrics = {
+        "weighed": jnp.sum(streaming.weighed(algorithm, rollout), dtype=jnp.int32),
+        "response_length": jnp.mean(length),
+        "response_length_max": jnp.max(length),
+        "staleness": jnp.zeros(()),
+        **streaming.measures(algorithm, state.stream, stream),
+    }
+    return state._replace(iteration=state.iteration + 1, stream=stream), metrics
+
+
 class Side:
     """One way to train."""
 
@@ -74,12 +90,21 @@ class Side:
             env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=given.hidden, kl_coefficient=0.0,
             old_log_prob="actor", micro_batch=32, total_steps=10**9, **fields,
         )  # fmt: skip
-        self.engine = fdg.compile(algorithm, policy, devices)
-        self.iterations, self.state, self.seen = given.iterations, self.engine.init(0), []
+        self.seen: list[dict[str, np.ndarray]] = []
+        if policy is None:
+            self.state = jax.jit(algorithm.init)(jax.random.key(0))
+            self.run = jax.jit(
+                lambda state: jax.lax.scan(
+                    lambda state, _: generated(algorithm, state), state, None, given.iterations
+                )
+            )
+        else:
+            engine = fdg.compile(algorithm, policy, devices)
+            self.state, self.run = engine.init(0), lambda state: engine.run(state, given.iterations)
 
     def __call__(self, _):
         wall, work = time.perf_counter(), time.process_time()
-        self.state, metrics = jax.block_until_ready(self.engine.run(self.state, self.iterations))
+        self.state, metrics = jax.block_until_ready(self.run(self.state))
         wall, work = time.perf_counter() - wall, time.process_time() - work
         self.seen.append({name: np.asarray(x) for name, x in metrics.items()})
         tokens = int(self.seen[-1]["weighed"].sum())
@@ -92,7 +117,7 @@ class Side:
 
 def main():
     line = parser("bench.long_tails", __doc__)
-    line.add_argument("--policy", choices=("colocated", "split"), default="colocated")
+    line.add_argument("--policy", choices=("colocated", "split", "generation"), default="colocated")
     line.add_argument("--rounds", type=int, default=7)
     line.add_argument("--iterations", type=int, default=10, help="of a round")
     line.add_argument("--mean", type=int, default=24, help="tokens of a response")
@@ -100,8 +125,12 @@ def main():
     given = line.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
-    policy = policies.Colocated() if given.policy == "colocated" else policies.Split(staleness=1)
-    devices = jax.devices()[: 1 if given.policy == "colocated" else 2]
+    policy, count = {
+        "colocated": (policies.Colocated(), 1),
+        "split": (policies.Split(staleness=1), 2),
+        "generation": (None, 1),
+    }[given.policy]
+    devices = jax.devices()[:count]
     with mock.patch.object(Answers, "draw", forced(Answers.draw, given.mean)):
         sides = {name: Side(policy, devices, given, **fields) for name, fields in SIDES.items()}
         found = in_turns(sides, given.rounds)

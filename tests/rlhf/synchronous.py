@@ -16,6 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax.numpy as jnp
+
+import envs
 from tools.break_it.comparing import compare
 
 ALGORITHMS = {
@@ -24,7 +27,7 @@ ALGORITHMS = {
     "dpo": "--group-size 2 --respondent policy",
 }
 COMMON = (
-    "--env tools.break_it.language:counted?max_response=12 --num-prompts 4 --hidden-size 8 --num-layers 1"
+    "--env tests.rlhf.synchronous:eighths --num-prompts 4 --hidden-size 8 --num-layers 1"
     " --num-heads 2 --preset none --micro-batches 2 --total-steps 80 --eval-episodes 0 --seed 3"
 )
 SIDES = {  # flags, and processes
@@ -36,6 +39,19 @@ SIDES = {  # flags, and processes
     "Split in two processes": ("--slots 3 --policy split --devices 2", 2),
 }
 BOUND = 1e-12
+
+
+class Eighths(envs.text.TextTask):
+    """Rewards are float32 everywhere: of eighths, their means are exact in any order."""
+
+    def reward(self, answer, tokens, mask):
+        total = (jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 8).astype(jnp.float32)
+        return envs.text.Reward(total, {"eighths": total})
+
+
+def eighths():
+    """Additions of one digit, paid for by the tokens of the response."""
+    return Eighths(envs.make("text:addition", digits=1).problem, max_response=12)
 
 
 def trained(algo, flags, processes, out):

@@ -30,6 +30,7 @@ import numpy as np
 import algos
 import fdg
 import policies
+from fdg import keys
 from fdg.fragment import FragmentFunction
 from fdg.placing.policy import Group
 from fdg.processes import ports
@@ -166,7 +167,7 @@ def digest(state, metrics):
     found = hashlib.sha256()
     for leaf in jax.tree.leaves((state, metrics)):
         for shard in leaf.addressable_shards:
-            found.update(np.asarray(shard.data).tobytes())
+            found.update(np.asarray(keys.words(shard.data)).tobytes())
     return found.hexdigest()
 
 
