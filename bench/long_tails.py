@@ -141,12 +141,14 @@ def main():
         ]
         wall = Spread.of(r[0] for r in rounds)
         seen = sides[name].seen[1:]
-        mean = lambda key, seen=seen: float(np.mean([x[key] for x in seen]))  # noqa: E731
+        ticks = [x["ticks"] for x in seen if "ticks" in x]
+        busy = np.average([x["slots_busy"] for x in seen], weights=ticks) if ticks else None
+        mean = np.mean([x["response_length"] for x in seen])
         oldest = max(float(x.get("staleness_max", x["staleness"]).max()) for x in seen)
         rows.append(
             (name, f"{wall:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
-             f"{mean('response_length'):.1f}, {max(x['response_length_max'].max() for x in seen):.0f}",
-             f"{mean('slots_busy'):.2f}" if "slots_busy" in seen[0] else "", f"{oldest:.0f}")
+             f"{mean:.1f}, {max(x['response_length_max'].max() for x in seen):.0f}",
+             f"{busy:.2f}" if ticks else "", f"{oldest:.0f}")
         )  # fmt: skip
     head = ("side", "tokens/s", "ratio", "by work", "by ticks", "length: mean, longest", "busy", "oldest")
     print(f"{given.policy}, load {os.getloadavg()[0]:.1f}")

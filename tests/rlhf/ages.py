@@ -49,7 +49,7 @@ def task():
 def named(tokens, mask):
     """A number for each prompt `[N, P]`."""
     powers = jnp.asarray([pow(31, i, 1 << 20) for i in range(tokens.shape[1])], jnp.int32)
-    return jnp.sum(jnp.where(mask, (tokens + 1) * powers, 0), axis=1, dtype=jnp.int32) % (1 << 22)
+    return jnp.sum(jnp.where(mask, (tokens + 1) * powers[None], 0), axis=1, dtype=jnp.int32) % (1 << 22)
 
 
 def shown(name, **fields):

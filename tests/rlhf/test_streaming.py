@@ -9,6 +9,7 @@ import pytest
 
 import algos
 import envs
+import policies
 from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
 from algos.rlhf import losses, streaming
@@ -18,6 +19,7 @@ from envs.text import Reward
 from fdg.errors import FdgError, FdgWarning
 from fdg.stream import Stream
 from tests.language.test_generation import TINY, prompts
+from tests.rlhf import ages
 from tests.rlhf.small import SMALL, TASK, made
 
 LONGEST = 12
@@ -91,14 +93,18 @@ def test_a_stream_of_one_batch_is_the_batch():
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
 def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
-    algorithm = made(
-        name, group_size=2, ahead=1, slots=4, micro_batches=2, late="mask" if name != "dpo" else "wait"
-    )
+    own = {"respondent": "policy"} if name == "dpo" else {"late": "mask"}
+    algorithm = made(name, group_size=2, ahead=1, slots=4, micro_batches=2, **own)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     after, metrics = jax.eval_shape(algorithm.iterate, state)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(state) == shapes(after)
-    assert {"slots_busy", "queued", "running", "ticks"} <= set(metrics)
+    assert {"slots_busy", "queued", "running", "ticks", "staleness", "staleness_max"} <= set(metrics)
+
+
+def test_ages_are_as_counted_by_hand(devices):
+    """More algorithms and policies: `python -m tests.rlhf.ages`."""
+    assert ages.check("grpo", policies.Split(staleness=1), devices[:1], iterations=8, ahead=2) == 3
 
 
 def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
