@@ -222,10 +222,8 @@ class Agent(HasPresets):
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        """Adam, on clipped gradients where `max_grad_norm` is a field, unless an algorithm has another."""
-        if hasattr(self, "max_grad_norm"):
-            return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
-        return optax.adam(self._step_size)
+        """Adam on clipped gradients, where an algorithm has no other."""
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def _step_size(self) -> optimizers.StepSize:

@@ -181,3 +181,7 @@ class SAC(Agent):
             self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
         )
         return self._computing(self._own("critic_network", "critic") or default)
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.rlhf import judged, losses, streaming, updates
+from algos.rlhf import losses, streaming, updates
+from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
 from algos.rlhf.responses import scores
@@ -31,7 +32,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DPO(PreferenceAgent):
+class DPO(PreferenceAgent, JudgedAgent):
     """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
     The best and the worst of `group_size` responses are a pair; prompts whose responses are all worth the
@@ -45,16 +46,6 @@ class DPO(PreferenceAgent):
 
     presets_of: ClassVar[str] = "DPO"
 
-    iterations_without_rewards: ClassVar[int] = judged.ITERATIONS_WITHOUT_REWARDS
-    advice_without_rewards: ClassVar[str] = judged.ADVICE_WITHOUT_REWARDS
-    begins_as: ClassVar[dict[str, tuple[str, ...]]] = judged.BEGINS_AS
-    rate, respond_ahead, played, rated = judged.rate, judged.respond_ahead, judged.played, judged.rated
-    check_files, _first_reward_model = judged.check_files, judged.first_reward_model
-    _needs_answers, _reward_network = property(judged.needs_answers), property(judged.reward_network)
-    _candidates = property(judged.candidates)
-
-    judging = judged.Judging()
-
     respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
     beta: float = hyperparameter(0.1, "how strongly the reference holds")
     preference: Preference = hyperparameter("sigmoid", "the loss of a pair")
@@ -62,7 +53,6 @@ class DPO(PreferenceAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.judging.check_judged(self)
         require_positive(self, "beta")
         require(
             self,

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.rlhf import judged, losses, streaming, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
-from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, Surrogate, TokenEntropy
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.responses import Responses, finished, rewarded, scores
@@ -71,7 +71,7 @@ class Sums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(LanguageAgent):
+class GRPO(JudgedAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
 
     `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
@@ -86,15 +86,6 @@ class GRPO(LanguageAgent):
     """
 
     presets_of: ClassVar[str] = "GRPO"
-
-    iterations_without_rewards: ClassVar[int] = judged.ITERATIONS_WITHOUT_REWARDS
-    advice_without_rewards: ClassVar[str] = judged.ADVICE_WITHOUT_REWARDS
-    begins_as: ClassVar[dict[str, tuple[str, ...]]] = judged.BEGINS_AS
-    rate, respond_ahead, played, rated = judged.rate, judged.respond_ahead, judged.played, judged.rated
-    check_files, _first_reward_model = judged.check_files, judged.first_reward_model
-    _needs_answers, _reward_network = property(judged.needs_answers), property(judged.reward_network)
-
-    judging = judged.Judging()
 
     token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(16, "prompts of an iteration")
@@ -152,7 +143,6 @@ class GRPO(LanguageAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.judging.check_judged(self)
         require(
             self,
             self.group_size >= 2,
@@ -280,7 +270,7 @@ class GRPO(LanguageAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are shared ---
+    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, responses):

@@ -1,9 +1,4 @@
-"""Learning from responses that a task's own reward judges, or a reward model: settings, and methods.
-
-An algorithm has the part `Judging`, whose `check_judged` it calls when constructed, and takes the functions
-here as its methods. Its state has a field `reward_model`, which stays as `first_reward_model` made it. With a
-reward model, `episode_return` is what that says; the task's own reward is given by part (`reward_correct`),
-and is what evaluations are of.
+"""Learning from responses that a task's own reward judges, or a reward model.
 
 Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
 """
@@ -12,7 +7,7 @@ import dataclasses
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 
@@ -26,22 +21,26 @@ from algos.rlhf.streaming import KEPT, Rollout
 from envs.text import Problem, Reward, is_game
 from envs.text.tokenizer_folders import same_tokens, tokenizer_of
 from fdg.settings.fields import hyperparameter, require, require_positive
-from fdg.settings.parts import Part
-
-# What `fdg.train` says where every response of so many iterations was worth the same.
-ITERATIONS_WITHOUT_REWARDS = 5
-ADVICE_WITHOUT_REWARDS = (
-    "look at samples of it, or begin with imitation: train --algo sft on the same --env, and give its run"
-    " directory to --from"
-)
-
-# The reward model is the one named here, whatever an earlier run had.
-BEGINS_AS: dict[str, tuple[str, ...]] = {**LanguageAgent.begins_as, ".reward_model": ()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Judging(Part):
-    """What judges responses, and which of them make a batch."""
+class JudgedAgent(LanguageAgent):
+    """Base of the algorithms that learn from rewards, which a reward model may give.
+
+    Its state has a field `reward_model`, which stays as `_first_reward_model` made it. With a reward model,
+    `episode_return` is what that says; the task's own reward is told by part (`reward_correct`), and is what
+    evaluations are of.
+    """
+
+    # What `fdg.train` says where every response of so many iterations was worth the same.
+    iterations_without_rewards: ClassVar[int] = 5
+    advice_without_rewards: ClassVar[str] = (
+        "look at samples of it, or begin with imitation: train --algo sft on the same --env, and give its run"
+        " directory to --from"
+    )
+
+    # The reward model is the one named here, whatever an earlier run had.
+    begins_as: ClassVar[dict[str, tuple[str, ...]]] = {**LanguageAgent.begins_as, ".reward_model": ()}
 
     reward_model: str | None = hyperparameter(
         None,
@@ -65,14 +64,14 @@ class Judging(Part):
         None, "updates that a token may be old, with late='mask' (None: as many as ahead)"
     )
 
-    def check_judged(self, algorithm: Any) -> None:
-        """Refuses batches that do not divide, and a reward model of other tokens or of a shorter context."""
-        self._check_stream(algorithm)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_stream()
         if self.reward_model is None:
             return
-        config, env = reward_config_of(self.reward_model), algorithm.env
+        config, env = reward_config_of(self.reward_model), self.env
         require(
-            algorithm,
+            self,
             env.tokenizer.vocab_size <= config.vocab_size,
             f"reward_model={self.reward_model!r} has a vocabulary of {config.vocab_size} tokens, and task"
             f" '{env.name}' one of {env.tokenizer.vocab_size}: train one on this task's tokens",
@@ -85,31 +84,31 @@ class Judging(Part):
                 " on this task's tokens",
             )
         require(
-            algorithm,
-            algorithm._context <= config.max_positions,
+            self,
+            self._context <= config.max_positions,
             f"reward_model={self.reward_model!r} has a context of {config.max_positions} tokens, and task"
-            f" '{env.name}' needs {algorithm._context}: shorten the task",
+            f" '{env.name}' needs {self._context}: shorten the task",
         )
 
-    def _check_stream(self, algorithm: Any) -> None:
-        require_positive(algorithm, "micro_batches")
-        count, ahead = algorithm._candidates, self.ahead
+    def _check_stream(self) -> None:
+        require_positive(self, "micro_batches")
+        count, ahead = self._candidates, self.ahead
         require(
-            algorithm,
+            self,
             count % self.micro_batches == 0,
             f"micro_batches={self.micro_batches} do not divide the {count} prompts of an iteration: use a"
             " divisor",
         )
-        require(algorithm, ahead >= 0, f"ahead={ahead}: it must be zero or above")
+        require(self, ahead >= 0, f"ahead={ahead}: it must be zero or above")
         require(
-            algorithm,
-            not ahead or not is_game(algorithm.env),
-            f"ahead={ahead}: '{getattr(algorithm.env, 'name', algorithm.env)}' is a game, whose turns are"
-            " played by all responses together: use ahead=0",
+            self,
+            not ahead or not is_game(self.env),
+            f"ahead={ahead}: '{getattr(self.env, 'name', self.env)}' is a game, whose turns are played by all"
+            " responses together: use ahead=0",
         )
         age = self.max_age
         require(
-            algorithm,
+            self,
             age is None or (age >= 0 and self.late == "mask"),
             f"max_age={age}: it is zero or above, and of late='mask' alone",
         )
@@ -121,72 +120,64 @@ class Judging(Part):
                 stacklevel=2,
             )
 
+    @property
+    def _candidates(self) -> int:
+        """Prompts that an iteration draws."""
+        return self.num_prompts
 
-def candidates(self: Any) -> int:
-    """Prompts that an iteration draws."""
-    return int(self.num_prompts)
+    @fdg.fragment("reward", in_axes=(None, 0))
+    def rate(self, reward_model, responses):
+        """What `Responses [N]` are worth by the reward model: `[N]` float32."""
 
+        def score(some: Responses) -> jax.Array:
+            return rewards.score(self._reward_network, reward_model, some)
 
-@fdg.fragment("reward", in_axes=(None, 0))
-def rate(self, reward_model, responses):
-    """What `Responses [N]` are worth by the reward model: `[N]` float32."""
+        return updates.mapped(score, responses, self.at_once)
 
-    def score(some: Responses) -> jax.Array:
-        return rewards.score(self._reward_network, reward_model, some)
+    @property
+    def _needs_answers(self) -> bool:
+        return self.reward_model is None and super()._needs_answers
 
-    return updates.mapped(score, responses, self.at_once)
+    @fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
+    def respond_ahead(self, parameters, version, first, problem, keys, stream):
+        """The next micro-batch of a stream, of problems `[(a + 1) B]` that may begin; `first` of the run.
 
+        Returns:
+          `Recorded [b G]`; by how many updates each token `[b G, R]` is older than the parameters; the
+          stream.
+        """
+        count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
+        source = streaming.stream_of(self, count, problem, keys, first, parameters)
+        rows, stream = source.take(self.network.cast(parameters), version, stream)
+        return rows, version - rows.version, stream
 
-def needs_answers(self: Any) -> bool:
-    """Whether the task has to have right answers."""
-    return self.reward_model is None and LanguageAgent._needs_answers.__get__(self)
+    def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
+        """As of every `LanguageAgent`, judged by the reward model where there is one."""
+        found = super().played(state, problem, keys)
+        responses, reward = self.rated(state, found.responses, found.reward)
+        return found._replace(responses=responses, reward=reward)
 
+    def rated(self, state: Any, responses: Responses, reward: Reward) -> tuple[Responses, Reward]:
+        """Responses `[N]` and the task's reward of them, with the reward model's where there is one."""
+        if self.reward_model is None:
+            return responses, reward
+        if reward.given is not None:  # the task's, and the model has something to say of all
+            responses = responses._replace(own=responses.mask)
+        total = self.rate(state.reward_model, responses)
+        return responses, Reward(total, {**reward.parts, "model": total})
 
-@fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
-def respond_ahead(self, parameters, version, first, problem, keys, stream):
-    """The next micro-batch of a stream, of problems `[(a + 1) B]` that may begin; `first` of the run.
+    def check_files(self) -> None:
+        """As of every `LanguageAgent`, and the weights of the reward model."""
+        super().check_files()
+        check_there(self.reward_model, scores=True)
 
-    Returns:
-      `Recorded [b G]`; by how many updates each token `[b G, R]` is older than the parameters; the
-      stream.
-    """
-    count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
-    source = streaming.stream_of(self, count, problem, keys, first, parameters)
-    rows, stream = source.take(self.network.cast(parameters), version, stream)
-    return rows, version - rows.version, stream
+    def _first_reward_model(self, key: jax.Array) -> Any:
+        """What the state has of it: all, or nothing where the task judges."""
+        if self.reward_model is None:
+            return ()
+        return begun_reward(self._reward_network, self.reward_model, key)
 
-
-def played(self: Any, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
-    """As of every `LanguageAgent`, judged by the reward model where there is one."""
-    found = LanguageAgent.played(self, state, problem, keys)
-    responses, reward = self.rated(state, found.responses, found.reward)
-    return found._replace(responses=responses, reward=reward)
-
-
-def rated(self: Any, state: Any, responses: Responses, reward: Reward) -> tuple[Responses, Reward]:
-    """Responses `[N]` and the task's reward of them, with the reward model's where there is one."""
-    if self.reward_model is None:
-        return responses, reward
-    if reward.given is not None:  # the task's, and the model has something to say of all
-        responses = responses._replace(own=responses.mask)
-    total = self.rate(state.reward_model, responses)
-    return responses, Reward(total, {**reward.parts, "model": total})
-
-
-def check_files(self: Any) -> None:
-    """As of every `LanguageAgent`, and the weights of the reward model."""
-    LanguageAgent.check_files(self)
-    check_there(self.reward_model, scores=True)
-
-
-def first_reward_model(self: Any, key: jax.Array) -> Any:
-    """What the state has of it: all, or nothing where the task judges."""
-    if self.reward_model is None:
-        return ()
-    return begun_reward(self._reward_network, self.reward_model, key)
-
-
-def reward_network(self: Any) -> Decoder:
-    """The reward model's network."""
-    assert self.reward_model is not None
-    return Decoder(dataclasses.replace(reward_config_of(self.reward_model), dtype=self.dtype))
+    @property
+    def _reward_network(self) -> Decoder:
+        assert self.reward_model is not None
+        return Decoder(dataclasses.replace(reward_config_of(self.reward_model), dtype=self.dtype))

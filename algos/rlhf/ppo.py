@@ -18,9 +18,9 @@ import optax
 
 import fdg
 from algos.language.decoder import Decoder
-from algos.rlhf import judged, losses, streaming, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
-from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Correction, Estimator, TokenEntropy
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
@@ -61,7 +61,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(LanguageAgent):
+class PPORLHF(JudgedAgent):
     """PPO for language models, KL in the reward. Frozen and hashable.
 
     Raises:
@@ -69,16 +69,6 @@ class PPORLHF(LanguageAgent):
     """
 
     presets_of: ClassVar[str] = "PPORLHF"
-
-    iterations_without_rewards: ClassVar[int] = judged.ITERATIONS_WITHOUT_REWARDS
-    advice_without_rewards: ClassVar[str] = judged.ADVICE_WITHOUT_REWARDS
-    begins_as: ClassVar[dict[str, tuple[str, ...]]] = judged.BEGINS_AS
-    rate, respond_ahead, played, rated = judged.rate, judged.respond_ahead, judged.played, judged.rated
-    check_files, _first_reward_model = judged.check_files, judged.first_reward_model
-    _needs_answers, _reward_network = property(judged.needs_answers), property(judged.reward_network)
-    _candidates = property(judged.candidates)
-
-    judging = judged.Judging()
 
     token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(64, "prompts of an iteration")
@@ -100,7 +90,6 @@ class PPORLHF(LanguageAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.judging.check_judged(self)
         require_positive(self, "group_size", "critic_learning_rate")
         require_within(self, 0, 1, "discount", "gae_lambda")
         for name in ("clip_low", "clip_high", "kl_coefficient"):
@@ -179,7 +168,7 @@ class PPORLHF(LanguageAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are shared ---
+    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, responses):

@@ -45,7 +45,7 @@ def rollouts(
     """Generates all micro-batches of an iteration, and calls `then` (and `learn`) on each.
 
     Args:
-      agent: an algorithm with the part `Judging`.
+      agent: a `JudgedAgent`.
       state: its state.
       count: `B`, prompts of an iteration.
       then: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows.
@@ -104,7 +104,7 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
     """The stream of an agent's responses.
 
     Args:
-      agent: an algorithm with the part `Judging`.
+      agent: a `JudgedAgent`.
       count: prompts of an iteration.
       problem: those that may begin, in order.
       keys: one of each response to them.
