@@ -150,7 +150,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
 def _able(env: str) -> list[str]:
     """The algorithms that can act in an environment."""
     import envs
-    from algos.agent import able_in
+    from algos import able_in
 
     name, overrides = envs.parse(env)
     return able_in(envs.make(name, **overrides))

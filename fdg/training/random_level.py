@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import envs
-from algos.acting import Actor, empty_memory
+from algos.rollout import Actor, empty_memory
 from algos.rollout import evaluate
 
 
