@@ -49,9 +49,8 @@ def _demo(given: dict[str, Any]) -> None:
     import policies
     from fdg.training.run import Run
 
-    env = envs.make("CartPole-v1")
     algorithm = algos.PPO(
-        env=env,
+        env=envs.make("CartPole-v1"),
         num_envs=48,
         num_steps=32,
         num_minibatches=4,
@@ -74,7 +73,7 @@ def _demo(given: dict[str, Any]) -> None:
     agent = Run(algorithm, engine.algorithm_state(state), _ITERATIONS, seed=seed)
     print(agent.evaluate(episodes=32), flush=True)
     try:
-        print(f"the agent: {agent.play(out / 'agent.gif', episodes=2, max_steps=250)}")
+        print(f"the agent: {agent.play(out / 'agent.gif', max_steps=150)}")
     except FdgError as error:
         print(f"no picture of the agent: {error}")
     print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - begun:.0f} s in all", flush=True)

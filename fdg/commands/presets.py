@@ -116,7 +116,7 @@ def line(
     chosen = values.get("total_steps")
     budget = ""
     if steps is not None and isinstance(chosen, int) and steps * _FAR_FEWER <= chosen:
-        budget = f"; it was chosen for {chosen:,} steps, and in {steps:,} it may learn more slowly than --preset none"
+        budget = f"; it was chosen for {chosen:,} steps: in {steps:,} --preset none may learn faster"
     return (
         f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
         f" (--show-preset lists them; --preset none omits them){adjusted}{budget}"

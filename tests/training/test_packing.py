@@ -1,0 +1,148 @@
+"""`fdg pack` and Hugging Face's hub: what is packed loads and is worth what the card says; mistakes."""
+
+import json
+import os
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fdg
+from fdg.__main__ import main
+from fdg.training.run import Run
+from tests.training.own import Guesser
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("packing") / "run"
+    fdg.fit(
+        Guesser(), total_steps=32, num_seeds=2, eval_episodes=4, out=path, progress=False, live_plot=False
+    )
+    config = json.loads((path / "config.json").read_text())
+    config["command"] = "python -m fdg.train --out /home/me/secret"
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def filmed(monkeypatch):
+    monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
+
+
+@pytest.fixture(scope="module")
+def packed(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "packed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
+        assert main(["pack", str(trained), "--out", str(out), "--trust"]) == 0
+    return out
+
+
+def test_what_is_packed_loads_with_the_same_state(trained, packed):
+    one, other = (fdg.load(path, trust=True) for path in (trained, packed))
+    assert one.iteration == other.iteration == 4 and other.finished
+    np.testing.assert_array_equal(one.state["bias"], other.state["bias"])
+    assert one.metrics == other.metrics
+
+
+def test_the_card_says_what_a_reader_needs_and_nothing_of_the_machine(trained, packed):
+    card = (packed / "README.md").read_text()
+    head = card.split("---")[1]
+    for line in (
+        "library_name: fdg",
+        "pipeline_tag: reinforcement-learning",
+        '- "CartPole-v1"',
+        "    - type: mean_reward",
+    ):
+        assert f"{line}\n" in head
+    mean = json.loads((trained / "summary.json").read_text())["eval_return"]
+    assert f'value: "{mean:.2f} [' in head and "over 4 episodes" in head
+    assert "| seeds | 0, 1 |" in card and "![learning curve](learning_curve.png)" in card
+    assert "![the first agent](video.gif)" in card and "jax 0." in card and "| rate | 0.5 |" in card
+    everything = b"".join(file.read_bytes() for file in packed.rglob("*.json*"))
+    assert b"secret" in (trained / "config.json").read_bytes() and b"secret" not in everything
+    assert not any(path.is_symlink() for path in packed.rglob("*"))
+
+
+def test_a_module_is_not_followed_without_trust(packed):
+    with pytest.raises(fdg.FdgError, match="trust=True"):
+        fdg.load(packed)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A stand-in of `huggingface_hub` whose repositories are folders here."""
+    module = types.ModuleType("huggingface_hub")
+    module.repositories, module.asked = {}, []
+
+    class HfApi:
+        def repo_info(self, name, revision):
+            module.asked.append(revision)
+            if name not in module.repositories:
+                raise RuntimeError("404 Client Error\nRepository Not Found")
+            return types.SimpleNamespace(sha="abc123")
+
+        def create_repo(self, name, exist_ok):
+            assert exist_ok
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            module.repositories[repo_id] = Path(folder_path)
+
+    def snapshot_download(name, revision, local_dir, allow_patterns):
+        assert revision == "abc123" and "README.md" not in allow_patterns
+        shutil.copytree(module.repositories[name], local_dir, dirs_exist_ok=True)
+
+    module.HfApi, module.snapshot_download = HfApi, snapshot_download
+    module.constants = types.SimpleNamespace(HF_HOME=str(tmp_path / "home"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return module
+
+
+def test_it_goes_to_the_hub_and_comes_back(hub, trained, filmed, tmp_path, capsys):
+    words = ["pack", str(trained), "--out", str(tmp_path / "out"), "--trust", "--push", "me/guess"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "hf://me/guess"
+    assert fdg.load("hf://me/guess@main", trust=True).iteration == 4 and hub.asked == ["main"]
+    for address, said in {
+        "hf://me/other": "hf://me/other cannot be read (",
+        "hf://guess": "hf://guess: give USER/NAME",
+        "hf://me/../x": "give USER/NAME",
+    }.items():
+        with pytest.raises(fdg.FdgError) as error:
+            fdg.load(address)
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_hub_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(fdg.FdgError, match=r"needs huggingface_hub: pip install 'fdg\[hub\]'"):
+        fdg.load("hf://me/guess")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pack"], "RUN_DIR"),
+        (["pack", "none"], "no run in none (it has no config.json)"),
+        (["pack", "run", "--out", "run"], "--out run is there already, and not empty: give a new folder"),
+        (["pack", "run", "--out", "run/config.json"], "is there already, and not empty"),
+        (["pack", "run", "--checkpoint", "7", "--trust"], "--checkpoint 7: run has no such checkpoint: give"),
+        (["pack", "run", "--checkpoint", "best", "--trust"], "only runs with --eval-every N keep one"),
+        (["pack", "run", "--push", "name"], "--push name: give USER/NAME"),
+        (["pack", "run"], "--trust"),
+        (["demo", "--seed", "-1"], "--seed -1: give a whole number"),
+        (["demo", "--out", "run"], "--out run is a run directory: give another folder"),
+        (["demo", "--out", "run/config.json"], "cannot be written"),
+        (["demo", "--env", "Pendulum-v1"], "unknown flag '--env'"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_fix(trained, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(trained.parent)
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
+    assert not os.path.exists("run-packed") or not os.listdir("run-packed")
