@@ -52,38 +52,6 @@ def two_readers(p, s):
     return {"w": learn(p, s["w"], y, "update"), "v": y, "x": x}, {"h": halved}
 
 
-def everyone_reads(p, s):
-    """Every fragment of the actors' group reads the old weight: encoder, environment and actor."""
-
-    def trip(carry, i):
-        (x,) = carry
-        e = act(p, s["w"], x, "encoder", "encode")
-        a = act(p, s["w"], e)
-        return (act(p, s["w"], a, "environment", "step"),)
-
-    (x,) = p.loop(2, trip, (s["x"],), "while")
-    w = learn(p, s["w"], x, "update")
-    return {"w": w, "v": act(p, s["v"], w), "x": x}, {"w": s["w"]}
-
-
-def nested(p, s):
-    """Loops in loops and calls; the inner hands the weight on, the outer carries it."""
-
-    def inner(carry, i):
-        w, x = carry
-        return p.call("remat", lambda w, x: hand_on(p, w, x), w, x)
-
-    def outer(carry, i):
-        w, x, total = carry
-        w, x = p.loop(2, inner, (w, x))
-        total = p.call("jit", lambda t, w: (p.glue(lambda t, w: t + w, t, w),), total, w)[0]
-        return w, act(p, w, x, "environment", "step"), total
-
-    w, x, total = p.loop(2, outer, (s["w"], s["x"], s["v"]))
-    w, y = p.call("custom_vjp", lambda w, x: hand_on(p, w, x, name="again"), w, x)
-    return {"w": learn(p, w, y, "update"), "v": total, "x": y}, {"total": total}
-
-
 def taking_turns(p, s):
     """Workers' gradients and servers' updates alternate; the first trip reads an old weight."""
 
@@ -97,30 +65,7 @@ def taking_turns(p, s):
     return {"w": w, "v": act(p, s["w"], w), "x": x}, {"x": x}
 
 
-def branches(p, s):
-    """One branch hands on, another makes; code after it reads the choice."""
-    w, x = s["w"], s["x"]
-    choice = p.glue(lambda v: jnp.sin(3 * v), s["v"])
-    w2, y = p.choose(
-        choice,
-        lambda w, x: hand_on(p, w, x),
-        lambda w, x: (learn(p, w, x, "update", "other"), act(p, w, x)),
-        w, x,
-    )  # fmt: skip
-    z = act(p, w2, y)
-    q = p.glue(lambda w, z: w - z, w2, z)
-    return {"w": learn(p, w2, z, "update"), "v": p.glue(lambda v: v + 1, s["v"]), "x": q}, {"z": z, "q": q}
-
-
-def made_within(p, s):
-    """What another group makes within the iteration is read as it is."""
-    new = learn(p, s["w"], s["x"], "update")
-    w, x = hand_on(p, new, s["x"])
-    _, x = hand_on(p, s["v"], x)
-    return {"w": w, "v": learn(p, s["v"], w, "update"), "x": x}, {"w": w}
-
-
-PROGRAMS = [scanned_hand_on, two_readers, everyone_reads, nested, taking_turns, branches, made_within]
+PROGRAMS = [scanned_hand_on, two_readers, taking_turns]
 
 
 # --- random programs ---
@@ -201,7 +146,7 @@ def test_loops_and_calls_against_plain_python(program, groups, staleness):
     assert_equal(python(program, *arguments), rewritten(program, *arguments, Looped()))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_programs_against_plain_python(seed):
     groups, staleness = list(GROUPS.values())[seed % 3], (1, 2, 4, 0)[seed // 3]
     arguments = (*START, ("t", 0.0)), groups, staleness, 5

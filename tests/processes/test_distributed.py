@@ -182,7 +182,7 @@ def test_two_processes_give_the_numbers_of_one(name, runs):
         assert len(rows(run)[-1]["episode_return_per_seed"]) == 4
     if "+" in name:
         config = json.loads((run / "config.json").read_text())
-        policy = policies.get(config["policy"])(**config["policy_fields"])
+        policy = policies.get(config["policy"])(**config["policy_fields"], staleness=config["staleness"])
         plan = fdg.place(Pupil(num_envs=12), policy, count)
         moves = sum(m.bytes_per_iteration for m in plan.movements if m.how == "transfer")
         assert summary(run)["moved_bytes"] == len(rows(run)) * moves

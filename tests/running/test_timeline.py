@@ -112,15 +112,6 @@ def test_of_many_short_iterations_a_few_are_watched():
     assert watched == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
 
 
-def test_those_that_are_watched_stand_for_the_others():
-    timeline = Timeline(["actors"])
-    for _ in range(10):
-        timeline.watches(10**6)
-    assert (timeline.iterations, timeline.watched) == (10, 4)
-    timeline.busy_s["actors"] = 0.2
-    assert timeline.settle() == {"actors": pytest.approx(0.5)}
-
-
 def test_before_an_iteration_is_watched_again_all_that_ran_unseen_has_ended():
     timeline = Timeline(["actors"])
     while timeline.watches(10**6):
@@ -239,12 +230,6 @@ def test_a_run_whose_program_fails_is_over_for_all_groups(devices):
     assert not asked.is_alive()
     _, metrics = engine.run(engine.init(0), 2)
     assert metrics["mean"].shape == (2,) and engine.busy_seconds().keys() == {"actors", "learners"}
-
-
-def test_how_much_watching_may_cost_to_the_microsecond():
-    """Of 100 programs watching takes 10 ms, which is 1% of a second, and less than 1% of any more."""
-    assert affordable(4, 25, 1.0) and not affordable(4, 25, 0.999)
-    assert affordable(3, 10**9, 0.0) and not affordable(4, 1, 0.0)
 
 
 def test_a_run_begins_when_what_it_reads_is_known_to_be_there(timeline):
