@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 import envs
-from algos.rollout import Actor, empty_memory
-from algos.rollout import evaluate
+from algos.rollout import Actor, empty_memory, evaluate
 
 
 def random_returns(env: Any, episodes: int, seed: int = 0) -> np.ndarray:
