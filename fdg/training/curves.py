@@ -273,7 +273,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
       FdgError: there is no run, none has the metric, or there are more or fewer labels than runs.
     """
     if not paths:
-        raise FdgError("no run to draw: give at least one run directory")
+        raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
     of_agents = [_kinds(config) for config in configs]
     kinds = list(dict.fromkeys(kind for one in of_agents for kind in one))

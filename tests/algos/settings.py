@@ -33,7 +33,7 @@ def entry(name: str, key: str, platform: str) -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """All of them, as JSON has them."""
-    names = [n for n in sorted(vars(algos)) if hasattr(getattr(algos, n), "iterate")]
+    names = [n for n in sorted(vars(algos)) if isinstance(getattr(algos, n), type) and hasattr(getattr(algos, n), "iterate")]
     known = json.loads(FILE.read_text())["presets"] if FILE.exists() else {}
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
     return {
