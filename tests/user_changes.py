@@ -10,6 +10,7 @@ from flax import nnx
 import algos
 from algos.networks import actor_critic
 from algos.ppo import Minibatch
+from algos.q_learning import Exploration
 from algos.replay import Replay
 
 # --- an auxiliary loss: predict the next observation ---
@@ -103,6 +104,19 @@ class SignDQN(algos.DQN):
     @property
     def buffer(self):
         return Signs(**vars(super().buffer))
+
+
+# --- exploration of one's own: a cosine in place of a line ---
+
+
+class Cosine(Exploration):
+    def epsilon(self, iteration, num_iterations):
+        share = jnp.cos(0.5 * jnp.pi * jnp.minimum(iteration / num_iterations, 1.0))
+        return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * share
+
+
+class CosineDQN(algos.DQN):
+    exploration = Cosine()
 
 
 # --- a histogram among the metrics ---

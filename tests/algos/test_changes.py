@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -45,6 +46,7 @@ CHANGES = {
     "visits on recurrent PPO": lambda: algos.RecurrentPPO(**RECURRENT, bonus=user_changes.by_visits),
     "visits on DQN": lambda: algos.DQN(**REPLAYED, bonus="tests.user_changes:by_visits"),
     "a replay": lambda: user_changes.SignDQN(**REPLAYED),
+    "an exploration": lambda: user_changes.CosineDQN(**REPLAYED, epsilon_end=0.5),
     "a histogram": lambda: user_changes.Histogram(**PPO),
     "frozen parameters": lambda: algos.PPO(**PPO, optimizer=user_changes.frozen_critic),
 }
@@ -75,6 +77,13 @@ def test_changes_do_what_they_say():
     first = jax.jit(kept["frozen parameters"].init)(jax.random.key(0)).parameters
     jax.tree.map(np.testing.assert_array_equal, state.parameters["critic"], first["critic"])
     assert np.any(state.parameters["actor"]["head"]["kernel"] != first["actor"]["head"]["kernel"])
+
+
+def test_a_part_of_ones_own_takes_the_settings_of_the_one_it_replaces():
+    algorithm = user_changes.CosineDQN(**REPLAYED, epsilon_end=0.5)
+    half = algorithm.exploration.epsilon(jnp.int32(5), 10)
+    assert float(half) == pytest.approx(0.5 + 0.5 * np.cos(np.pi / 4), rel=1e-6)
+    assert isinstance(algorithm.exploration, user_changes.Cosine)
 
 
 def test_a_bonus_pays_by_what_it_knows():
