@@ -33,7 +33,8 @@ def entry(name: str, key: str, platform: str) -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """All of them, as JSON has them."""
-    names = [n for n in sorted(vars(algos)) if isinstance(getattr(algos, n), type) and hasattr(getattr(algos, n), "iterate")]
+    kinds = {name: kind for name, kind in vars(algos).items() if isinstance(kind, type)}
+    names = sorted(name for name, kind in kinds.items() if hasattr(kind, "iterate"))
     known = json.loads(FILE.read_text())["presets"] if FILE.exists() else {}
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
     return {

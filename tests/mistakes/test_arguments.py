@@ -51,7 +51,7 @@ RIGHT = {
     "values": lambda v: False,
     "runs": lambda v: False,
     "labels": lambda v: v in ([], (), {}),
-    "random": lambda v: v in (None, {}),
+    "random": lambda v: v is None or isinstance(v, dict),
     "source": lambda v: False,
     **dict.fromkeys("slots batch micro_batches ahead group prefills".split(), lambda v: type(v) is int),
     "order": lambda v: False,
