@@ -351,7 +351,7 @@ class Engine:
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that this engine returned have no aliases: no need to wait for them to check.
-        if self._returned.are(placed):
+        if self._returned.matches(placed):
             return placed
         self._iterations = 0
         return without_aliases(placed)

@@ -18,7 +18,7 @@ from fdg.garbage import infrequent_gc
 from fdg.neighbours import hidden, unreachable
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
-from fdg.running.program_cache import told_of_damage
+from fdg.running.program_cache import remove_corrupt_entry
 
 _SLOW_SECONDS = 5.0
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
@@ -188,7 +188,7 @@ def _said_in_one_line() -> Iterator[None]:
             if issubclass(category, FdgWarning):
                 lines = [" ".join(line.split()) for line in str(message).splitlines()]
                 print("warning:", "\n  ".join(lines), file=sys.stderr, flush=True)
-            elif line := told_of_damage(str(message)):
+            elif line := remove_corrupt_entry(str(message)):
                 print("warning:", line, file=sys.stderr, flush=True)
             else:
                 usual(message, category, *more, **named)

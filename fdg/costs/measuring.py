@@ -1,7 +1,6 @@
 """`auto:measure`: the candidates that are predicted best, compiled and timed for some iterations each."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from fdg.engine import compile as compile_engine
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
+from fdg.profiling.measuring import Iterations
 
 _SECONDS = 0.5  # of iterations, about, in a round
 _ROUNDS = 3
@@ -66,36 +66,15 @@ def measured(
     )
 
 
-class Iterations:
-    """Iterations of a job, timed in rounds.
-
-    Attributes:
-      seconds: of an iteration, in the best round so far.
-    """
-
-    def __init__(self, algorithm: Any, policy: Any, devices: Sequence[jax.Device]):
-        """Compiles it, and finds out how many iterations make a round; the first ones are not counted."""
-        self._engine = compile_engine(algorithm, policy, with_host(policy, devices))
-        self._state: Any = self._engine.init(0)
-        self.seconds = math.inf
-        self._run(2)
-        once = self._run(2)
-        self._count = distributed.exchange(max(2, min(1000, math.ceil(_SECONDS / max(once, 1e-6)))))[0]
-
-    def round(self) -> None:
-        """One more."""
-        self.seconds = min(self.seconds, self._run(self._count))
-
-    def _run(self, count: int) -> float:
-        begun = time.perf_counter()
-        self._state, metrics = self._engine.run(self._state, count)
-        jax.block_until_ready((self._state, metrics))
-        return (time.perf_counter() - begun) / count
+def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
+    """Iterations of a job, compiled and ready to be timed; at least two, for groups that overlap them."""
+    engine = compile_engine(algorithm, policy, with_host(policy, devices))
+    return Iterations(engine, engine.init(0), _SECONDS, least=2)
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
     """Seconds of an iteration: the best of some rounds; of several processes, in the slowest."""
-    iterations = Iterations(algorithm, policy, devices)
+    iterations = iterations_of(algorithm, policy, devices)
     for _ in range(_ROUNDS):
-        iterations.round()
+        iterations.measure()
     return max(distributed.exchange(iterations.seconds))

@@ -76,15 +76,24 @@ class Iterations:
       busy: likewise, seconds of it in which each group was busy; none of a single group.
     """
 
-    def __init__(self, engine: Engine, state: Any):
+    def __init__(self, engine: Engine, state: Any, seconds: float | None = None, least: int = 1):
+        """Compiles the engine, and finds out how many iterations make a round.
+
+        Args:
+          engine: any.
+          state: of it; it is copied.
+          seconds: of a round, about; None for a fifth of one.
+          least: iterations of a round.
+        """
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)
-        self._count = 1
+        self._count = least
         self.samples: list[float] = []
         self.busy: list[Mapping[str, float]] = []
         self._run()
-        seconds = self._run()
-        self._count = distributed.exchange(max(1, math.ceil(_ITERATIONS_S / max(seconds, 1e-6))))[0]
+        once = self._run() / least
+        wanted = math.ceil((_ITERATIONS_S if seconds is None else seconds) / max(once, 1e-6))
+        self._count = distributed.exchange(max(least, wanted))[0]
 
     def measure(self) -> None:
         """One more round."""
@@ -92,6 +101,11 @@ class Iterations:
         self.samples.append(self._run() / self._count)
         after = self._engine.busy_seconds()
         self.busy.append({group: (after[group] - before[group]) / self._count for group in after})
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration, in the best round so far."""
+        return min(self.samples)
 
     def busy_s(self, group: str) -> float | None:
         """How long a group is busy in an iteration; None for a single group."""

@@ -2,7 +2,7 @@
 
 import collections
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ class Remembered:
     def __init__(self, arrays: Sequence[jax.Array] = ()):
         self._arrays = [weakref.ref(array) for array in arrays]
 
-    def are(self, arrays: Sequence[jax.Array]) -> bool:
-        """Whether these are they: the very same objects."""
+    def matches(self, arrays: Sequence[jax.Array]) -> bool:
+        """True if these are the arrays that were handed out: the same objects."""
         return len(arrays) == len(self._arrays) and all(
             known() is array for known, array in zip(self._arrays, arrays, strict=True)
         )
@@ -133,7 +133,7 @@ class LeafCopies:
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
         kept, self._kept = self._kept, []
-        if self._returned.are(leaves):
+        if self._returned.matches(leaves):
             for slot, array in kept:
                 memory.arrays[slot] = array
             return
@@ -150,3 +150,17 @@ class LeafCopies:
         self._returned = Remembered(leaves)
         others = [slot for slots in self._slots for slot in slots[1:]]
         self._kept = [(slot, array) for slot in others if (array := memory.arrays[slot]) is not None]
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """Names with a number behind those that were there before: {"a/b": 1, "a": {"b": 2}} is a legal state.
+
+    >>> unique_names(["a/b", "c", "a/b"])
+    ['a/b', 'c', 'a/b#2']
+    """
+    seen: collections.Counter[str] = collections.Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found

@@ -73,13 +73,16 @@ def kept_in() -> Path | None:
     )
 
 
-def told_of_damage(warning: str) -> str | None:
-    """What to say in place of JAX's warning that a kept program cannot be read or written; None for others.
+def remove_corrupt_entry(warning: str) -> str | None:
+    """Removes the kept program that a warning of JAX's says cannot be read; returns a line to print instead.
 
-    One that a killed process has half written stays as it is, for JAX writes none that is there: so it is
-    removed here, before JAX, which compiles the program instead, keeps it again.
+    JAX compiles the program again, but keeps it only if no file of its name is there, such as one that a
+    killed process has half written.
 
-    >>> told_of_damage("something else")
+    Args:
+      warning: any; None is returned for one that is not about a kept program.
+
+    >>> remove_corrupt_entry("something else")
     """
     said = re.match(
         r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (.*)", warning

@@ -35,7 +35,7 @@ from fdg import files, keys
 from fdg.errors import FdgError, FdgWarning
 from fdg.processes import distributed
 from fdg.reading import open_regular, read_bytes
-from fdg.running.leaves import typed_like
+from fdg.running.leaves import typed_like, unique_names
 from fdg.training.run_directory import read_config, unwritable
 
 KEEP = 3  # number of newest checkpoints; older ones are removed once a newer one is complete
@@ -433,13 +433,9 @@ def _names(tree: Any) -> list[str]:
     ['a/0', 'a/1', 'b/c']
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "state" for path, _ in paths]
-    seen: dict[str, int] = {}
-    for i, name in enumerate(names):  # {"a/b": 1, "a": {"b": 2}} is legal
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            names[i] = f"{name}#{seen[name]}"
-    return names
+    return unique_names(
+        jax.tree_util.keystr(path, simple=True, separator="/") or "state" for path, _ in paths
+    )
 
 
 def _arrays_by_name(tree: Any) -> dict[str, Any]:

@@ -23,9 +23,10 @@ import envs
 import policies
 from fdg.costs.fitting import Sample, fitted
 from fdg.costs.machine import Calibration
-from fdg.costs.measuring import Iterations
+from fdg.costs.measuring import iterations_of
 from fdg.errors import FdgError
 from fdg.placing.place import place
+from fdg.profiling.measuring import Iterations
 from fdg.running.host_devices import environment_of_a_child, make_host_devices
 
 Say = Callable[[str], None]
@@ -173,12 +174,12 @@ class _Here:
         for job in jobs:
             self._ready.append(None)
             with contextlib.suppress(FdgError):
-                self._ready[-1] = Iterations(*job.build(), devices)
+                self._ready[-1] = iterations_of(*job.build(), devices)
 
     def round(self) -> Sequence[float | None]:
         for one in self._ready:
             if one is not None:
-                one.round()
+                one.measure()
         return [None if one is None else one.seconds for one in self._ready]
 
 

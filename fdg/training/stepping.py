@@ -23,6 +23,7 @@ from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites
 from fdg.recall import Recall
+from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
@@ -257,16 +258,6 @@ def _named(known: Any, values: Sequence[Any], word: str) -> list[str]:
     if len(known) != len(values) or not all(isinstance(name, str) and name for name in known):
         known = [f"{word} {i}" for i in range(len(values))]
     return unique_names(known)
-
-
-def unique_names(names: Any) -> list[str]:
-    """Names of which none is there twice."""
-    seen: collections.Counter[str] = collections.Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
 
 
 def _paths(tree: Any, prefix: str = "state") -> list[str]:

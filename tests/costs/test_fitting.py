@@ -128,10 +128,10 @@ def test_other_devices_are_used_as_they_are(monkeypatch):
         def __init__(self, algorithm, policy, devices):
             self.seconds, self.name = float(len(devices)), (len(devices), len(rounds))
 
-        def round(self):
+        def measure(self):
             rounds.append(self)
 
-    monkeypatch.setattr(jobs, "Iterations", Iterations)
+    monkeypatch.setattr(jobs, "iterations_of", Iterations)
     some = [types.SimpleNamespace(platform="gpu")] * 2
     found = jobs.timed(REFERENCE_JOBS, some, print)
     assert set(found) == {job for job in REFERENCE_JOBS if job.devices <= 2}

@@ -125,11 +125,11 @@ def test_only_what_is_there_twice_is_copied(devices):
 def test_what_was_handed_out_is_known_and_not_kept():
     a, b = jnp.ones(3), jax.random.key(0)
     known = Remembered([a, b])
-    assert known.are([a, b])
-    assert not known.are([b, a]) and not known.are([a]) and not known.are([a, jax.random.key(0)])
+    assert known.matches([a, b])
+    assert not known.matches([b, a]) and not known.matches([a]) and not known.matches([a, jax.random.key(0)])
     del a
-    assert not known.are([jnp.ones(3), b])
-    assert Remembered().are([]) and not Remembered().are([b])
+    assert not known.matches([jnp.ones(3), b])
+    assert Remembered().matches([]) and not Remembered().matches([b])
 
 
 def test_numpy_arrays_are_left_alone(devices):
