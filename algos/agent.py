@@ -265,9 +265,8 @@ class Agent(HasPresets):
 
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""
-        return listed(
-            [one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env)] or ["your own"]
-        )
+        able = [one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env)]
+        return listed(able or ["one of your own"])
 
     def _check_state(self, state: Any) -> None:
         """Raises an `FdgError` where a state is not that of one agent."""
