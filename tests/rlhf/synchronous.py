@@ -1,7 +1,7 @@
 """Slots and micro-batches change no number: runs of every placement beside one device, in float64.
 
     python -m tests.rlhf.synchronous
-    python -m tests.rlhf.synchronous --only dpo
+    python -m tests.rlhf.synchronous --only dpo --side Split
 
 The reference has the same micro-batches, a slot for each response, and one device; the others have three
 slots on one device, and under `Split` and `Standalone` in one process and in two. Each line says how far any
@@ -32,10 +32,10 @@ COMMON = (
 )
 SIDES = {  # flags, and processes
     "three slots": ("--slots 3 --devices 1", 1),
-    "Colocated": ("--slots 4 --devices 2", 1),
+    "Colocated": ("--slots 4 --policy colocated --devices 2", 1),
     "Split": ("--slots 3 --policy split --devices 2", 1),
     "Standalone": ("--slots 3 --policy standalone --devices 3", 1),
-    "Colocated in two processes": ("--slots 4 --devices 2", 2),
+    "Colocated in two processes": ("--slots 4 --policy colocated --devices 2", 2),
     "Split in two processes": ("--slots 3 --policy split --devices 2", 2),
 }
 BOUND = 1e-12
@@ -73,11 +73,13 @@ def trained(algo, flags, processes, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=ALGORITHMS, action="append")
+    parser.add_argument("--side", choices=SIDES, action="append")
     given, worst = parser.parse_args(), 0.0
     for algo in given.only or ALGORITHMS:
         with tempfile.TemporaryDirectory() as folder:
             reference = trained(algo, "--devices 1", 1, Path(folder, "reference"))
-            for name, (flags, processes) in SIDES.items():
+            for name in given.side or SIDES:
+                flags, processes = SIDES[name]
                 run = trained(algo, flags, processes, Path(folder, name.replace(" ", "-")))
                 apart, where = compare(run, reference)
                 worst = max(worst, apart)
