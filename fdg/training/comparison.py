@@ -19,6 +19,7 @@ from fdg import files
 from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.training import comparison_text, curves
+from fdg.training.comparison_text import TOGETHER
 from fdg.training.fairness import unequal
 from fdg.training.run_directory import plain
 from fdg.training.statistics import (
@@ -30,7 +31,6 @@ from fdg.training.statistics import (
 from fdg.training.writable import check_writable, writing
 
 FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")
-TOGETHER = "all, normalised"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,18 @@
-"""A comparison as tables of Markdown and LaTeX, and as a picture of its intervals."""
+"""A comparison as tables of Markdown and LaTeX, and as a picture of its intervals.
 
-from __future__ import annotations
+`found` is a `Comparison` (`comparison.py`, which imports this module).
+"""
 
 import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fdg.training import curves
 from fdg.training.statistics import RESAMPLES, format_numbers
 
-if TYPE_CHECKING:
-    from fdg.training.comparison import Comparison
-
+TOGETHER = "all, normalised"  # in the place of an environment
 _MARK = "†"  # of a side that is at the level of random actions
 
 
@@ -36,7 +35,7 @@ class Text:
     tables: Sequence[Table]
 
 
-def text(found: Comparison) -> Text:
+def text(found: Any) -> Text:
     """All that is said of a comparison."""
     tables = [_of_measure(found, measure, title) for measure, title in _MEASURES.items()]
     if len(found.sides) > 1:
@@ -50,7 +49,7 @@ _MEASURES = {
 }
 
 
-def _sentences(found: Comparison) -> list[str]:
+def _sentences(found: Any) -> list[str]:
     seeds = sorted({len(cell.seeds) for cell in found.cells})
     said = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"
@@ -68,11 +67,10 @@ def _sentences(found: Comparison) -> list[str]:
     return said
 
 
-def _of_measure(found: Comparison, measure: str, title: str) -> Table:
-    from fdg.training.comparison import TOGETHER
-
+def _of_measure(found: Any, measure: str, title: str) -> Table:
     with_random = measure == "returns" and bool(found.random)
-    rows, bold = [], set()
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
     for env in [*found.environments, TOGETHER]:
         estimates = [found.estimate(side, env, measure) for side in found.sides]
         known = [one.value for one in estimates if one is not None]
@@ -93,7 +91,7 @@ def _of_measure(found: Comparison, measure: str, title: str) -> Table:
     return Table(title, head, rows, frozenset(bold))
 
 
-def _random(found: Comparison, env: str) -> str:
+def _random(found: Any, env: str) -> str:
     if env not in found.random:
         return "-"
     mean, ends = found.random_estimate(env)
@@ -101,8 +99,9 @@ def _random(found: Comparison, env: str) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _improvements(found: Comparison) -> Table:
-    rows, bold = [], set()
+def _improvements(found: Any) -> Table:
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
     for x, y in itertools.combinations(found.sides, 2):
         one = found.improvement(x, y)
         if one is None:
@@ -175,7 +174,7 @@ def _plain(cell: str) -> str:
     return re.sub(r"\s+", " ", cell).replace("|", "\\|")
 
 
-def draw(found: Comparison) -> Any:
+def draw(found: Any) -> Any:
     """A figure of final returns: a panel an environment, with the interval of each side and each seed."""
     figure, *panels = curves.figure_of(len(found.environments))
     sides = found.sides

@@ -325,7 +325,7 @@ def _failed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], agents
         return failed
     for name, value in last.items():
         if is_vital(name):
-            of_each = value if name.endswith("_per_seed") else [value] * agents
+            of_each: Any = value if name.endswith("_per_seed") else [value] * agents
             failed |= np.array([one is None for one in of_each])[:agents]
     return failed
 
