@@ -85,7 +85,7 @@ def test_one_worker_is_a2c():
     _, (learned, workers, running_return, trajectory) = recorded(a3c, state)
     new, _, running, metrics = a3c.learn(learned, workers, running_return, trajectory)
     flat = jax.tree.map(lambda x: x[:, 0], trajectory)
-    same(a2c.learn(learned, running_return[0], flat), (new, running[0], metrics))
+    same(a2c.learn(learned, (running_return[0],), flat), (new, (running[0],), metrics))
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,9 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
     w, v = rng.normal(size=(2, 2)), rng.normal(size=2)
     parameters = {"policy": jnp.asarray(w, jnp.float32), "value": jnp.asarray(v, jnp.float32)}
     learned = (
-        parameters, algorithm._optimizer.init(parameters), normalize.init((2,)), normalize.init(())
+        parameters, algorithm._optimizer.init(parameters), normalize.init((2,)), normalize.init(()), None
     )  # fmt: skip
-    running_return = jnp.zeros(environments)
+    running_return = (jnp.zeros(environments), None)
     first, second = np.zeros(6), np.zeros(6)  # Adam's moments
     seen, returns, running, count = [], [], np.zeros(environments), 0
     terminated = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]], bool)
@@ -271,13 +271,13 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
             step *= rate * (1 - ((count - 1) // 2) / 4)  # four iterations of two updates
             w, v = w - step[:4].reshape(2, 2), v - step[4:]
 
-        parameters, _, observation_statistics, return_statistics = learned
+        parameters, _, observation_statistics, return_statistics, _ = learned
         np.testing.assert_allclose(parameters["policy"], w, atol=2e-5)
         np.testing.assert_allclose(parameters["value"], v, atol=2e-5)
         np.testing.assert_allclose(observation_statistics.mean, np.mean(seen, axis=0), rtol=1e-4)
         np.testing.assert_allclose(observation_statistics.var, np.var(seen, axis=0), rtol=1e-4)
         np.testing.assert_allclose(return_statistics.var, np.var(returns), rtol=1e-4)
-        np.testing.assert_allclose(running_return, running, rtol=1e-4)
+        np.testing.assert_allclose(running_return[0], running, rtol=1e-4)
 
 
 # --- sizes and values ---
