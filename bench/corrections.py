@@ -62,7 +62,7 @@ def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float
         "method": method,
         "eta": eta,
         **found,
-        "reward": [row["reward_correct"] for row in rows],
+        "reward": [row.get("episode_return_per_seed", row["episode_return"]) for row in rows],
         "wall_s": [row["wall_s"] for row in rows],
         "cpu_s": round(time.process_time() - begun),
     }
