@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fdg.errors import FdgError, listed
-from fdg.training.finite import is_vital
+from fdg.training.finite import failed_agents
 from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.statistics import STATISTICS, format_numbers, interval, intervals
@@ -202,8 +202,11 @@ def compare(
         for curve in (one for one in curves if one.env == env):
             stroke, colour = style(names.index(curve.label))
             grid, values = _on_one_grid(curve)
-            counts = sorted({len(one.y) for one in curves if one.label == curve.label})
+            alike = [one for one in curves if one.label == curve.label]
+            counts = sorted({len(one.y) for one in alike})
             seeds = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+            lost = sum(int(one.failed.sum()) for one in alike)
+            seeds += f", {lost} failed" if lost else ""
             together = STATISTICS[statistic](values, axis=0)
             axes.plot(grid, together, stroke, color=colour, label=f"{curve.label} ({seeds})")
             if len(values) > 1:
@@ -246,14 +249,19 @@ def style(position: int) -> tuple[str, str]:
 
 
 def table(curves: Sequence[Curves]) -> str:
-    """Final returns, one line for each curve: mean and interquartile mean, each with its interval."""
+    """Final returns, one line for each curve: mean and interquartile mean, each with its interval.
+
+    Seeds that failed are left out, and named.
+    """
     lines = []
     several = len({curve.env for curve in curves}) > 1
     for curve in curves:
         name = f"{curve.label} on {curve.env}" if several else curve.label
-        final = curve.final[np.isfinite(curve.final)]
+        final = curve.final[np.isfinite(curve.final) & ~curve.failed]
+        lost = [str(seed) for seed, bad in zip(curve.seeds, curve.failed, strict=True) if bad]
+        said = f"; left out: {'seed' if len(lost) == 1 else 'seeds'} {listed(lost, 'and')}, which failed"
         if not final.size:
-            lines.append(f"{name}: no episode ended")
+            lines.append(f"{name}: no episode ended{said if lost else ''}")
             continue
         parts = []
         for kind, statistic in STATISTICS.items():
@@ -262,7 +270,7 @@ def table(curves: Sequence[Curves]) -> str:
             parts.append(f"{kind} {value}" + (f" ({shown[0]} to {shown[1]})" if shown else ""))
         what = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
-        lines.append(f"{name}: {', '.join(parts)}; {count}, {what}")
+        lines.append(f"{name}: {', '.join(parts)}; {count}, {what}{said if lost else ''}")
     return "\n".join(lines)
 
 
@@ -293,7 +301,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         times, values, weights = _columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
-        lost = _failed(rows, config, values.shape[1])
+        lost = np.zeros(values.shape[1], bool)
+        lost[failed_agents(rows[-1] if rows else None, config, values.shape[1])] = True
         if "eval_return" in summary:
             lost |= np.isnan(np.array(evaluated, float))
         first, each = config.get("seed") or 0, config.get("num_seeds") or 1
@@ -314,20 +323,6 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
 def _of_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
     x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
     return Curves(label, env, x, y, np.array(final, float), all(evaluated), seeds, np.array(failed), runs)
-
-
-def _failed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], agents: int) -> np.ndarray:
-    """`[agents]` bool: which have a loss that is not finite in the last row, once there are losses."""
-    failed = np.zeros(agents, bool)
-    begins = config["hyperparameters"].get("learning_starts")
-    last = rows[-1] if rows else {"env_steps": 0}
-    if last["env_steps"] <= (begins if isinstance(begins, int) else 0):
-        return failed
-    for name, value in last.items():
-        if is_vital(name):
-            of_each: Any = value if name.endswith("_per_seed") else [value] * agents
-            failed |= np.array([one is None for one in of_each])[:agents]
-    return failed
 
 
 def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
@@ -412,8 +407,12 @@ def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[n
 
 
 def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolates all agents to one grid, where their curves overlap: `[points]` and `[agents, points]`."""
-    there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if len(x)]
+    """Interpolates agents to one grid, where their curves overlap: `[points]` and `[agents, points]`.
+
+    Agents that failed are left out, unless all did.
+    """
+    counts = ~curve.failed | curve.failed.all()
+    there = [(x, y) for x, y, use in zip(curve.x, curve.y, counts, strict=True) if len(x) and use]
     if not there:
         return np.zeros(0), np.zeros((1, 0))
     low, high = max(x[0] for x, _ in there), min(x[-1] for x, _ in there)

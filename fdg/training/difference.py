@@ -14,7 +14,7 @@ import fdg
 from fdg import jaxprs, keys
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import checked
-from fdg.errors import FdgError, host_errors
+from fdg.errors import FdgError, host_errors, listed
 from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.comparing import (
@@ -152,7 +152,7 @@ def diff(
     notes = [*more, *notes]
     start, equal = checkpoint, False
     if start is None:
-        start, unequal = _by_checkpoints(sides[0], sides[1], first)
+        start, unequal = _by_checkpoints(sides[0], sides[1], first, tolerance)
         first = min((n for n in (first, unequal) if n is not None), default=None)
         equal = first is None and start is not None
     if equal and iterations is None:
@@ -168,9 +168,10 @@ def diff(
         found, compared = first_difference(one, two, tolerance)
     of = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
     if found is None and first is not None:
-        notes.append(
-            "replay: finds none here, so code, versions or devices differed: record each where it ran"
-        )
+        kinds = [line.partition(":")[0] for line in notes if line.startswith(("settings:", "versions:"))]
+        cause = f"the {listed(kinds, 'and')} above" if kinds else "code, versions or devices"
+        how = "explain it" if kinds else "differed"
+        notes.append(f"replay: finds none here, so {cause} {how}: to see where, record each where it ran")
         return Difference(*names, first, start=of, compared=compared, notes=tuple(notes))
     return _difference(names, found, of, compared, notes)
 
@@ -365,7 +366,7 @@ def _alike(one: Any, two: Any, tolerance: float) -> bool:
     return one == two or abs(one - two) <= tolerance * (1 + abs(two))
 
 
-def _by_checkpoints(a: Any, b: Any, first: int | None) -> tuple[int | None, int | None]:
+def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tuple[int | None, int | None]:
     """The last checkpoint that is equal in both, and the first that differs.
 
     The former is 0 (init) where none is, and None for runs without directories.
@@ -386,7 +387,7 @@ def _by_checkpoints(a: Any, b: Any, first: int | None) -> tuple[int | None, int 
                 continue
             one, two = here.arrays(iteration), there.arrays(iteration)
             if one.keys() == two.keys() and all(
-                one[n].shape == two[n].shape and np.array_equal(bits(one[n]), bits(two[n])) for n in one
+                array_difference(n, one[n], two[n], tolerance) is None for n in one
             ):
                 return iteration, unequal
             unequal = iteration

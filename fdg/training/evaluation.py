@@ -18,7 +18,7 @@ import numpy as np
 
 import fdg
 from algos.rollout import evaluate as play_episodes
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
@@ -48,6 +48,8 @@ class Evaluation:
       lengths: `[agents, episodes]` int32, in environment steps; None likewise.
       several: whether there is an axis of agents in the run.
       infos: by name, `[agents, episodes]` float32: what the environment reports of episodes (`info`).
+      failed: positions of agents whose losses were not finite: of several, means leave them out.
+      seeds: of each agent.
     """
 
     greedy: bool
@@ -57,11 +59,14 @@ class Evaluation:
     lengths: np.ndarray | None = None
     several: bool = False
     infos: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    failed: Sequence[int] = ()
+    seeds: Sequence[int] = ()
 
     @property
     def mean(self) -> float:
-        """Mean return over agents and episodes: `eval_return` of the run's summary."""
-        return float(self.means.mean()) if self.several else float(self.means[0])
+        """Mean return over agents and episodes: `eval_return` of the run's summary; nan if all failed."""
+        kept = self._kept(self.means)
+        return float(kept.mean()) if kept.size else math.nan
 
     @property
     def actions(self) -> str:
@@ -73,13 +78,32 @@ class Evaluation:
         """95% confidence interval of the mean, by bootstrap: over the agents if there are several, else over
         the episodes of the one. None where there is only one of either."""
         values = self.means if self.several and len(self.means) > 1 else self.returns
+        values = None if values is None else self._kept(values)
         return None if values is None or np.size(values) < 2 else interval(np.ravel(values))
 
     @property
     def reported(self) -> dict[str, float]:
         """The mean of each of `infos`, over episodes that ended; not-a-number where none did."""
-        known = {name: values[np.isfinite(values)] for name, values in self.infos.items()}
+        kept = {name: self._kept(values) for name, values in self.infos.items()}
+        known = {name: values[np.isfinite(values)] for name, values in kept.items()}
         return {name: float(values.mean()) if values.size else math.nan for name, values in known.items()}
+
+    @property
+    def of_agents(self) -> str:
+        """In words: of how many agents, in which range, and which failed; "" of one that did not."""
+        text, kept = "", self._kept(self.means)
+        if self.several:
+            low, high = format_numbers(kept.min(), kept.max()) if kept.size else ("nan", "nan")
+            text = f" of each of {len(kept)} agents (from {low} to {high})"
+        if self.failed:
+            seeds = listed([str(self.seeds[i]) for i in self.failed], "and")
+            named = f"{'seed' if len(self.failed) == 1 else 'seeds'} {seeds}"
+            text += f", without {named}, which failed" if self.several else f", of {named}, which failed"
+        return text
+
+    def _kept(self, values: np.ndarray) -> np.ndarray:
+        """`[agents, ...]` without the agents that failed, if there are several."""
+        return np.delete(values, self.failed, axis=0) if self.several and self.failed else values
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
@@ -104,11 +128,9 @@ class Evaluation:
         if ends:
             text += f" (95% interval {ends[0]} to {ends[1]})"
         text += f" over {self.episodes:,} episodes"
-        if self.several:
-            low, high = format_numbers(self.means.min(), self.means.max())
-            text += f" of each of {len(self.means)} agents (from {low} to {high})"
-        if self.lengths is not None:
-            text += f", {self.lengths.mean():,.1f} steps long on average"
+        text += self.of_agents
+        if self.lengths is not None and (kept := self._kept(self.lengths)).size:
+            text += f", {kept.mean():,.1f} steps long on average"
         return text + "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
 
 
@@ -173,7 +195,14 @@ def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Call
 
 
 def start(
-    algorithm: Any, state: Any, keys: jax.Array, episodes: int, greedy: bool, several: bool
+    algorithm: Any,
+    state: Any,
+    keys: jax.Array,
+    episodes: int,
+    greedy: bool,
+    several: bool,
+    failed: Sequence[int] = (),
+    seeds: Sequence[int] = (),
 ) -> Callable[[], Evaluation]:
     """Hands the episodes over to the devices; what it returns waits for them.
 
@@ -184,6 +213,8 @@ def start(
       episodes: of each agent.
       greedy: with the most probable actions.
       several: whether there is an axis of agents.
+      failed: positions of agents that failed.
+      seeds: of each agent.
     """
     try:
         program = _program(algorithm, episodes, greedy, several)
@@ -194,9 +225,9 @@ def start(
     def result() -> Evaluation:
         there = jax.tree.map(lambda x: np.asarray(x) if several else np.asarray(x)[None], dict(found))
         returns, lengths = there.get("returns"), there.get("lengths")
-        return Evaluation(
-            greedy, there["return"], episodes, returns, lengths, several, there.get("infos", {})
-        )
+        infos = there.get("infos", {})
+        of_each = tuple(failed), tuple(seeds)
+        return Evaluation(greedy, there["return"], episodes, returns, lengths, several, infos, *of_each)
 
     return result
 
@@ -222,6 +253,7 @@ def evaluate(
     episodes: int,
     iteration: int | None = None,
     greedy: Sequence[bool] = (True,),
+    failed: Sequence[int] = (),
 ) -> list[Evaluation]:
     """Evaluations of a run's agents, one for each of `greedy` that there is a way to; empty if there is none.
 
@@ -234,6 +266,7 @@ def evaluate(
       episodes: of each agent.
       iteration: None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
       greedy: how to act.
+      failed: positions of agents that failed.
     """
     kinds = [kind for kind in greedy if can_evaluate(job.algorithm, kind)]
     if not episodes or not kinds:
@@ -247,7 +280,8 @@ def evaluate(
     elif job.agents is None:
         # On one device: on several, each would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
-    started = [start(job.algorithm, state, keys, episodes, kind, job.agents is not None) for kind in kinds]
+    how = job.agents is not None, failed, agent_seeds(job.algorithm, job.seed, job.agents)
+    started = [start(job.algorithm, state, keys, episodes, kind, *how) for kind in kinds]
     return [result() for result in started]
 
 
@@ -271,11 +305,7 @@ def verdict(evaluation: Evaluation, env_name: str | None) -> str:
         f"{evaluation.actions} evaluation return {format_numbers(evaluation.mean)[0]}"
         f" over {evaluation.episodes:,} episodes"
     )
-    if evaluation.several:
-        means = evaluation.means
-        text += " of each of {} agents (from {} to {})".format(
-            len(means), *format_numbers(means.min(), means.max())
-        )
+    text += evaluation.of_agents
     text += "".join(f", {name} {format_numbers(value)[0]}" for name, value in evaluation.reported.items())
     solved = SOLVED.get(env_name or "")
     if solved is not None:

@@ -1,7 +1,9 @@
 """Detects infinite and NaN losses immediately, before they are saved in a checkpoint."""
 
+import math
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,26 @@ _WORDS = ("loss", "grad")
 def is_vital(name: str) -> bool:
     """Whether training cannot go on well without a finite value of this metric: a loss, or of a gradient."""
     return any(word in name for word in _WORDS)
+
+
+def failed_agents(last: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
+    """Positions of the agents that failed: their losses, or gradients, are not finite in the last row.
+
+    Args:
+      last: of `metrics.jsonl`, None where there is no row yet.
+      config: of the run; before its `learning_starts` there are no losses.
+      agents: how many there are; None for one.
+    """
+    begins = (config.get("hyperparameters") or {}).get("learning_starts")
+    if last is None or last["env_steps"] <= (begins if isinstance(begins, int) else 0):
+        return []
+    each = [
+        value if name.endswith("_per_seed") else [value] * (agents or 1)
+        for name, value in last.items()
+        if is_vital(name)
+    ]
+    bad = (i for values in each for i, one in enumerate(values) if one is None or not math.isfinite(one))
+    return sorted({i for i in bad if i < (agents or 1)})
 
 
 class Finite:

@@ -34,7 +34,7 @@ from fdg.training.samples import sample_lines, write_samples
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
-from fdg.training.sweep import Sweep, point_names, unswept
+from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
 from fdg.training.sweep_results import report
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
@@ -220,6 +220,7 @@ class _Sitting:
                     lost,
                     lambda: self.samples,
                     lambda: engine.busy_seconds(waits=False),
+                    last,
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
                 wall_s = recorder.wall_s
@@ -239,7 +240,9 @@ class _Sitting:
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
-        evaluations = evaluate(job, engine, state, episodes_of(job.algorithm, job.eval_episodes))
+        failed = recorder.failed
+        episodes = episodes_of(job.algorithm, job.eval_episodes)
+        evaluations = evaluate(job, engine, state, episodes, failed=failed)
         profiled = profile_run(engine, state, run.path) if job.profile else []
         profiled += timeline_run(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
@@ -251,6 +254,9 @@ class _Sitting:
         best = evaluating.best_summary()
         ended = {"stopped": stopped} if stopped else {}
         said = {**summarized(evaluations), **best, **ended, **lost.summary()}
+        if failed:
+            seeds = agent_seeds(job.algorithm, job.seed, job.agents)
+            said["failed_seeds"] = [seeds[i] for i in failed]
         run.write_summary(summary(job, engine, iteration, seconds, said, groups))
         steps = iteration * job.steps_per_iteration * agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
@@ -259,17 +265,18 @@ class _Sitting:
         if evaluation is not None:
             # The mean over a sweep's points is of no agent that one would use.
             say(verdict(evaluation, None if point_names(job.algorithm) else job.described["env"]))
-        for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation)]:
+        for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation, failed)]:
             say(line)
         say(f"run directory {run.path}")
         return outcome
 
-    def _swept(self, evaluation: Evaluation | None) -> list[str]:
+    def _swept(self, evaluation: Evaluation | None, failed: Sequence[int]) -> list[str]:
         """What came of a sweep, as lines; it is written too."""
         job, sweep = self.job, self.job.algorithm
         if not isinstance(sweep, Sweep):
             return []
-        return report(sweep, self.run, None if evaluation is None else evaluation.means, title(job))
+        evaluated = None if evaluation is None else evaluation.means
+        return report(sweep, self.run, evaluated, title(job), failed, job.seed)
 
     def _iterations(
         self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals
@@ -286,7 +293,7 @@ class _Sitting:
             recorder.add(metrics)
             iteration += metrics.iterations
             if job.eval_every and iteration % job.eval_every == 0:
-                recorder.annotate(evaluating.evaluate(state, iteration))
+                recorder.annotate(evaluating.evaluate(state, iteration, recorder.failed))
             if job.stop_at is not None or self.callbacks:
                 ended = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
             caught = signals.agreed()

@@ -1,6 +1,6 @@
 """Periodic evaluation during training, the best checkpoint, and early stopping at a return."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fdg
@@ -35,10 +35,10 @@ class PeriodicEvaluation:
             self._best = max(known, key=lambda pair: (pair[0], -pair[1]), default=None)
         self._checkpoints: Checkpoints | None = Checkpoints(run.best) if job.eval_every else None
 
-    def evaluate(self, state: Any, iteration: int) -> dict[str, Any]:
+    def evaluate(self, state: Any, iteration: int, failed: Sequence[int] = ()) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
 
-        A collective: all processes call it.
+        A collective: all processes call it. Agents at positions `failed` count in no mean.
 
         Returns:
           The entries for `metrics.jsonl`; empty if the algorithm has no actor to evaluate.
@@ -46,7 +46,8 @@ class PeriodicEvaluation:
         job = self._job
         most = getattr(job.algorithm, "episodes_while_training", EPISODES)
         episodes = min(most, episodes_of(job.algorithm, job.eval_episodes or most))
-        evaluations = evaluate(job, self._engine, state, episodes, iteration, greedy=(True, False))
+        both = (True, False)
+        evaluations = evaluate(job, self._engine, state, episodes, iteration, both, failed)
         said = summarized(evaluations)
         mine = evaluations[0].mean if evaluations and evaluations[0].greedy else None
         value = next((other for other in distributed.exchange(mine) if other is not None), None)

@@ -14,7 +14,7 @@ from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, shown_metric
-from fdg.training.finite import Finite, is_vital
+from fdg.training.finite import Finite, failed_agents, is_vital
 from fdg.training.hints import ConstantReturns, LargeUpdates
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
@@ -70,11 +70,12 @@ class Recorder:
         lost: LostEpisodes | None = None,
         samples: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         busy: Callable[[], Mapping[str, float]] = dict,
+        last_row: Mapping[str, Any] | None = None,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
-        self._finite, self._lost = finite, lost
+        self._finite, self._lost, self._last_row = finite, lost, last_row
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._samples = samples
         self._busy, self._busy_s = busy, dict(busy())
@@ -87,6 +88,11 @@ class Recorder:
         self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
+
+    @property
+    def failed(self) -> list[int]:
+        """Positions of the agents whose losses are not finite in the last row that was recorded."""
+        return failed_agents(self._last_row, self._job.config, self._job.agents)
 
     def add(self, metrics: PendingMetrics) -> None:
         """Takes the metrics of a call just made, and records those of the one before."""
@@ -128,6 +134,7 @@ class Recorder:
         self._iteration += iterations
         self.wall_s += seconds
         self._run.append_metrics(rows)
+        self._last_row = rows[-1]
         if self._finite is not None:
             self._finite.look(before, metrics)
         returns = [

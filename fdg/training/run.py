@@ -16,8 +16,9 @@ from fdg.errors import Elsewhere, FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
 from fdg.training.evaluation import Evaluation
+from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
-from fdg.training.sweep import Sweep
+from fdg.training.sweep import Sweep, agent_seeds
 from fdg.training.sweep_results import read_results
 
 
@@ -59,12 +60,14 @@ class Run:
         finished: bool = True,
         stopped: str | None = None,
         last_evaluation: Evaluation | None = None,
+        failed: Sequence[int] | None = None,
     ):
         self.algorithm, self.state, self.iteration = algorithm, state, iteration
         self.path, self.config = path, dict(config or {})
         self.seed, self.agents = seed, agents
         self.finished, self.stopped = finished, stopped
         self.last_evaluation = last_evaluation  # that which ended training; None if there was none
+        self._failed = failed  # None to read it from the metrics
 
     # --- acting ---
 
@@ -133,7 +136,9 @@ class Run:
         keys = evaluation.evaluation_keys(first, self.agents, algorithm=algorithm)
         several = self.agents is not None
         with host_errors():
-            return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
+            seeds = agent_seeds(self.algorithm, self.seed, self.agents)
+            how: Any = (episodes, greedy, several, self.failed, seeds)
+            return evaluation.start(algorithm, self.state, keys, *how)()
 
     @checked
     def answer(
@@ -322,6 +327,7 @@ class Run:
             agents=None if alone else len(rows),
             finished=self.finished,
             stopped=self.stopped,
+            failed=[i for i, row in enumerate(rows) if row in self.failed],
         )
 
     # --- what was recorded ---
@@ -330,6 +336,17 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`, one an iteration."""
         return [] if self.path is None else list(read_metrics(self.path / "metrics.jsonl"))
+
+    @property
+    def failed(self) -> list[int]:
+        """Positions of the agents that failed: their losses were not finite at this iteration.
+
+        What such an agent returns counts in no mean over agents.
+        """
+        if self._failed is not None:
+            return list(self._failed)
+        rows = [row for row in self.metrics if row["iteration"] <= self.iteration]
+        return failed_agents(rows[-1] if rows else None, self.config, self.agents)
 
     @property
     def summary(self) -> dict[str, Any] | None:

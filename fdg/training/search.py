@@ -213,7 +213,7 @@ class _Search:
             study.tell(trial, value)
             self.say(f"  return {format_numbers(value)[0]}")
         else:
-            trial.set_user_attr("refused", "no episode ended")
+            trial.set_user_attr("refused", "no episode ended, or an agent's losses are not finite")
             study.tell(trial, state=_state("FAIL"))
         return None
 
@@ -262,13 +262,15 @@ class _Watch:
 
 def _trial_returns(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
     """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training."""
-    means = None if outcome.evaluation is None else outcome.evaluation.means
+    evaluation = outcome.evaluation
+    means, failed = (None, ()) if evaluation is None else (np.array(evaluation.means), evaluation.failed)
     rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
     if isinstance(job.algorithm, Sweep):
-        found = results(job.algorithm, rows, means)
+        found = results(job.algorithm, rows, means, failed, job.seed)
         best = found[best_of(found)]
         return best.mean, [float(value) for value in best.returns]
     if means is not None:
+        means[list(failed)] = math.nan  # settings that lose an agent are no good ones
         return float(np.mean(means)), [float(value) for value in means]
     late = [
         row["episode_return"]

@@ -31,12 +31,14 @@ class PointResult:
       agents: positions of its agents in the run.
       returns: `[seeds]` float, of each agent; nan for one that has none.
       training: mean return over the whole training, of all its agents: how quickly it learned.
+      failed_seeds: seeds of its agents whose losses are not finite in the end.
     """
 
     values: Mapping[str, float]
     agents: Sequence[int]
     returns: np.ndarray
     training: float
+    failed_seeds: Sequence[int] = ()
 
     @property
     def mean(self) -> float:
@@ -65,11 +67,16 @@ class PointResult:
             "mean_while_training": self.training,
             "returns": self.returns,
             "agents": list(self.agents),
+            **({"failed_seeds": list(self.failed_seeds)} if self.failed_seeds else {}),
         }
 
 
 def results(
-    sweep: Sweep, rows: Sequence[Mapping[str, Any]], evaluated: Sequence[float] | np.ndarray | None
+    sweep: Sweep,
+    rows: Sequence[Mapping[str, Any]],
+    evaluated: Sequence[float] | np.ndarray | None,
+    failed: Sequence[int] = (),
+    seed: int = 0,
 ) -> list[PointResult]:
     """What each point was worth, in the order of the sweep's points.
 
@@ -80,23 +87,34 @@ def results(
       rows: of `metrics.jsonl`.
       evaluated: `[agents]`, mean return of each in the evaluation after training; None where there was none:
         then the mean of the last tenth of the training counts.
+      failed: positions of agents that failed: they have no return.
+      seed: the run's.
     """
     steps, curves = per_agent(rows, sweep.agents)
     late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
-    final = _means(late) if evaluated is None else np.asarray(evaluated, float)
+    final = _means(late) if evaluated is None else np.array(evaluated, float)
+    final[list(failed)] = math.nan
+    seeds = sweep.seeds(seed)
+
+    def lost(agents: Sequence[int]) -> list[int]:
+        return [seeds[i] for i in failed if i in agents]
+
     training = _means(curves)
     if sweep.exploit_every is not None:
         ended = [
             {name: float(rows[-1][f"{name}_per_seed"][i]) for name, _ in sweep.grid}
             for i in range(sweep.agents)
         ]
-        return [PointResult(ended[i], [i], final[[i]], float(training[i])) for i in range(sweep.agents)]
+        return [
+            PointResult(ended[i], [i], final[[i]], float(training[i]), lost([i])) for i in range(sweep.agents)
+        ]
     return [
         PointResult(
             point,
             sweep.agents_of(i),
             final[list(sweep.agents_of(i))],
             float(np.mean(training[list(sweep.agents_of(i))])),
+            lost(sweep.agents_of(i)),
         )
         for i, point in enumerate(sweep.points)
     ]
@@ -118,18 +136,23 @@ def best_of(found: Sequence[PointResult]) -> int:
 
 
 def report(
-    sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | np.ndarray | None, title: str
+    sweep: Sweep,
+    run: RunDirectory,
+    evaluated: Sequence[float] | np.ndarray | None,
+    title: str,
+    failed: Sequence[int] = (),
+    seed: int = 0,
 ) -> list[str]:
     """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines.
 
     Args:
       sweep: the run's algorithm.
       run: its directory.
-      evaluated: as for `results`.
+      evaluated, failed, seed: as for `results`.
       title: of the picture.
     """
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    found = results(sweep, rows, evaluated)
+    found = results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
     best = best_of(found)
     content = {

@@ -141,6 +141,10 @@ def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path
     assert main(["diff", c, "--record", recorded, "--checkpoint", "4", "--trust", "true"]) == 0
     assert main(["diff", recorded, c, "--trust", "true"]) == 0
     assert main(["diff", recorded, a, "--trust", "true"]) == 1
+    capsys.readouterr()
+    assert main(["diff", a, c, "--tolerance", "1e9", "--trust", "true"]) == 0
+    said = capsys.readouterr().out
+    assert "no difference" in said and "scale 0.1 and 0.2" in said and "part" not in said
     for wrong in (["diff", a], ["diff", a, str(tmp_path / "nowhere")], ["diff", a, b, "--tolerance", "-1"]):
         capsys.readouterr()
         assert main(wrong) == 2

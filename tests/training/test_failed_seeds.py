@@ -1,0 +1,76 @@
+"""Agents whose losses are not finite: they are named, and means leave them out."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from fdg.errors import FdgWarning
+from fdg.training import curves
+from fdg.training.finite import failed_agents
+
+
+class Dying(algos.PPO):
+    """A few rewards are not numbers, so that some agents learn from one and others from none."""
+
+    def step(self, keys, env_state, action):
+        env_state, step = super().step(keys, env_state, action)
+        bad = jax.random.bernoulli(jax.random.fold_in(keys[0], 3), 0.03)
+        return env_state, step._replace(reward=jnp.where(bad, jnp.nan, step.reward))
+
+
+SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "num_epochs": 1, "hidden": (4,)}
+
+
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory):
+    out = tmp_path_factory.mktemp("failed") / "run"
+    algorithm = Dying(env=envs.make("CartPole-v1"), total_steps=64, **SIZES)
+    with pytest.warns(FdgWarning, match="not a number for"):
+        return fdg.fit(algorithm, out=out, seed=5, num_seeds=4, eval_episodes=2, devices=1, progress=False)
+
+
+def test_failed_seeds_are_named_and_left_out(dying, tmp_path):
+    summary = json.loads((dying.path / "summary.json").read_text())
+    bad = [seed - 5 for seed in summary["failed_seeds"]]
+    good = [i for i in range(4) if i not in bad]
+    assert bad and good  # known from the seeds: some failed, some did not
+    assert bad == [i for i, loss in enumerate(dying.metrics[-1]["loss_per_seed"]) if loss is None]
+    mean = np.mean([summary["eval_returns"][i] for i in good])
+    assert summary["eval_return"] == pytest.approx(mean) and dying.failed == bad
+    for run in (dying, fdg.load(dying.path, algorithm=dying.algorithm)):
+        found = run.evaluate()
+        assert found.mean == summary["eval_return"] and len(found.means) == 4
+        assert f"of each of {len(good)} agents" in str(found) and "which failed" in str(found)
+    _, (curve,) = curves.compare([dying.path])
+    assert list(np.flatnonzero(curve.failed)) == bad
+    line = curves.table([curve])
+    assert all(str(seed) in line.split("left out:")[1] for seed in summary["failed_seeds"])
+    dying.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
+    assert f"{len(good)} seed" in curves.table(curves.compare([dying.path])[1])
+    dying.path.joinpath("summary.json").write_text(json.dumps(summary))
+
+
+def test_failed_agents_are_those_of_the_last_row():
+    config = {"hyperparameters": {"learning_starts": 100}}
+    row = {"env_steps": 200, "loss": 1.0, "loss_per_seed": [1.0, None, math.inf], "episode_return": None}
+    assert failed_agents(row, config, 3) == [1, 2]
+    assert failed_agents({**row, "env_steps": 100}, config, 3) == []
+    assert failed_agents({"env_steps": 200, "grad_norm": math.nan}, config, 3) == [0, 1, 2]
+    assert failed_agents({"env_steps": 200, "loss": None}, {}, None) == [0]
+    assert failed_agents(None, config, 3) == []
+
+
+def test_means_of_an_evaluation_leave_failed_agents_out():
+    means = np.array([1.0, 100.0, 3.0], np.float32)
+    found = fdg.training.evaluation.Evaluation(True, means, 1, means[:, None], several=True)
+    one = dataclasses.replace(found, failed=(1,), seeds=(5, 6, 7), infos={"won": means[:, None]})
+    assert one.mean == 2.0 and one.reported == {"won": 2.0} and "without seed 6, which failed" in str(one)
+    assert math.isnan(dataclasses.replace(one, failed=(0, 1, 2)).mean)
