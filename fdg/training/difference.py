@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 import fdg
 from fdg import jaxprs, keys
@@ -27,7 +26,7 @@ from fdg.training.comparing import (
 from fdg.training.description import rebuild_policy
 from fdg.training.loading import device_count, load
 from fdg.training.name_resolver import NameResolver
-from fdg.training.recording import Recording, bits, read_recording, until, write_recording
+from fdg.training.recording import Recording, read_recording, until, write_recording
 from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
 from fdg.training.settings import changes
