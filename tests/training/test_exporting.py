@@ -2,9 +2,11 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -214,3 +216,18 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
     path.write_bytes(package[:-100] + package[-100:].replace(b"sha256:", b"sha999:"))
     with pytest.raises(FdgError, match="it is damaged"):
         fdg.load_exported(path)
+
+
+def test_the_documented_loop_over_a_memory_acts_as_the_run_does(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "next_{name}" in one]
+    algorithm = CASES["recurrent_ppo"]
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    monkeypatch.chdir(tmp_path)
+    run.export("policy.onnx")
+    seen = observations(run, 4)
+    actions: list = []
+    kept = block.replace("    memory = {name:", "    actions.append(action)\n    memory = {name:")
+    exec(kept, {"observations": seen, "actions": actions})
+    assert len(actions) == 4
+    assert [int(one) for one in actions] == [int(run.policy(one)) for one in seen]
