@@ -14,12 +14,13 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs.text.rows import Row
-from fdg.errors import FdgError, HostError, listed, own_frame, raised
+from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
 # What a function is given besides the columns of rows; `completions` as TRL spells it.
 _GIVEN = ("prompts", "responses", "completions", "answers")
+_PLACES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
 _TRIED = 3  # responses of a trial
 _HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
 
@@ -32,8 +33,8 @@ class HostReward:
     the role `reward` a device of its own, `policies.Colocated(rewards=1)`. It may not compute with JAX.
 
     A function gives `N` numbers, or None where it has nothing to say: that counts as 0, and a response of
-    which no function says anything counts for nothing. It takes three arguments, or those that it names, all
-    of them lists of `N`:
+    which no function says anything counts for nothing. It takes those of these that it names, all of them
+    lists of `N`; or, by names of which none is like these, three arguments: prompts, responses, answers.
 
     - `prompts`: as the rows of a file have them, texts or messages; else as text.
     - `responses`: as text; `completions` as TRL has them: messages where the prompt is.
@@ -110,6 +111,16 @@ class HostReward:
         ]
         return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
 
+    def check(self, task: Any) -> None:
+        """Refuses a function that wants what a task's rows do not have.
+
+        Raises:
+          FdgError: as `call`.
+        """
+        known = dict.fromkeys((*_GIVEN, *_columns(task.problem)), ())
+        for one in zip(self.functions, self.names, strict=True):
+            _Call(*one, task).arguments(known)
+
     def try_out(self, task: Any) -> None:
         """Calls the functions once, on right answers and an empty one, so that a mistake costs no compiling.
 
@@ -131,10 +142,8 @@ class HostReward:
         _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
 
     def _calls(self, task: Any) -> tuple["_Call", ...]:
-        calls = [_Call(*one, task) for one in zip(self.functions, self.names, strict=True)]
-        for one in calls:
-            one.check()
-        return tuple(calls)
+        self.check(task)
+        return tuple(_Call(*one, task) for one in zip(self.functions, self.names, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +178,6 @@ class _Call:
     def __name__(self) -> str:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def check(self) -> None:
-        """Refuses a function that wants what there is not."""
-        self._arguments(dict.fromkeys((*_GIVEN, *_columns(self.task.problem)), ()))
-
     def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
         """What the function says of responses, not-a-number for None."""
         known: dict[str, list[Any]] = {
@@ -183,7 +188,7 @@ class _Call:
         known["responses"] = list(said)
         known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, said, strict=True)]
         known["answers"] = [row.answer for row in rows]
-        by_place, by_name = self._arguments(known)
+        by_place, by_name = self.arguments(known)
         try:
             given = self.function(*by_place, **by_name)
             if not hasattr(given, "__len__"):
@@ -207,18 +212,23 @@ class _Call:
                 )
         return found
 
-    def _arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What the function is given, by place and by name."""
+    def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is given, by place and by name.
+
+        Raises:
+          FdgError: it wants what is not known.
+        """
         three = [known[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # of a library, written in C
             return three, {}
         kinds = {parameter.kind for parameter in parameters}
-        wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        strange = [p.name for p in wanted if p.default is p.empty and p.name not in known]
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
             return three, {}
+        wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = [p for p in wanted if p.default is p.empty]
+        strange = [p.name for p in required if p.name not in known]
         if not strange:
             names = (
                 known
@@ -226,12 +236,34 @@ class _Call:
                 else [p.name for p in wanted if p.name in known]
             )
             return [], {name: known[name] for name in names}
-        if len([p for p in wanted if p.default is p.empty]) == 3:  # by names of its own
+        by_place = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
+        if by_place and _are_three([p.name for p in required], known):
             return three, {}
+        meant = nearest(strange[0], known, 1)
+        hint = f": did you mean {meant[0]!r}?" if meant else "."
         raise FdgError(
-            f"{self.__name__} takes {strange[0]!r}: it can have {listed(list(known), 'and')}, by these names,"
-            " or three arguments: prompts, responses, answers"
+            f"{self.__name__} takes {strange[0]!r}, and there is no such column{hint} It can have"
+            f" {listed(known, 'and')}, by these names, or three arguments by names unlike these: prompts,"
+            " responses, answers"
         )
+
+
+def _are_three(names: Sequence[str], known: Mapping[str, Any]) -> bool:
+    """Whether names are a function's own for prompts, responses and answers, and none a misspelt column."""
+    if len(names) != len(_PLACES):
+        return False
+    columns = {_folded(name) for name in known} - {_folded(name) for name in _GIVEN}
+    if any(_folded(name) in columns for name in names):
+        return False
+    if all(name in place or name[0] == "_" for name, place in zip(names, _PLACES, strict=True)):
+        return True
+    given = {_folded(name) for name in _GIVEN}
+    return not any(_folded(name) in given for name in names)
+
+
+def _folded(name: str) -> str:
+    """A name without what distinguishes one column from many."""
+    return name.lower().removesuffix("s")
 
 
 @functools.lru_cache(maxsize=16)

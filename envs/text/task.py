@@ -213,8 +213,12 @@ class TextTask:
     ) -> "TextTask":
         """The same problems, judged by a Python function on text, or the weighted sum of several; see
         `HostReward`.
+
+        Raises:
+          FdgError: a function takes what the rows do not have.
         """
         judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
+        judge.check(self)
         return dataclasses.replace(self, host_reward=judge, max_response=max_response or self.max_response)
 
     @property

@@ -161,17 +161,42 @@ def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
     [
         (
             lambda prompts, grund: [],
-            "takes 'grund': it can have prompts, responses, completions, answers, question",
+            "takes 'grund', and there is no such column. It can have prompts, responses, completions, answers,"
+            " question",
         ),
-        (lambda p, r, a, b: [], "takes 'p': it can have"),
+        (lambda p, r, a, b: [], "takes 'p', and there is no such column"),
+        (
+            lambda responses, answers, levels: [],
+            "takes 'levels', and there is no such column: did you mean 'level'?",
+        ),
+        (lambda prompts, responses, levels: [], "did you mean 'level'?"),
+        (lambda responses, levels: [], "did you mean 'level'?"),
+        (lambda responses, *, levels: [], "did you mean 'level'?"),
+        (lambda p, r, levels: [], "takes 'p'"),
+        (lambda p, r, *, a: [], "takes 'p'"),
+        (lambda response, prompt, answer: [], "did you mean 'responses'?"),
+        (lambda prompts, responses, truths: [], "takes 'truths'"),
     ],
 )
 def test_a_column_that_is_not_there_is_named_before_anything_runs(function, words, task):
     with pytest.raises(fdg.FdgError) as error:
-        jax.eval_shape(lambda: judged(task.with_reward(function)))
+        task.with_reward(function)
     assert words in str(error.value) and "level and ünï" in str(error.value)
     with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: one each"):
         task.with_reward(function, weights=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda p, r, a: list(map(len, r)),
+        lambda prompt, response, answer: list(map(len, response)),
+        lambda prompts, responses, _: list(map(len, responses)),
+    ],
+)
+def test_three_arguments_by_names_of_ones_own_are_given_by_place(function, task):
+    by_name = judged(task.with_reward(lambda responses: list(map(len, responses))))
+    assert judged(task.with_reward(function)).total.tolist() == by_name.total.tolist()
 
 
 def test_a_function_that_returns_no_list_is_told_so(task):
