@@ -86,8 +86,9 @@ def check_there(path: str | None, scores: bool = False) -> None:
 
 
 def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
-    """The reward model in a folder: `{"network": parameters of a decoder, "score": [D, 1]}`."""
+    """The reward model in a folder: `{"network": parameters of a decoder but its head, "score": [D, 1]}`."""
     shapes = jax.eval_shape(lambda: rewards.first(network, network.init(key)))
+    shapes["network"].pop("head", None)  # an untied decoder's: a reward model has a score in its place
     dtype = shapes["network"]["embedding"].dtype
     return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)
 
