@@ -63,6 +63,8 @@ class Estimate:
     interval: tuple[float, float] | None
 
     def __str__(self) -> str:
+        if math.isnan(self.value):  # no episode ended while training
+            return "-"
         if not math.isfinite(self.value):
             return "failed"
         value, *ends = format_numbers(self.value, *(self.interval or ()))
@@ -267,7 +269,9 @@ def _cell(label: str, env: str, group: Iterable[curves.Curves]) -> Cell:
 
 
 def _area(x: np.ndarray, y: np.ndarray) -> float:
-    """The area under a curve by its length, by the trapezoid rule: the mean over its steps."""
+    """The area under a curve by its length, by the trapezoid rule: the mean over its steps; nan of none."""
+    if not len(y):
+        return math.nan
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 and x[-1] > x[0] else float(y.mean())
 
 

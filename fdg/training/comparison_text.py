@@ -5,6 +5,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -73,16 +74,16 @@ def _of_measure(found: Any, measure: str, title: str) -> Table:
     bold: set[tuple[int, int]] = set()
     for env in [*found.environments, TOGETHER]:
         estimates = [found.estimate(side, env, measure) for side in found.sides]
-        known = [one.value for one in estimates if one is not None]
-        if not known:
+        if not any(estimates):
             continue
-        best = max(known)
+        known = [one.value for one in estimates if one is not None and not math.isnan(one.value)]
+        best = max(known, default=-math.inf)
         cells = [env]
         for column, (side, one) in enumerate(zip(found.sides, estimates, strict=True), 1):
             mark = _MARK if measure == "returns" and found.is_random(side, env) else ""
             cells.append("-" if one is None else f"{one}{mark}")
             high = None if one is None else one.value if one.interval is None else one.interval[1]
-            if high is not None and best > float("-inf") and high >= best and not mark:
+            if high is not None and best > -math.inf and high >= best and not mark:
                 bold.add((len(rows), column))
         if with_random:
             cells.append(_random(found, env))
@@ -184,9 +185,9 @@ def draw(found: Any) -> Any:
             if values is None or one is None:
                 continue
             colour = curves.style(i)[1]
-            there = values[values > float("-inf")]
+            there = values[values > -math.inf]
             axes.scatter(there, [i] * len(there), s=12, color=colour, alpha=0.5, linewidth=0, zorder=3)
-            if one.value > float("-inf"):
+            if one.value > -math.inf:
                 low, high = one.interval or (one.value, one.value)
                 axes.plot([max(low, there.min()), high], [i, i], color=colour, linewidth=4, alpha=0.5)
                 axes.plot(one.value, i, "|", color=colour, markersize=16, markeredgewidth=3)

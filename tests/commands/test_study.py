@@ -24,6 +24,7 @@ devices = 1
 [variants.tenth]
 rate = 0.1
 """
+ONE = FILE.replace("[variants.half]\n", "")
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +40,14 @@ def tables(folder):
 
 def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, monkeypatch):
     file = tmp_path / "guess.toml"
-    file.write_text(FILE)
+    file.write_text(ONE)
     assert main(["study", str(file), "--out", str(tmp_path / "whole")]) == 0
     said = capsys.readouterr().out
-    assert "cell 4 of 4" in said and said.count("# Comparison") == 2
+    assert "cell 2 of 2" in said and said.count("# Comparison") == 2
     cells = sorted(path.name for path in (tmp_path / "whole" / "cells").iterdir())
-    assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser_{rate}" for budget in ("long", "short")
-                     for rate in ("half", "tenth")]  # fmt: skip
+    assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser" for budget in ("long", "short")]
     found = json.loads((tmp_path / "whole" / "short" / "comparison.json").read_text())
-    assert [cell["seeds"] for cell in found["cells"]] == [[5, 6, 7]] * 2
+    assert [cell["seeds"] for cell in found["cells"]] == [[5, 6, 7]]
     assert len(found["random"]["CartPole-v1"]) == 4
 
     class Killed(BaseException):
@@ -57,7 +57,7 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
 
     def killed(job, **how):
         calls.append(job)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise Killed
         return original(job, **how)
 
@@ -66,9 +66,9 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     with pytest.raises(Killed):
         main(words)
     assert main(words) == 0
-    assert len(calls) == 5 and capsys.readouterr().out.count("done before") == 2
+    assert len(calls) == 3 and capsys.readouterr().out.count("done before") == 1
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole") and len(tables(tmp_path / "whole")) == 6
-    file.write_text(FILE.replace("rate = 0.1", "rate = 0.2"))
+    file.write_text(ONE.replace("rate = 0.1", "rate = 0.2"))
     capsys.readouterr()
     assert main(words) == 2
     error = capsys.readouterr().err

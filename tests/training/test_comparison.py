@@ -151,3 +151,20 @@ def test_mistakes_are_one_line_with_the_fix(tmp_path, monkeypatch, capsys, words
     assert main(["compare", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error
+
+
+def test_python_says_what_is_wrong_in_one_line(tmp_path):
+    for runs, said in (
+        ("runs", "compare(runs='runs'): give a sequence of strings: write ['runs']"),
+        ([], "give at least one run directory"),
+    ):
+        with pytest.raises(fdg.FdgError) as error:
+            fdg.compare(runs)
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_episode_while_training_is_no_area(tmp_path):
+    run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0, 2.0], [[None, None]] * 3)
+    found = fdg.compare([run])
+    assert str(found.estimate("ppo", "CartPole-v1", "areas")) == "-"
+    assert found.cells[0].failed == [] and "| CartPole-v1 | - |" in str(found)
