@@ -265,7 +265,7 @@ class Agent(HasPresets):
 
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""
-        able = [one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env)]
+        able = sorted(one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env))
         return listed(able or ["one of your own"])
 
     def _check_state(self, state: Any) -> None:

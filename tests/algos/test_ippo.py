@@ -119,7 +119,7 @@ def test_every_agent_copies_its_own_continuous_target():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"env": envs.make("CartPole-v1")}, "'CartPole-v1' is an environment of one agent: use PPO"),
+        ({"env": envs.make("CartPole-v1")}, "'CartPole-v1' is an environment of one agent: use A2C, A3C"),
         ({"sequence_length": 16}, "sequence_length=16, burn_in=0: without a memory there are no sequences"),
         ({"num_minibatches": 3}, "num_minibatches=3 does not divide"),
     ],

@@ -46,7 +46,7 @@ def test_the_learner_against_numpy():
     algorithm = algos.IMPALA(env=plain.env, **ON_POLICY, **BOTH)
     start = jax.jit(algorithm.init)(jax.random.key(0))
     learned = tuple(start[:4])
-    expected, running_return = (*learned[:2], None, None), start.running_return
+    expected, running_return = (*learned[:2], None, None), (start.running_return,)
     learn, learn_plainly = jax.jit(algorithm.learn), jax.jit(plain.learn)
     rng, seen, returns, running = np.random.default_rng(0), [], [], np.zeros(ENVIRONMENTS)
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_the_learner_against_numpy():
         by_hand = rollout._replace(
             observation=observation, time_step=step._replace(reward=reward, final_observation=final)
         )
-        expected, _, losses = learn_plainly(expected, None, by_hand)
+        expected, _, losses = learn_plainly(expected, (None,), by_hand)
         seen.extend(np.asarray(rollout.observation).reshape(-1, 3))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], learned[:2]
@@ -76,7 +76,7 @@ def test_the_learner_against_numpy():
     np.testing.assert_allclose(learned[2].mean, np.mean(seen, axis=0), rtol=1e-4)
     np.testing.assert_allclose(learned[2].var, np.var(seen, axis=0), rtol=1e-4)
     np.testing.assert_allclose(learned[3].var, np.var(returns), rtol=1e-4)
-    np.testing.assert_allclose(running_return, running, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(running_return[0], running, rtol=1e-4, atol=1e-4)
 
 
 OFF_POLICY = {
@@ -105,7 +105,7 @@ def test_minibatches_against_numpy():
     mean, std = seen.mean(axis=(0, 1)), seen.std(axis=(0, 1))
     observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
     by_hand = drawn._replace(observation=observation, next_observation=following)
-    expected, told = jax.jit(plain.learn)(learned, None, by_hand, key, now)
+    expected, told = jax.jit(plain.learn)(learned, (None,), by_hand, key, now)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (expected, told), (new, losses)
     )
@@ -134,7 +134,7 @@ def test_minibatches_of_values_against_numpy():
     mean, std = seen.mean(axis=0), seen.std(axis=0)
     observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
     by_hand = drawn._replace(observation=observation, next_observation=following)
-    expected = jax.jit(plain.learn)(learned, None, by_hand, jnp.asarray(ones), now)
+    expected = jax.jit(plain.learn)(learned, (None,), by_hand, jnp.asarray(ones), now)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected, found)
 
     team = algos.QMIX(env=envs.make("probe:agents"), **TEAM, normalize_observation=True)
@@ -160,12 +160,12 @@ def test_a_learner_of_rollouts_values_against_numpy():
     start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
     statistics = normalize.update(start.observation_statistics, jnp.asarray(seen))
     learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)
-    found, running, _ = jax.jit(algorithm.learn)(learned, start.running_return, rollout, key)
+    found, running, _ = jax.jit(algorithm.learn)(learned, (start.running_return,), rollout, key)
 
     returns = [reward[0]]
     for later in reward[1:]:
         returns.append(0.99 * returns[-1] + later)
-    np.testing.assert_allclose(running, returns[-1], rtol=1e-4)
+    np.testing.assert_allclose(running[0], returns[-1], rtol=1e-4)
     np.testing.assert_allclose(found[3].var, np.var(returns), rtol=1e-4)
     mean, std = seen.mean((0, 1)), seen.std((0, 1))
     observation, final = (jnp.asarray((x - mean) / std) for x in (observation, final))
@@ -173,7 +173,7 @@ def test_a_learner_of_rollouts_values_against_numpy():
         reward=jnp.clip(rollout.time_step.reward / np.std(returns), -10, 10), final_observation=final
     )
     by_hand = rollout._replace(observation=observation, time_step=step)
-    expected, _, _ = jax.jit(plain.learn)((*learned[:2], None, None), None, by_hand, key)
+    expected, _, _ = jax.jit(plain.learn)((*learned[:2], None, None), (None,), by_hand, key)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], found[:2])
     both = np.concatenate([seen, np.asarray(rollout.observation)]).reshape(-1, 4)
     np.testing.assert_allclose(found[2].mean, both.mean(axis=0), rtol=1e-4)

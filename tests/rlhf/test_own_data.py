@@ -161,8 +161,8 @@ def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
     [
         (
             lambda prompts, grund: [],
-            "takes 'grund', and there is no such column. It can have prompts, responses, completions, answers,"
-            " question",
+            "takes 'grund', and there is no such column. It can have prompts, responses, completions,"
+            " answers, question",
         ),
         (lambda p, r, a, b: [], "takes 'p', and there is no such column"),
         (
