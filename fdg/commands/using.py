@@ -235,10 +235,15 @@ def _plot(given: dict[str, Any]) -> None:
 
 def _load(given: dict[str, Any]) -> Any:
     keep_programs(None)
-    from fdg.training.loading import load
+    import envs
+    from fdg.training.loading import load_with_names
 
-    chosen = given["checkpoint"]
-    run = load(given["run"], checkpoint=int(chosen) if chosen.isdigit() else chosen, trust=given["trust"])
+    chosen, trust = given["checkpoint"], given["trust"]
+    chosen = int(chosen) if chosen.isdigit() else chosen
+    named = None  # a command that has a flag for the environment: naming that of the run trusts it
+    if "env" in given:
+        named = {"env": None if given["env"] is None else envs.absolute(given["env"])}
+    run = load_with_names(given["run"], named, checkpoint=chosen, trust=trust, flags=("env",))
     return run if given.get("member") is None else member_of(run, given["member"])
 
 

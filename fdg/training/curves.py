@@ -1,10 +1,11 @@
 """Plots learning curves of one run, and comparisons of several runs."""
 
 import dataclasses
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,30 @@ class Curves:
     seeds: Sequence[int]
     failed: np.ndarray
     runs: Sequence[Path]
+
+
+class Drawn(NamedTuple):
+    """A picture of runs: what `compare` returns.
+
+    Attributes:
+      figure: a `matplotlib.figure.Figure`.
+      curves: what it shows.
+    """
+
+    figure: Any
+    curves: list[Curves]
+
+    def savefig(self, file: Any, **options: Any) -> None:
+        """Writes the picture, as `figure.savefig` does."""
+        self.figure.savefig(file, **options)
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=100)
+        return file.getvalue()
+
+    def __repr__(self) -> str:
+        return table(self.curves)
 
 
 def draw_learning_curve(
@@ -169,7 +194,7 @@ def compare(
     x: str = "env_steps",
     statistic: str = "mean",
     labels: Sequence[str] = (),
-) -> tuple[Any, list[Curves]]:
+) -> "Drawn":
     """A figure of several runs: a statistic over seeds, and its 95% bootstrap interval.
 
     Runs that differ only in their seeds are one curve; so are the agents of one run with `num_seeds`. Each
@@ -183,7 +208,7 @@ def compare(
       labels: of the runs, in their order; empty for what differs between them.
 
     Returns:
-      A `matplotlib.figure.Figure`, which a notebook shows by itself, and what it shows.
+      A picture that a notebook shows by itself, with its `matplotlib.figure.Figure`, and what it shows.
 
     Raises:
       FdgError: there is no run, one is there twice, none has the metric; `x` or `statistic` is none;
@@ -217,7 +242,7 @@ def compare(
     several = any(len(curve.y) > 1 for curve in curves)
     figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
     finish(figure, panels, x)
-    return figure, curves
+    return Drawn(figure, curves)
 
 
 def runs_in(paths: Iterable[str | Path]) -> list[Path]:

@@ -1,6 +1,6 @@
 """`fdg.load`: a run directory as a `Run`, whose agents act."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,15 @@ def load_with_names(
     algorithm: Any = None,
     checkpoint: str | int = "last",
     trust: bool = False,
+    flags: Collection[str] | None = None,
 ) -> Run:
-    """As `load`; `named` are values that the caller gives as well, by field: see `NameResolver`."""
+    """As `load`; `named` are values that the caller gives as well, by field, and `flags`: see `NameResolver`."""
     given = algorithm
     if given is not None:
         checked_name(given)
     path = hub.download(str(path)) if hub.is_on_hub(path) else Path(path)
     config = read_config(path, prefix="")
-    resolver = NameResolver(path / "config.json", named, trust)
+    resolver = NameResolver(path / "config.json", named, trust, flags)
     if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
         raise FdgError(f"{path / 'config.json'} is no configuration of a run")
     policy: Any = None

@@ -10,7 +10,7 @@ functions. All code that reads such files resolves names here; see docs/security
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,13 @@ class NameResolver:
       named: values that the caller gives as well, by field (`algo`, `env`, `policy`, a hyperparameter); None
         if the caller cannot give any.
       trust: whether the caller trusts the file, which may then name anything.
+      flags: fields that the caller has a flag for, which messages name; None for all.
     """
 
     file: Path | None = None
     named: Mapping[str, Any] | None = None
     trust: bool = False
+    flags: Collection[str] | None = None
 
     def algorithm_class(self, name: Any) -> Any:
         """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own.
@@ -151,7 +153,8 @@ class NameResolver:
         return "" if self.file is None else f"{self.file}: "
 
     def _refused(self, field: str, value: Any, reason: str) -> FdgError:
-        name = "" if self.named is None else f"pass --{field.replace('_', '-')} {value!s:.200} too, or "
+        has_flag = self.named is not None and (self.flags is None or field in self.flags)
+        name = "" if not has_flag else f"pass --{field.replace('_', '-')} {value!s:.200} too, or "
         return FdgError(
             f"{self.file} has {field} = {value!s:.200}, which {reason}; a file alone may not ask for"
             f" that: {name}pass --trust (Python: trust=True)"
