@@ -185,7 +185,7 @@ def _asked(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
     if not agent.ahead:
         return agent.problems(*asked[0]), keys[0]
     problem_keys, numbers = jax.tree.map(lambda *x: jnp.concatenate(x), *asked)
-    return agent.problems(problem_keys, *numbers), jnp.concatenate(keys)
+    return agent.problems(problem_keys, numbers), jnp.concatenate(keys)
 
 
 def _taken(

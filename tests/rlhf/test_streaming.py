@@ -1,6 +1,7 @@
 """Responses that begin before their turn, in micro-batches: versions, weights, and what changes no number."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,28 @@ def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(state) == shapes(after)
     assert {"slots_busy", "queued", "running", "ticks", "staleness", "staleness_max"} <= set(metrics)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
+def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
+    """The rows of the next iteration are those that it would have without `ahead`."""
+    rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = envs.make("text:file", path=str(tmp_path / "rows.jsonl"))
+    own = {"respondent": "policy"} if name == "dpo" else {}
+    for env in (task, task.with_reward(lambda responses: [float(len(r)) for r in responses])):
+        ahead = algos.get(name)(env=env, **SMALL, group_size=2, ahead=1, **own)
+        plain = algos.get(name)(env=env, **SMALL, group_size=2, **own)
+        state = jax.eval_shape(ahead.init, jax.random.key(0))
+        assert jax.tree.structure(jax.eval_shape(ahead.iterate, state)[0]) == jax.tree.structure(state)
+    counted = plain.init(jax.random.key(0))
+    count = plain.num_prompts
+    problem, _ = streaming._asked(ahead, counted, count)
+    asked = problem.prompts.tokens.reshape(2, count, -1)
+    for later in range(2):
+        then = counted._replace(iteration=counted.iteration + later)
+        expected = plain.problems(*plain._problem_keys(then, count)).prompts.tokens
+        np.testing.assert_array_equal(asked[later], expected)
 
 
 def test_ages_are_as_counted_by_hand(devices):
