@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from fdg import aliases
 
@@ -216,6 +218,32 @@ def raised(error: BaseException) -> str:
     if found is None:
         return one_line(error)
     return f"{one_line(error)} ({os.path.basename(found[0].f_code.co_filename)}, line {found[1]})"
+
+
+@contextlib.contextmanager
+def own_code(what: str, code: Any) -> Iterator[None]:
+    """Context manager: what a user's own code raises is an `FdgError` of one line, with a file and a line.
+
+    Args:
+      what: the start of the message: "--algo mine:Walk: preset('CartPole-v1')".
+      code: the class, or the function, whose line is named where none of its lines ran.
+    """
+    try:
+        yield
+    except FdgError:
+        raise
+    except Exception as error:  # whatever the code of a user's own raises
+        where = "" if own_frame(error) else place_of(code)
+        raise FdgError(f"{what} fails: {raised(error)}{where}") from error
+
+
+def place_of(code: Any) -> str:
+    """Where a class or a function is written: ` (maze.py, line 3)`; "" where that is in no file."""
+    try:
+        file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):
+        return ""
+    return f" ({os.path.basename(file)}, line {line})" if file else ""
 
 
 def _is_no_host_error(record: logging.LogRecord) -> bool:

@@ -9,9 +9,10 @@ import textwrap
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fdg.arguments import quoted
 from fdg.commands.flags import Flag, fields_of
-from fdg.errors import FdgError
-from fdg.kinds import shown
+from fdg.errors import FdgError, own_code, place_of, unknown_name
+from fdg.kinds import dataclass_fields, shown
 
 if TYPE_CHECKING:
     from algos.presets import Preset
@@ -54,8 +55,33 @@ def chosen(
         raise FdgError(
             f"--preset {asked}: {cls.__name__} has no named presets: omit it, or write --preset none"
         )
-    values = cls.preset(env_name) if hasattr(cls, "preset") else {}
+    values = own_preset(cls, env_name)
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
+
+
+def own_preset(cls: type, env_name: str) -> dict[str, Any]:
+    """What a user's own method `preset` says of an environment; empty of a class that has none.
+
+    Raises:
+      FdgError: it is no class method, it fails, or what it returns are no values of fields.
+    """
+    method: Any = getattr(cls, "preset", None)
+    if method is None:
+        return {}
+    what = f"{cls.__name__}.preset({env_name!r})"
+    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
+    if not isinstance(written, classmethod | staticmethod):
+        raise FdgError(f"{cls.__name__}.preset{place_of(written)}: write @classmethod above it")
+    with own_code(what, written.__func__):
+        values = method(env_name)
+    where = place_of(written.__func__)
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise FdgError(f"{what} returned {quoted(values)}{where}: return a dict of fields and their values")
+    known = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
+    for name in values:
+        if name not in known:
+            raise FdgError(f"{what}{where}: {unknown_name('field', name, known)}")
+    return dict(values)
 
 
 def defaults(cls: type) -> Preset:

@@ -11,7 +11,7 @@ import envs
 import policies
 from envs.text import is_text
 from envs.wrappers import unwrapped
-from fdg.errors import FdgError, listed, one_line
+from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import read_value
@@ -185,10 +185,18 @@ def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     ]
     if missing:
         raise FdgError(f"{name} needs --{missing[0].replace('_', '-')}: it has no default")
-    try:
-        return cls(**values)
-    except ValueError as error:  # FdgError is one; a user's own class may raise the plain kind
-        raise FdgError(str(error)) from error
+    known = {field.name for field in dataclass_fields(cls) if field.init}
+    if odd := [one for one in values if one not in known]:
+        fix = "put @dataclasses.dataclass(frozen=True) above the class, and give it a field"
+        if dataclasses.is_dataclass(cls):
+            fix = "give the class a field"
+        raise FdgError(f"{name}{place_of(cls)} has no field {odd[0]}: {fix} {odd[0]}")
+    plain = "" if dataclasses.is_dataclass(cls) else " of no arguments, for it is no dataclass,"
+    with own_code(f"{name}(...){plain}", cls):
+        try:
+            return cls(**values)
+        except ValueError as error:  # FdgError is one; a user's own class may raise the plain kind
+            raise FdgError(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, own_code, place_of
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.settings import Settings, flat, kept
 from fdg.training.sweep import agent_count
@@ -143,13 +143,20 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
     Raises:
       FdgError: less than one iteration, the algorithm does not say how far one gets, or files are missing.
     """
-    steps = getattr(algorithm, "steps_per_iteration", None)
+    with own_code(f"{name}: steps_per_iteration", type(algorithm)):
+        steps = getattr(algorithm, "steps_per_iteration", None)
+    if steps is not None and (isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1):
+        raise FdgError(
+            f"{name}: steps_per_iteration is {steps!r:.60}{place_of(type(algorithm))}: it is an integer of at"
+            " least 1, as a property or a field"
+        )
     if steps is None:
         raise FdgError(
             f"{name} does not say how far an iteration gets: give it a property steps_per_iteration"
         )
     if total_steps is None:  # a hyperparameter
-        total_steps = algorithm.total_steps
+        with own_code(f"{name}: total_steps", type(algorithm)):
+            total_steps = algorithm.total_steps
     if total_steps < steps and runs:
         raise FdgError(
             f"--total-steps {total_steps} is less than one iteration of {steps} {steps_of(algorithm)}:"

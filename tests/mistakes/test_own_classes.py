@@ -1,0 +1,94 @@
+"""What the command line calls of a user's own algorithm class, where that fails: one line, with its place."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fdg.commands.cli import train_main
+
+
+@dataclasses.dataclass(frozen=True)
+class Right:
+    """The methods that a class needs to be named; none is reached."""
+
+    env: Any
+    rate: float = 0.1
+    total_steps: int = 8
+    steps_per_iteration = 1
+
+    def init(self, key):
+        raise NotImplementedError
+
+    def iterate(self, state):
+        raise NotImplementedError
+
+
+class UnknownField(Right):
+    @classmethod
+    def preset(cls, env_name):
+        return {"rat": 0.1}
+
+
+class NoClassMethod(Right):
+    def preset(self, env_name):
+        return {"rate": 0.1}
+
+
+class Raises(Right):
+    @classmethod
+    def preset(cls, env_name):
+        return {}[env_name]
+
+
+class NoDict(Right):
+    @staticmethod
+    def preset(env_name):
+        return ["rate"]
+
+
+class NoSteps(Right):
+    @property
+    def steps_per_iteration(self):
+        return 1 // 0
+
+
+class Method(Right):
+    def steps_per_iteration(self):
+        return 1
+
+
+class Fails(Right):
+    def __init__(self, **values):
+        raise KeyError("rate")
+
+
+class Plain:
+    init, iterate = Right.init, Right.iterate
+
+    def __init__(self, env):
+        self.env = env
+
+
+SAID = {
+    UnknownField: "did you mean 'rate'?",
+    NoClassMethod: "write @classmethod above it",
+    Raises: "KeyError",
+    NoDict: "return a dict of fields",
+    NoSteps: "ZeroDivisionError",
+    Method: "an integer of at least 1",
+    Fails: "KeyError",
+    Plain: "no dataclass",
+}
+
+
+@pytest.mark.parametrize("cls", SAID, ids=lambda cls: cls.__name__)
+def test_a_class_that_fails_is_one_line_with_its_place(cls, tmp_path, capsys):
+    name = f"{__name__}:{cls.__name__}"
+    assert (
+        train_main(["--algo", name, "--total-steps", "8", "--devices", "1", "--out", str(tmp_path / "r")])
+        == 2
+    )
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and SAID[cls] in said and "(test_own_classes.py, line " in said
+    assert not (tmp_path / "r").exists()
