@@ -27,11 +27,12 @@ from algos.rollout import Actor
 from algos.sac import SAC
 from algos.td3 import TD3
 from algos.vdn import VDN
-from envs import Environment, check_spec
+from envs import Environment, check_spec, own
 from fdg import aliases
 from fdg.arguments import checked
 from fdg.errors import UnknownNameError, unknown_name
 from fdg.public_names import explain_calls, no_attribute
+from fdg.settings.presets import own_preset
 
 __all__ = [
     "A2C",
@@ -138,8 +139,13 @@ def get(name: str) -> Any:
 
 
 @checked
-def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
+def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
     """An algorithm with its preset for an environment, except for the hyperparameters given.
+
+    Args:
+      name: of `algos.names()`, or `module:Class` of your own, or the class.
+      env: an environment.
+      **hyperparameters: values that go before those of the preset.
 
     Raises:
       FdgError: no algorithm has this name, `env` is no environment, or a hyperparameter is unknown or wrong.
@@ -148,7 +154,11 @@ def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
     >>> make("ppo", envs.make("Pendulum-v1"), num_envs=8).total_steps
     1000000
     """
-    algorithm = get(name)
+    algorithm: Any = name
+    if isinstance(name, str):
+        algorithm = own.found("algorithm", name) if ":" in name else get(name)
     if isinstance(env, str | type):
         check_spec(env)
-    return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))
+    if hasattr(algorithm, "settings"):
+        return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))
+    return algorithm(env=env, **{**own_preset(algorithm, env.name), **hyperparameters})

@@ -56,7 +56,11 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
         meant = module_of_file(
             module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"
         )
-        fix = f"write {meant}:{attribute}" if meant else "run from the folder that holds it"
+        fix = (
+            f"write {meant}:{attribute}"
+            if meant
+            else "run from the folder that holds it, or put that folder in PYTHONPATH"
+        )
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):

@@ -9,10 +9,9 @@ import textwrap
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fdg.arguments import quoted
 from fdg.commands.flags import Flag, fields_of
-from fdg.errors import FdgError, own_code, place_of, unknown_name
-from fdg.kinds import dataclass_fields, shown
+from fdg.errors import FdgError
+from fdg.kinds import shown
 
 if TYPE_CHECKING:
     from algos.presets import Preset
@@ -41,7 +40,7 @@ def chosen(
       UnknownNameError: there is no preset with this name.
     """
     from algos import presets
-    from fdg.settings.presets import HasPresets
+    from fdg.settings.presets import HasPresets, own_preset
 
     if asked == "none" or env is None:
         return None
@@ -57,31 +56,6 @@ def chosen(
         )
     values = own_preset(cls, env_name)
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
-
-
-def own_preset(cls: type, env_name: str) -> dict[str, Any]:
-    """What a user's own method `preset` says of an environment; empty of a class that has none.
-
-    Raises:
-      FdgError: it is no class method, it fails, or what it returns are no values of fields.
-    """
-    method: Any = getattr(cls, "preset", None)
-    if method is None:
-        return {}
-    what = f"{cls.__name__}.preset({env_name!r})"
-    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
-    if not isinstance(written, classmethod | staticmethod):
-        raise FdgError(f"{cls.__name__}.preset{place_of(written)}: write @classmethod above it")
-    with own_code(what, written.__func__):
-        values = method(env_name)
-    where = place_of(written.__func__)
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise FdgError(f"{what} returned {quoted(values)}{where}: return a dict of fields and their values")
-    known = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
-    for name in values:
-        if name not in known:
-            raise FdgError(f"{what}{where}: {unknown_name('field', name, known)}")
-    return dict(values)
 
 
 def defaults(cls: type) -> Preset:

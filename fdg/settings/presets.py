@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fdg.arguments import check_call, explain_frozen
-from fdg.errors import Elsewhere, FdgError
+from fdg.arguments import check_call, explain_frozen, quoted
+from fdg.errors import Elsewhere, FdgError, own_code, place_of, unknown_name
+from fdg.kinds import dataclass_fields
 from fdg.settings.parts import flattened
 
 # A type checker cannot see the fields that parts add.
@@ -106,3 +107,28 @@ class HasPresets(_AnyFields):
         """A copy with other values of some fields; fields that change no number are adjusted to them."""
         made: Any = self
         return dataclasses.replace(made, **values)
+
+
+def own_preset(cls: type, env_name: str) -> dict[str, Any]:
+    """What a user's own method `preset` says of an environment; empty of a class that has none.
+
+    Raises:
+      FdgError: it is no class method, it fails, or what it returns are no values of fields.
+    """
+    method: Any = getattr(cls, "preset", None)
+    if method is None:
+        return {}
+    what = f"{cls.__name__}.preset({env_name!r})"
+    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
+    if not isinstance(written, classmethod | staticmethod):
+        raise FdgError(f"{cls.__name__}.preset{place_of(written)}: write @classmethod above it")
+    with own_code(what, written.__func__):
+        values = method(env_name)
+    where = place_of(written.__func__)
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise FdgError(f"{what} returned {quoted(values)}{where}: return a dict of fields and their values")
+    known = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
+    for name in values:
+        if name not in known:
+            raise FdgError(f"{what}{where}: {unknown_name('field', name, known)}")
+    return dict(values)

@@ -82,7 +82,7 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
     except FdgError:
         named = f"{config['env']!r:.60}, which no name here makes" if config.get("env") else "of no name"
         return f" in an environment of its own, {named}"
-    return ", say with a network of its own"
+    return ", say with a network, or in a wrapper of its environment, that is your own"
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> Any:

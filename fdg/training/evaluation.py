@@ -36,7 +36,7 @@ _EPISODES = 128  # of an evaluation after training
 _STREAM = 2**31 - 1  # of random numbers, another than those that training draws from
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Evaluation:
     """Episodes that trained agents have played.
 
@@ -121,6 +121,9 @@ class Evaluation:
             for agent in range(self.returns.shape[0])
             for episode in range(self.returns.shape[1])
         ]
+
+    def __repr__(self) -> str:
+        return f"<Evaluation {self}>"
 
     def __str__(self) -> str:
         mean, *ends = format_numbers(self.mean, *(self.interval or ()))

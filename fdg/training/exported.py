@@ -46,6 +46,10 @@ class Exported(Deployed):
         self._function, self._empty = jax.jit(function), list(memory)
         self._calls = 0
 
+    def __repr__(self) -> str:
+        facts = self.facts
+        return f"<Exported {facts['actions']} policy of {facts.get('algorithm')} on {facts['environment']}>"
+
     def __call__(self, observation: Any, start: Any = None, seed: int | None = None) -> Any:
         """An action for an observation, or actions for a batch of them.
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+import algos
+import envs
 from fdg.commands.cli import train_main
+from fdg.errors import FdgError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,12 @@ class NoDict(Right):
     @staticmethod
     def preset(env_name):
         return ["rate"]
+
+
+class Tuned(Right):
+    @classmethod
+    def preset(cls, env_name):
+        return {"rate": 0.5, "total_steps": 16}
 
 
 class NoSteps(Right):
@@ -92,3 +101,12 @@ def test_a_class_that_fails_is_one_line_with_its_place(cls, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and SAID[cls] in said and "(test_own_classes.py, line " in said
     assert not (tmp_path / "r").exists()
+
+
+def test_make_takes_a_class_of_ones_own_with_its_preset():
+    env = envs.make("CartPole-v1")
+    for name in (Tuned, f"{__name__}:Tuned"):
+        made = algos.make(name, env, rate=0.25)
+        assert (type(made).__name__, made.rate, made.total_steps) == ("Tuned", 0.25, 16)
+    with pytest.raises(FdgError, match="did you mean 'rate'"):
+        algos.make(UnknownField, env)

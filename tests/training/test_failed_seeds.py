@@ -73,4 +73,5 @@ def test_means_of_an_evaluation_leave_failed_agents_out():
     found = fdg.training.evaluation.Evaluation(True, means, 1, means[:, None], several=True)
     one = dataclasses.replace(found, failed=(1,), seeds=(5, 6, 7), infos={"won": means[:, None]})
     assert one.mean == 2.0 and one.reported == {"won": 2.0} and "without seed 6, which failed" in str(one)
+    assert repr(one) == f"<Evaluation {one}>" and "\n" not in repr(one)
     assert math.isnan(dataclasses.replace(one, failed=(0, 1, 2)).mean)
