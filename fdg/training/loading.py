@@ -61,7 +61,7 @@ def load_with_names(
     trust: bool = False,
     flags: Collection[str] | None = None,
 ) -> Run:
-    """As `load`; for `named`, values that the caller gives too, and `flags` see `NameResolver`."""
+    """As `load`; `named` are values that the caller gives as well, by field. `flags`: see `NameResolver`."""
     given = algorithm
     if given is not None:
         checked_name(given)

@@ -4,12 +4,14 @@
 `VERSION.json` is `tests/signatures.json` of that release.
 """
 
+import importlib
 import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
+import envs
 import fdg
 from fdg.__main__ import main
 from tests.signatures import signatures
@@ -47,3 +49,11 @@ def test_its_public_names_are_there(version):
     for name, taken in json.loads((HERE / f"{version}.json").read_text()).items():
         gone = {(name, argument) for argument in taken if argument not in now.get(name, {})}
         assert name in now and gone <= REMOVED[version], (name, gone)
+
+
+def test_names_that_moved_work_with_a_warning():
+    for module, name in [("algos.hyperparameters", "hyperparameter"), ("algos.exploration", "Exploration")]:
+        with pytest.warns(DeprecationWarning, match=f"{module} is deprecated: write from .* import {name}"):
+            assert callable(getattr(importlib.import_module(module), name))
+    with pytest.warns(DeprecationWarning, match="write envs.text.Message"):
+        assert envs.text.Said is envs.text.Message
