@@ -170,11 +170,47 @@ def abstract_state(algorithm: Any) -> Any:
     return with_weakness(shapes, weakness(shapes))
 
 
+_LEAVES = 3  # that a message names
+
+
+def _structures(before: Any, after: Any) -> str:
+    """How the structure of a state differs: leaves that are new or gone, else the first part that does."""
+    ours, theirs = (
+        [f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (before, after)
+    )
+    kinds = {
+        "new": [one for one in theirs if one not in ours],
+        "gone": [one for one in ours if one not in theirs],
+    }
+    found = [
+        f"{', '.join(some[:_LEAVES])}{f' and {len(some) - _LEAVES} more' if some[_LEAVES:] else ''}: {what}"
+        for what, some in kinds.items()
+        if some
+    ]
+    if found:
+        return "; ".join(found)
+    return _other_part(before, after, "state")
+
+
+def _other_part(before: Any, after: Any, where: str) -> str:
+    """The innermost part, of two trees with the same leaves, whose kind differs."""
+    one, two = (
+        jax.tree_util.tree_leaves_with_path(x, is_leaf=lambda y, x=x: y is not x) for x in (before, after)
+    )
+    if type(before) is type(after):
+        for (path, x), (_, y) in zip(one, two, strict=False):
+            if jax.tree.structure(x) != jax.tree.structure(y):
+                return _other_part(x, y, where + jax.tree_util.keystr(path))
+    kinds = [type(x).__name__ for x in (before, after)]
+    return f"{where} is {kinds[1]}, and was {kinds[0]}"
+
+
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:
     if jax.tree.structure(before) != jax.tree.structure(after):  # type: ignore[operator]
         raise GraphError(
             f"{name}.iterate returns a state of another structure than init: "
-            f"{jax.tree.structure(after)}, not {jax.tree.structure(before)}: keep every field"
+            f"{_structures(before, after)}: keep every field"
         )
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True

@@ -1,12 +1,15 @@
 """What the command line calls of a user's own algorithm class, where that fails: one line, with its place."""
 
 import dataclasses
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
 import algos
 import envs
+import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 
@@ -110,3 +113,36 @@ def test_make_takes_a_class_of_ones_own_with_its_preset():
         assert (type(made).__name__, made.rate, made.total_steps) == ("Tuned", 0.25, 16)
     with pytest.raises(FdgError, match="did you mean 'rate'"):
         algos.make(UnknownField, env)
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+X = jnp.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "said"),
+    [
+        ({"x": X}, {"x": X, "z": X}, r"state['z']: new"),
+        (Pair(X, None), Pair(X, X), "state.y: new"),
+        (Pair(X, (X,) * 5), Pair(X, ()), "state.y[0], state.y[1], state.y[2] and 2 more: gone"),
+        (Pair(X, [X]), Pair(X, (X,)), "state.y is tuple, and was list"),
+        (Pair(X, ()), Pair(X, None), "state.y is NoneType, and was tuple"),
+        ([X], Pair(X, X), "state.x, state.y: new; state[0]: gone"),
+    ],
+)
+def test_a_state_of_another_structure_names_what_is_new_or_gone(first, later, said):
+    class Other:
+        steps_per_iteration = 1
+
+        def init(self, key):
+            return first
+
+        def iterate(self, state):
+            return later, {}
+
+    with pytest.raises(FdgError, match=re.escape(f"another structure than init: {said}")):
+        fdg.trace(Other())
