@@ -3,6 +3,7 @@
 Letters in shapes: `T` steps, `B` environments, `A` agents (only where an environment has several).
 """
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from envs.checking import check_traced
 from envs.environment import TimeStep, features_and_mask, num_agents
 from envs.spaces import MultiDiscrete
 from envs.wrappers import keeps_rewards
-from fdg.errors import FdgError, raised
+from fdg.errors import FdgError, FdgWarning, raised
 
 STEPS = 24
 NUM_ENVS = 3
@@ -58,6 +59,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     "environment 'probe:discount' is right: it traces, and 3 instances of it made 8 random steps"
     """
     check_traced(env, min(num_envs, 2))
+    _warn_of_unused_mask(env)
     if not steps:
         return f"environment '{env.name}' is right: it traces (no steps were made)"
     _check_traces_alike(env)
@@ -71,6 +73,20 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
         raise FdgError(f"environment '{env.name}': {problem}")
     made = f"{num_envs} instances of it made {steps} random steps"
     return f"environment '{env.name}' is right: it traces, and {made}"
+
+
+def _warn_of_unused_mask(env: Any) -> None:
+    """Warns of a part of observations that is named as a mask is, and masks nothing."""
+    if not any("action_mask" in path for path, _ in composite.parts(env.observation_space)):
+        return
+    _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
+    if features_and_mask(observation)[1] is None:
+        warnings.warn(
+            f"environment '{env.name}': the part 'action_mask' of its observations forbids no action: return"
+            " envs.MaskedObservation(observation, action_mask) for that",
+            FdgWarning,
+            stacklevel=3,
+        )
 
 
 def _check_traces_alike(env: Any) -> None:
@@ -181,8 +197,8 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
         "an observation": (step.observation, (steps, num_envs, *agents)),
         "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
+    yield from _masks_lost(env, [value for value, _ in seen.values()])  # first: it may be why others differ
     yield from _spaces_left(env, seen)
-    yield from _masks_lost(env, [value for value, _ in seen.values()])
     if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
         yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
@@ -229,7 +245,7 @@ def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
     elif len({mask.shape[-1] for mask in given}) > 1 or any(mask.dtype != bool for mask in given):
         yield "masks of different lengths, or not of bools"
     elif not all(mask.any(-1).all() for mask in given[:2]):
-        yield "no action is allowed"
+        yield "no action is allowed at some step: a mask is true for at least one"
 
 
 def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
