@@ -306,14 +306,17 @@ def module_of_file(name: str) -> str | None:
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that are like a name, the most alike first, whatever their case; none where none is.
 
-    What other libraries call by this name is the most alike.
+    What other libraries call by this name is the most alike, then what is called so within a package.
 
+    >>> nearest("ant", ["ant_4x2", "brax:ant"])
+    ['brax:ant', 'ant_4x2']
     >>> nearest("cartpole", ["CartPole-v1", "Acrobot-v1"]), nearest("lr", ["learning_rate", "env"])
     (['CartPole-v1'], ['learning_rate'])
     """
     folded: dict[str, str] = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)
-    found = [folded[candidate] for candidate in close]
+    within = [one for one in folded if name.lower() in one.split(":")[1:]]
+    close = [*within, *difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)]
+    found = [folded[candidate] for candidate in dict.fromkeys(close)][:count]
     if (meant := aliases.ours(name)) and meant in folded.values():
         return [meant, *(one for one in found if one != meant)][:count]
     return found

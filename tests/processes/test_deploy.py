@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import envs
 from fdg.errors import FdgError
 from fdg.processes import distributed, peers
 
@@ -50,6 +51,13 @@ def joined(monkeypatch):
         return seen.pop()
 
     return join
+
+
+def test_commands_name_environments_that_exist():
+    pages = [*DEPLOY.iterdir(), DEPLOY.parent / "docs" / "launching.md"]
+    named = {name for page in pages for name in re.findall(r"--env[ =]([\w:./@|-]+)", page.read_text())}
+    closed = {name for name in named if not name.startswith("ray:")}  # which takes any name of a package
+    assert closed and not closed - set(envs.names())
 
 
 # --- SLURM ---
