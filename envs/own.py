@@ -11,10 +11,10 @@ from envs import foreign, from_gymnasium
 from envs.checking import check_spec
 from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
-from envs.text.game import is_text
-from envs.text.task import TextProblem, TextTask
+from envs.text.game import is_text, unfinished
+from envs.text.task import TextTask
 from fdg.arguments import check_options
-from fdg.errors import FdgError, listed, module_of_file, raised, unknown_name
+from fdg.errors import FdgError, module_of_file, raised, unknown_name
 
 ENTRY_POINTS = "fdg.environments"  # the group in which installed packages register environments
 
@@ -121,8 +121,10 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
         )
+    if lacking := unfinished(made):
+        raise FdgError(f"environment '{name}': {type(made).__name__} is {lacking}")
     if _is_text(made):
-        return _task(name, made)
+        return made if is_text(made) else TextTask(made)
     if not isinstance(made, Vectorized | HostEnvironment) and _takes_one_key(made):
         made = vectorize(made)
     check_spec(made)
@@ -157,20 +159,6 @@ def _is_text(value: Any) -> bool:
     """Whether a value (not a class) is a text task, a text game or a `TextProblem`."""
     is_problem = callable(getattr(value, "draw", None)) and callable(getattr(value, "prompt", None))
     return not isinstance(value, type) and (is_text(value) or is_problem)
-
-
-def _task(name: str, made: Any) -> Any:
-    """Returns a text task or game unchanged; makes a task of a `TextProblem`."""
-    if is_text(made):
-        return made
-    needed = [part for part in vars(TextProblem) if not part.startswith("_")]
-    missing = [part for part in needed if not hasattr(made, part)]
-    if missing:
-        raise FdgError(
-            f"environment '{name}': {type(made).__name__} has no {missing[0]}: a problem of text has"
-            f" {listed(needed, 'and')} (envs.text.TextProblem)"
-        )
-    return TextTask(made)
 
 
 def _takes_one_key(env: Any) -> bool:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.text.prompts import Prompts
-from envs.text.task import Problem, Reward, Split, TextTask
-from fdg.errors import FdgError, kind_of
+from envs.text.task import Problem, Reward, Split, TextProblem, TextTask
+from fdg.errors import FdgError, kind_of, listed
 
 
 class Reply(NamedTuple):
@@ -159,6 +159,21 @@ def is_game(env: Any) -> bool:
 def is_text(env: Any) -> bool:
     """Whether algorithms of language models take it: a task of text, or a game."""
     return isinstance(env, TextTask) or is_game(env)
+
+
+def unfinished(env: Any) -> str | None:
+    """Says which methods and attributes a game or a problem of text lacks; None of anything else."""
+    if isinstance(env, type | TextTask) or hasattr(env, "reset") or hasattr(env, "step"):
+        return None
+    for kind in (TextGame, TextProblem):
+        needed = [name for name in vars(kind) if not name.startswith("_")]
+        missing = [name for name in needed if not hasattr(env, name)]
+        if missing and len(missing) < len(needed) / 2:
+            return (
+                f"a {kind.__name__} without {listed(missing, 'and')}: it has {listed(needed, 'and')}"
+                f" (envs.text.{kind.__name__})"
+            )
+    return None
 
 
 def play(

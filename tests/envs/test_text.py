@@ -388,3 +388,13 @@ def test_the_alphabet_is_common():
     assert {envs.make(f"text:{name}").tokenizer for name in envs.text.names()} == {CharacterTokenizer()}
     assert CharacterTokenizer().vocab_size % 8 == 0
     assert all(len(c) == 1 for c in itertools.chain(CharacterTokenizer().alphabet))
+
+
+@pytest.mark.parametrize("kind", [envs.text.TextGame, envs.text.TextProblem])
+def test_what_lacks_one_part_of_a_task_is_told_which(kind, monkeypatch):
+    parts = [name for name in vars(kind) if not name.startswith("_")]
+    for missing in parts:
+        whole = {name: staticmethod(lambda *_: None) for name in parts if name != missing}
+        monkeypatch.setitem(globals(), "Mine", type("Mine", (), whole))
+        with pytest.raises(fdg.FdgError, match=f"Mine is a {kind.__name__} without {missing}: "):
+            envs.make(f"{__name__}:Mine")

@@ -306,7 +306,7 @@ def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert envs.make("mine_task:task", digits=2).host_reward.names == ("judge",)
     assert envs.make("mine_task:Sums").name == "text:sums" and envs.make("mine_task:game").name == "guess"
-    with pytest.raises(fdg.FdgError, match="Half has no name: a problem of text has name, instruction"):
+    with pytest.raises(fdg.FdgError, match="Half is a TextProblem without"):
         envs.make("mine_task:Half")
     algorithm = algos.GRPO(env=envs.make("mine_task:task", digits=2), **SMALL, max_response=3)
     assert algos.GRPO.preset("mine_task:task", algorithm.env) == algos.GRPO.preset("text:addition")
