@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ class HostReward:
 
     A function gives `N` numbers, or None where it has nothing to say: that counts as 0, and a response of
     which no function says anything counts for nothing. It takes those of these that it names, all of them
-    lists of `N`; or, by names of which none is like these, three arguments: prompts, responses, answers.
+    lists of `N`; or three arguments, prompts, responses, answers, of which some have names of their own.
 
     - `prompts`: as the rows of a file have them, texts or messages; else as text.
     - `responses`: as text; `completions` as TRL has them: messages where the prompt is.
@@ -243,22 +243,19 @@ class _Call:
         hint = f": did you mean {meant[0]!r}?" if meant else "."
         raise FdgError(
             f"{self.__name__} takes {strange[0]!r}, and there is no such column{hint} It can have"
-            f" {listed(known, 'and')}, by these names, or three arguments by names unlike these: prompts,"
+            f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )
 
 
-def _are_three(names: Sequence[str], known: Mapping[str, Any]) -> bool:
+def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
     """Whether names are a function's own for prompts, responses and answers, and none a misspelt column."""
     if len(names) != len(_PLACES):
         return False
-    columns = {_folded(name) for name in known} - {_folded(name) for name in _GIVEN}
-    if any(_folded(name) in columns for name in names):
-        return False
-    if all(name in place or name[0] == "_" for name, place in zip(names, _PLACES, strict=True)):
-        return True
-    given = {_folded(name) for name in _GIVEN}
-    return not any(_folded(name) in given for name in names)
+    known = {_folded(name) for name in known}
+    return all(
+        name in place or _folded(name) not in known for name, place in zip(names, _PLACES, strict=True)
+    )
 
 
 def _folded(name: str) -> str:
