@@ -200,7 +200,7 @@ def _other_part(before: Any, after: Any, where: str) -> str:
     )
     if type(before) is type(after):
         for (path, x), (_, y) in zip(one, two, strict=False):
-            if jax.tree.structure(x) != jax.tree.structure(y):
+            if jax.tree.structure(x) != jax.tree.structure(y):  # type: ignore[operator]
                 return _other_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
     return f"{where} is {kinds[1]}, and was {kinds[0]}"
