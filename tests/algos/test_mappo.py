@@ -67,15 +67,3 @@ def test_presets():
     env = envs.make("MPE_simple_spread_v3")
     assert algos.make("mappo", env).total_steps == 600_000 and algos.make("mappo", env).recurrent
     assert algos.make("ippo", env).total_steps == 10_000_000 and not algos.make("ippo", env).recurrent
-
-
-@pytest.mark.parametrize(("kind", "central"), [(algos.IPPO, False), (algos.MAPPO, True)])
-def test_the_two_differ_in_the_choice_of_the_critic(kind, central):
-    """Equal arguments make equal networks. Without a memory a sequence is one step."""
-    algorithm = kind(env=envs.make("probe:team", num_agents=3), recurrent=False, hidden=(4,), num_steps=8)
-    env = algorithm.env
-    expected = recurrent_actor_critic(
-        env.observation_space, env.action_space, (4,), None, num_agents=3, central=central
-    )
-    assert algorithm._network == expected
-    assert algorithm._length == 1

@@ -70,12 +70,6 @@ def test_rows_come_anywhere_and_in_any_company(count):
     assert scipy.stats.binomtest(found, len(orders), together).pvalue > 1e-3
 
 
-def test_a_shuffle_of_few_rounds_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(minibatches, "_ROUNDS", 6)
-    orders = np.asarray(permutations(jax.random.key(4), 4, 60_000))
-    assert _chance(orders @ 4 ** np.arange(4), 24) < 1e-3
-
-
 def test_taken_rows():
     samples = {"t": jnp.array([0, 1, 2, 100, 101, 102])}  # 2 environments, 3 samples each
     assert take(samples, jnp.array([[4, 0]]))["t"].tolist() == [101, 0]

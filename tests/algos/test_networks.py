@@ -170,14 +170,6 @@ def test_the_number_of_parameters(observation, action, hidden, expected):
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == expected
 
 
-def test_the_initial_policy_is_close_to_uniform():
-    space = OBSERVATIONS["vector"]
-    network = actor_critic(space, ACTIONS["discrete"])
-    observation = observe(space, batch=256)
-    logits, _ = network.apply(network.init(jax.random.key(0), observation), observation)
-    np.testing.assert_allclose(jax.nn.softmax(logits), 1.0 / 3.0, atol=0.02)
-
-
 def test_log_std_is_the_same_for_all_observations_and_starts_where_told():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, box(2, 3), initial_log_std=-0.5)
@@ -292,29 +284,6 @@ def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
         assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
 
 
-def test_discrete_observations_are_told_apart():
-    network = actor_critic(Discrete(5), ACTIONS["discrete"])
-    observation = jnp.arange(5)
-    _, value = network.apply(network.init(jax.random.key(0), observation), observation)
-    assert len(set(np.asarray(value).tolist())) == 5
-
-
-def flops(function, *arguments) -> float:
-    return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
-
-
-def test_the_value_alone_costs_the_critic_alone():
-    space = OBSERVATIONS["vector"]
-    network = actor_critic(space, ACTIONS["discrete"])
-    observation = observe(space, batch=64)
-    parameters = network.init(jax.random.key(0), observation)
-    both = flops(network.apply, parameters, observation)
-    critic = flops(lambda *arguments: network.apply(*arguments)[1], parameters, observation)
-    # Each of the 64 rows of the critic takes 2 operations a weight: 4 * 64 + 64 * 64 + 64 weights.
-    assert critic < 0.55 * both
-    assert critic == pytest.approx(64 * 2 * (4 * 64 + 64 * 64 + 64), rel=0.05)
-
-
 def test_actor_and_critic_share_no_gradient():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, ACTIONS["box"])
@@ -336,34 +305,6 @@ def test_networks_of_equal_arguments_are_equal_and_others_are_not():
     assert make(hidden=[8]) == make(hidden=(8,))
     for changes in ({"hidden": (32,)}, {"activation": "relu"}):
         assert make() != make(**changes)
-
-
-def test_an_equal_network_does_not_compile_again():
-    traces = []
-
-    def forward(network, parameters, observation):
-        traces.append(network)
-        return network.apply(parameters, observation)
-
-    jitted = jax.jit(forward, static_argnums=0)
-    observation = observe(OBSERVATIONS["vector"])
-    for _ in range(2):
-        network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
-        jitted(network, network.init(jax.random.key(0), observation), observation)
-    assert len(traces) == 1
-
-
-def test_any_pair_of_functions_is_a_network():
-    module = nn.Dense(3)
-    network = Network(
-        init=lambda key, observation: module.init(key, observation),
-        apply=lambda p, observation: module.apply(p, observation),
-    )
-    observation = observe(OBSERVATIONS["vector"])
-    assert network.apply(network.init(jax.random.key(0), observation), observation).shape == (BATCH, 3)
-    assert hash(network) == hash(network) and network != actor_critic(
-        OBSERVATIONS["vector"], ACTIONS["discrete"]
-    )
 
 
 def test_an_unknown_activation_is_refused_with_those_known():

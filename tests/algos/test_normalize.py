@@ -31,15 +31,6 @@ def test_batches_one_by_one_give_the_statistics_of_all_together(sizes, shape, of
     assert float(stats.count) == sum(sizes)
 
 
-@pytest.mark.parametrize("axes", [None, (0, 1)])
-def test_a_rollout_is_one_batch(axes):
-    rollout = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
-    stats = normalize.update(normalize.init((3,)), jnp.asarray(rollout), axes)
-    np.testing.assert_allclose(stats.mean, rollout.mean(axis=(0, 1)), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(stats.var, rollout.var(axis=(0, 1)), rtol=1e-5)
-    assert float(stats.count) == 35.0
-
-
 def test_the_axes_may_stand_anywhere():
     batch = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
     stats = normalize.update(normalize.init((3, 4)), jnp.asarray(batch), axes=1)

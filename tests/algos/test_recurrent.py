@@ -49,21 +49,6 @@ def assert_close(expected, actual):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), expected, actual)
 
 
-def test_gru_by_hand():
-    """One number remembered, 0.5; one seen, 2. All kernels 1, biases 0 (Cho et al. 2014, equations 5 to 8).
-
-    Gates: r = z = sigmoid(2 + 0.5) = 0.924142. New: tanh(2 + 0.924142 * 0.5) = 0.985595.
-    Memory: (1 - z) * 0.985595 + z * 0.5 = 0.536836. Where an episode starts, from 0 and not 0.5:
-    z = sigmoid(2) = 0.880797, (1 - z) * tanh(2) = 0.114915.
-    """
-    unit = ForgetfulGRU(1)
-    memory, seen, start = jnp.full((2, 1), 0.5), jnp.full((1, 2, 1), 2.0), jnp.array([[False, True]])
-    parameters = unit.init(jax.random.key(0), memory, seen, start)
-    ones = jax.tree.map(lambda x: jnp.ones_like(x) if x.ndim == 2 else jnp.zeros_like(x), parameters)
-    after, _ = unit.apply(ones, memory, seen, start)
-    assert after[0, :, 0].tolist() == pytest.approx([0.536836, 0.114915], abs=1e-5)
-
-
 def test_gru_and_its_gradient_are_those_of_flax():
     """By every argument, over a sequence in which episodes start, flax's cell step by step as the oracle."""
     unit, cell = ForgetfulGRU(5), nn.GRUCell(5)
@@ -94,21 +79,6 @@ def test_gru_and_its_gradient_are_those_of_flax():
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(parameters, memory, inputs)
 
     assert_close(gradients(oracle), gradients(ours))
-
-
-@pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, False), (AGENTS, True)])
-def test_a_sequence_is_its_steps_one_by_one(num_agents, central):
-    network, parameters, unroll = made(num_agents, central)
-    observation, start = observations(num_agents), starts((0, 0), (2, 1), (4, 3))
-    memory = jax.tree.map(lambda x: x + 0.3, network.memory(ENVS))
-    whole = unroll(parameters, memory, observation, start)
-    agents = () if num_agents is None else (num_agents,)
-    assert whole.policy.shape == (STEPS, ENVS, *agents, 4) and whole.value.shape == (STEPS, ENVS, *agents)
-    assert all(x.shape[:2] == (STEPS, ENVS) for x in jax.tree.leaves(whole.memory))
-    for t in range(STEPS):
-        one = network.unroll(parameters, memory, observation[t][None], start[t][None])
-        assert_same(jax.tree.map(lambda x, t=t: x[t], whole), jax.tree.map(lambda x: x[0], one))
-        memory = jax.tree.map(lambda x: x[0], one.memory)
 
 
 @pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, True)])

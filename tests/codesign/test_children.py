@@ -34,7 +34,7 @@ def fitted(kind):
 
 def _fitted(kind):
     task = SPACES[kind]()
-    network, choices = children.network(task), jnp.asarray(children.options(task)[[0, 37, 202, 255]])
+    network, choices = children.network(task), jnp.asarray(children.options(task)[[37, 255]])
     start = jax.jit(jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0))))(choices)
     fit = jax.jit(lambda c, k: children.fit(network, drawn(task), c, k, ORDER, 0.01))
     return task, choices, start, fit(choices, start)
@@ -69,7 +69,7 @@ def test_a_masked_child_learns_what_a_narrow_network_learns(kind):
     task, choices, start, after = fitted(kind)
     pairs = zip(jax.tree.leaves(start), jax.tree.leaves(after), strict=True)
     assert min(np.abs(np.asarray(x) - np.asarray(y)).max() for x, y in pairs) > 1e-3
-    at = 1
+    at = 0
     choice = choices[at].tolist()
     alone, before = narrow_part(task, choice, jax.tree.map(lambda x: x[at], start))
     _, expected = narrow_part(task, choice, jax.tree.map(lambda x: x[at], after))
@@ -78,10 +78,6 @@ def test_a_masked_child_learns_what_a_narrow_network_learns(kind):
     with jax.enable_x64(True):
         found = fit(one, jax.tree.map(lambda x: x[None], before))
     assert_close(jax.tree.map(lambda x: x[0], found), expected)
-    network = children.network(task)
-    with jax.enable_x64(True):
-        whole = jax.jit(network.apply)(jax.tree.map(lambda x: x[at], after), choices[at], drawn(task).test)
-        assert_close(jax.jit(alone.apply)(expected, choices[at], drawn(task).test), whole)
 
 
 @pytest.mark.parametrize("kind", SPACES)

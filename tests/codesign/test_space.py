@@ -18,7 +18,7 @@ def build(filters, depth):
     return [layers.convolution(3, filters, 8), *[layers.convolution(filters, filters, 8)] * depth]
 
 
-TASK = Task("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1, 2))), build)
+TASK = Task("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1))), build)
 CHIPS = Chips(
     templates=("dla", "shi"), pes=(0, 64, 128), noc_bytes_per_cycle=(8, 16, 24), buffer_kb=(4, 8),
     budget_pes=192, budget_noc_bytes_per_cycle=32,
@@ -52,7 +52,7 @@ def walk(designs, chosen, at, mask):
         yield from walk(designs, [*chosen[:at], int(option), *chosen[at + 1 :]], at + 1, mask)
 
 
-STACKS = [layers.stack((build(*choice) + [None] * 3)[:3]) for choice in TASK.choices()]
+STACKS = [layers.stack((build(*choice) + [None])[:2]) for choice in TASK.choices()]
 
 
 def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
@@ -71,22 +71,22 @@ def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
 def test_decisions_before_the_chip_are_free():
     assert [one.name for one in SMALL.decisions()][:5:4] == ["task: filters", "sub-accelerator 0: pes"]
     left = problem.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
-    assert left.tolist() == [True, True, True]
+    assert left.tolist() == [True, True, False]
 
 
 def test_all_designs_one_by_one_in_python():
-    scores = np.float32([0.1, 0.2, 0.35, 0.3, 0.4, 0.6]), np.float32([0, 0.1, 0.2, 0.15, 0.25, 0.3])
+    scores = np.float32([0.1, 0.35, 0.3, 0.6]), np.float32([0, 0.2, 0.15, 0.3])
     found = exhaustive.enumerate_all(SMALL, scores, SPECS)
     kinds, choices, chips = CHIPS.kinds(), TASK.choices(), CHIPS.all()
-    assert found.designs == SMALL.count() == 36 * len(chips)
+    assert found.designs == SMALL.count() == 16 * len(chips)
     by_design = {}
     subs = CHIPS.subs()
     costs = [cost.layer_costs(one, subs, CHIPS.templates) for one in STACKS]
     of_pair = jax.jit(jax.vmap(schedule.chain_schedule))
-    for first, second in itertools.product(range(6), repeat=2):
+    for first, second in itertools.product(range(4), repeat=2):
         pair = [costs[first], costs[second]]
         maps = [[one.output_words for one in build(*choices[i])] for i in (first, second)]
-        maps = np.asarray([one + [0] * (3 - len(one)) for one in maps])
+        maps = np.asarray([one + [0] * (2 - len(one)) for one in maps])
         latency = np.stack([np.asarray(x.latency_cycles) for x in pair])
         latency = np.where((maps > 0)[..., None], latency, 0)[..., chips].transpose(2, 0, 1, 3)
         energy = np.stack([np.asarray(x.energy_pj) for x in pair])[..., chips].transpose(2, 0, 1, 3)
@@ -143,7 +143,7 @@ def test_specs_by_rule_are_quantiles():
         (lambda: dataclasses.replace(CHIPS, budget_noc_bytes_per_cycle=10), "need at least 16 bytes a cycle"),
         (lambda: dataclasses.replace(CHIPS, templates=("dla", "sih")), "unknown template 'sih'"),
         (lambda: dataclasses.replace(CHIPS, buffer_kb=(8, 8)), "buffer_kb is (8, 8); give at least one"),
-        (lambda: exhaustive.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "[5, 5] choices; give [6, 6]"),
+        (lambda: exhaustive.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "[5, 5] choices; give [4, 4]"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_with_the_fix(make, message):
