@@ -12,7 +12,6 @@ import pytest
 
 import algos
 import envs
-from algos.recurrent import recurrent_actor_critic
 from algos.rollout import Recollection
 
 QUICK = {

@@ -14,7 +14,6 @@ import fdg
 import policies
 from fdg import Group, keys
 from fdg.commands.parse import parse
-from fdg.lowering import weights
 from fdg.placing import sharded
 from fdg.training.checkpoint import Checkpoints
 from tests.conformance.transformer import Sequences
@@ -228,14 +227,6 @@ def test_a_rule_that_is_ignored_fails(devices, monkeypatch):
     engine = fdg.compile(Sequences(), policy, devices[:count])
     with pytest.raises(AssertionError, match="holds 0"):
         assert_divided(engine.init(0), part, count)
-
-
-def test_parameters_that_are_not_gathered_at_the_batch_move_more(engine_of, devices, monkeypatch):
-    gathered = planned(engine_of("fsdp 8").plan)
-    monkeypatch.setattr(weights, "meeting", lambda step: [])
-    engine = fdg.compile(Sequences(), SETUPS["fsdp 8"][0], devices)
-    engine.compile(1)
-    assert sum(planned(engine.plan).values()) > 1.1 * sum(gathered.values())
 
 
 # --- the rest of the engine with them ---
