@@ -183,10 +183,6 @@ def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _resolved(paths: Iterable[Path]) -> set[Path]:
-    return {path.resolve() for path in paths}
-
-
 def compare(
     paths: Iterable[str | Path],
     *,
@@ -261,7 +257,8 @@ def runs_once(paths: Iterable[str | Path]) -> list[Path]:
       FdgError: one is.
     """
     folders = runs_in(paths)
-    twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
+    real = [one.resolve() for one in folders]
+    twice = next((one for i, one in enumerate(folders) if real[i] in real[:i]), None)
     if twice is not None:
         raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
     return folders
@@ -327,8 +324,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
         lost = np.zeros(values.shape[1], bool)
-        lost[failed_agents(rows[-1] if rows else None, config, values.shape[1])] = True
-        if "eval_return" in summary:
+        lost[failed_agents(rows[-1] if rows else None, config, len(lost))] = True
+        if "eval_return" in summary and len(evaluated) == len(lost):
             lost |= np.isnan(np.array(evaluated, float))
         first, each = config.get("seed") or 0, config.get("num_seeds") or 1
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.

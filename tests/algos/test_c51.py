@@ -105,7 +105,8 @@ def test_refused(fields, says):
 
 def test_several_choices_are_refused_and_who_takes_them_is_said():
     with pytest.raises(
-        FdgError, match=r"C51: cannot act in the action space MultiDiscrete.*: use A2C, .* PPO or PQN"
+        FdgError,
+        match=r"C51: cannot act in the action space MultiDiscrete.*: use A2C, .* PQN or RecurrentPPO",
     ):
         algos.C51(env=envs.make("probe:multi_discrete"))
 

@@ -179,7 +179,7 @@ def test_unlike_agents():
         ({"memory": "gruu"}, "memory"),
         (
             {"env": envs.make("CartPole-v1")},
-            "'CartPole-v1' is an environment of one agent: use A2C, .* PPO or PQN$",
+            "'CartPole-v1' is an environment of one agent: use A2C, .* QRDQN or RecurrentPPO$",
         ),
         ({"env": envs.make("probe:agents", continuous=True)}, "cannot act in the action space Box"),
     ],
