@@ -327,6 +327,8 @@ def test_results_by_hand():
     assert best_of(found) == 0  # a point that lost an agent comes last
     evaluated = results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
     assert [one.mean for one in evaluated] == [1.5, 3.5] and best_of(evaluated) == 1
+    lost = results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].said()
+    assert np.isnan(lost["mean"]) and lost["failed_seeds"] == [11]  # the second seed of its point
     low, high = evaluated[1].interval
     assert 3.0 <= low <= 3.5 <= high <= 4.0
 
