@@ -110,14 +110,13 @@ def test_a_part_that_is_killed_keeps_what_it_had_and_goes_on_from_there(tmp_path
 
 
 def test_training_says_its_speed_and_when_it_was_solved():
-    flags = "--env CartPole-v1 --num-envs 8 --num-steps 16 --num-minibatches 1 --total-steps 4096 --devices 1"
+    flags = "--env CartPole-v1 --num-envs 8 --num-steps 16 --num-minibatches 1 --total-steps 2048 --devices 1"
     figures = trained(flags.split(), solved_at=10.0, seconds=60.0)
     seconds, steps, returns = zip(*figures["curve"], strict=True)
-    assert figures["steps"] == steps[-1] <= 4096 and figures["s"] == seconds[-1]
+    assert figures["steps"] == steps[-1] <= 2048 and figures["s"] == seconds[-1]
     assert figures["steps/s"] > 0 and any(value and value >= 10 for value in returns)
     assert 0 < figures["s to solve"] <= seconds[-1]
     assert 0.5 < figures["estimated MiB"] / figures["XLA's MiB"] < 2
-    assert trained(flags.split(), solved_at=501.0, seconds=0.0)["s to solve"] is None
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 7])

@@ -44,14 +44,14 @@ def test_only_a_central_value_function_knows_the_others(algorithm_class, error):
 
 
 def test_what_an_agent_may_not_do_it_does_not():
-    """MPE's speaker may say 3 things, its listener move in 5 ways: masks of one environment."""
-    env = envs.make("MPE_simple_speaker_listener_v4")
+    """One has three actions, the other two of them, and each sees something else."""
+    env = envs.make("probe:unlike")
     algorithm = algos.MAPPO(env=env, num_envs=4, num_steps=8, memory_size=4)
 
     @jax.jit
     def act(key):
         _, observation = env.reset(jax.random.split(key, 4))
-        parameters = algorithm._network.init(key, observation.observation[None])
+        parameters = algorithm._network.init(key, jax.tree.map(lambda x: x[None], observation.observation))
         recollection = Recollection(algorithm._network.memory(4), jnp.ones(4, bool))
         policy, value, _ = algorithm._one_step(parameters, observation, recollection)
         return observation, policy, value, policy.entropy()

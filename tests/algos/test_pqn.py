@@ -151,11 +151,6 @@ def trained(name, iterations, devices, **fields):
     return algorithm, state
 
 
-def values(algorithm, state, *observations):
-    """Q of every action: `[observations, actions]`."""
-    return np.asarray(algorithm._values(state.parameters, jnp.array(observations)[:, None]))
-
-
 def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
     """Three observations, each with one action of reward 1, one of -1, and a third that is forbidden.
 
@@ -164,18 +159,6 @@ def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
     algorithm, state = trained("probe:masked", 60, devices)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return
-
-
-def test_values_are_discounted(devices):
-    """Two steps, reward 1 at the end: Q = discount, then 1."""
-    algorithm, state = trained("probe:discount", 60, devices, discount=0.5)
-    np.testing.assert_allclose(values(algorithm, state, 0.0, 1.0)[:, 0], [0.5, 1.0], atol=0.05)
-
-
-def test_truncation_is_not_termination(devices):
-    """Reward 1 for ever, cut off every few steps: Q = 1 / (1 - discount) = 5."""
-    algorithm, state = trained("probe:truncation", 120, devices, discount=0.8, total_steps=20_000)
-    np.testing.assert_allclose(values(algorithm, state, 1.0), 5.0, atol=0.5)
 
 
 @pytest.mark.parametrize(

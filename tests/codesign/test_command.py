@@ -52,7 +52,7 @@ accuracy = 0.75
 
 
 def small_network(path):
-    onnx.save(resnet.onnx_model(32, 1, (4, 4), 10), path)
+    onnx.save(resnet.onnx_model(32, 1, (4,), 10), path)
 
 
 @pytest.fixture

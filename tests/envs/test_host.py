@@ -1,5 +1,6 @@
 """Environments on the host: their order, their failures, and what becomes of pools."""
 
+import functools
 import json
 import logging
 import subprocess
@@ -47,12 +48,16 @@ def counting(fault="none", workers=2, **overrides):
 def stepped(env, state, steps, seed=1):
     """`steps` steps with action 1 in everything, in one program: the state, and a `TimeStep [T, B]`."""
 
+    number = state.running_length.shape[0]
+    return _steps(env)(state, jax.random.split(jax.random.key(seed), (steps, number)))
+
+
+@functools.cache
+def _steps(env):
     def one(state, keys):
         return env.step(keys, state, jnp.ones(keys.shape[0], jnp.int32))
 
-    number = state.running_length.shape[0]
-    program = jax.jit(lambda state, keys: jax.lax.scan(one, state, keys), compiler_options=COMPILE_FAST)
-    return program(state, jax.random.split(jax.random.key(seed), (steps, number)))
+    return jax.jit(lambda state, keys: jax.lax.scan(one, state, keys), compiler_options=COMPILE_FAST)
 
 
 def small_ppo(env, **fields):

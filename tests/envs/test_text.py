@@ -73,7 +73,7 @@ OTHER = {
     "multiplication": {"digits": 4},
     "arithmetic": {"terms": 4, "digits": 2},
     "sorting": {"length": 4, "digits": 3},
-    "countdown": {"count": 4, "largest": 12},
+    "countdown": {"count": 3, "largest": 12},
 }
 
 

@@ -28,23 +28,12 @@ def test_a_step_imports_no_drawing_and_drawing_works_afterwards():
     assert said.splitlines() == ["['gymnax']", "True", "True"]
 
 
-def test_what_is_imported_already_stays():
-    said = run(
-        """
-        import sys
-        import matplotlib
-        from envs.undrawn import undrawn
-        with undrawn():
-            import matplotlib.colors
-            print(sys.modules["matplotlib"] is matplotlib, hasattr(matplotlib.colors, "ListedColormap"))
-            import seaborn
-        print("seaborn" in sys.modules)
-        """
+def test_what_is_needed_while_a_module_is_imported_is_imported_and_no_more(tmp_path):
+    """Not at all what is absent, until it is used; what is imported already stays."""
+    (tmp_path / "lacking.py").write_text(
+        "import absent.pyplot as plt\nfrom absent import colors\nfrom absent.axes import Axes as axes\n"
+        "def draw():\n    return colors.to_rgb('k')\n"
     )
-    assert said.splitlines() == ["True True", "False"]
-
-
-def test_what_a_module_needs_while_it_is_imported_is_imported(tmp_path):
     (tmp_path / "drawer.py").write_text(
         "import matplotlib.colors as colors\nimport matplotlib.axes._axes as axes\nimport seaborn\n"
         "from matplotlib import ticker\n"
@@ -56,31 +45,22 @@ def test_what_a_module_needs_while_it_is_imported_is_imported(tmp_path):
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         from envs.undrawn import undrawn
+        with undrawn("absent"):
+            import lacking
+        try:
+            lacking.draw()
+        except ModuleNotFoundError as error:
+            print(error)
         with undrawn():
             import drawer
         print("matplotlib.axes" in sys.modules, "seaborn" in sys.modules)
         print(drawer.Picture().draw(None)[0], drawer.seaborn.__name__)
+        import matplotlib
+        with undrawn():
+            import matplotlib.colors
+            print(sys.modules["matplotlib"] is matplotlib, hasattr(matplotlib.colors, "ListedColormap"))
         """
     )
-    assert said.splitlines() == ["True False", "(0.0, 0.0, 0.0) seaborn"]
-
-
-def test_what_is_not_installed_is_missed_at_its_first_use(tmp_path):
-    (tmp_path / "drawer.py").write_text(
-        "import absent.pyplot as plt\nfrom absent import colors\nfrom absent.axes import Axes as axes\n"
-        "def draw():\n    return colors.to_rgb('k')\n"
-    )
-    said = run(
-        f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        from envs.undrawn import undrawn
-        with undrawn("absent"):
-            import drawer
-        try:
-            drawer.draw()
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
-    assert said.splitlines() == ["No module named 'absent'"]
+    assert said.splitlines() == [
+        "No module named 'absent'", "True False", "(0.0, 0.0, 0.0) seaborn", "True True"
+    ]  # fmt: skip
