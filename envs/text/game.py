@@ -168,7 +168,8 @@ def unfinished(env: Any) -> str | None:
     for kind in (TextGame, TextProblem):
         needed = [name for name in vars(kind) if not name.startswith("_")]
         missing = [name for name in needed if not hasattr(env, name)]
-        if missing and len(missing) < len(needed) / 2:
+        is_problem = kind is TextProblem and not {"draw", "prompt"} & set(missing)
+        if missing and (is_problem or len(missing) < len(needed) / 2):
             return (
                 f"a {kind.__name__} without {listed(missing, 'and')}: it has {listed(needed, 'and')}"
                 f" (envs.text.{kind.__name__})"

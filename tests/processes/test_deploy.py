@@ -240,7 +240,7 @@ def test_the_command_of_a_pod(tmp_path, name):
         environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
 
-    flags = "--env ant --num-envs 4096 --total-steps 5e8\n"
+    flags = "--env brax:ant --num-envs 4096 --total-steps 5e8\n"
     assert said() == f"-m fdg.train --distributed --out {tmp_path}/ant {flags}"
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "config.json").touch()
