@@ -1,4 +1,4 @@
-"""Streams of responses whose longest is ten times their mean: tokens a second beside synchronous training.
+"""Streams of responses whose longest is ten times their mean: tokens a second against synchronous training.
 
 Lengths are drawn from a lognormal distribution by each response's own key, whatever the network says; slots
 are as many as responses of a batch, and all sides run on the same devices. What is counted is tokens of

@@ -20,7 +20,7 @@ from fdg.training.writable import check_writable
 FLAGS = (Flag("out", str | None, None, "the folder of the study (None: runs/ and the name of the file)"),)
 _ABOUT = (
     "Trains each cell of a study file (algorithms x environments x variants x budgets, several seeds in one"
-    " program), and writes the tables of fdg compare. The same command goes on where it was interrupted."
+    " program), and writes the tables of fdg compare. The same command resumes an interrupted study."
 )
 
 
@@ -50,7 +50,7 @@ def carry_out_study(study: Study, out: Path) -> int:
     """
     _check(study, out)
     cells = files.make_folder(out / "cells")
-    ctrl_c.going_on("the same command goes on from there")
+    ctrl_c.going_on("the same command resumes it")
     for number, cell in enumerate(study.cells, 1):
         print(
             f"cell {number} of {len(study.cells)}: {cell.side} on {cell.env}, {cell.total_steps:,} steps",
@@ -58,7 +58,7 @@ def carry_out_study(study: Study, out: Path) -> int:
         )
         caught = _train(cell, study.seeds, cells)
         if caught is not None:
-            print("interrupted, and saved: the same command goes on from there", flush=True)
+            print("interrupted, and saved: the same command resumes it", flush=True)
             return 128 + caught
     random = _random(study, out)
     for budget in dict.fromkeys(cell.budget for cell in study.cells):

@@ -1,4 +1,4 @@
-"""Slots and micro-batches change no number: runs of every placement beside one device, in float64.
+"""Slots and micro-batches change no number: runs of every placement against one device, in float64.
 
     python -m tests.rlhf.synchronous
     python -m tests.rlhf.synchronous --only dpo --side Split

@@ -1,0 +1,19 @@
+"""Modules that have another name now: `__getattr__ = moved("algos.old", "algos.new")`."""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+
+def moved(old: str, new: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a deprecated module, which gives what another has, with a warning."""
+
+    def attribute(name: str) -> Any:
+        value = None if name.startswith("_") else getattr(importlib.import_module(new), name, None)
+        if value is None:
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        warnings.warn(f"{old} is deprecated: write from {new} import {name}", DeprecationWarning, 2)
+        return value
+
+    return attribute
