@@ -38,6 +38,7 @@ SIDES = {
     "synchronous": {},
     "wait": {"ahead": 4},
     "mask": {"ahead": 4, "late": "mask"},
+    "padded": {"remove_padding": False, "micro_batch": 32},  # synchronous, and learns from padded rows
 }
 GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest over mean
 
@@ -88,7 +89,8 @@ class Side:
         task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * given.mean)
         algorithm = Weighed(
             env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=given.hidden, kl_coefficient=0.0,
-            old_log_prob="actor", micro_batch=32, total_steps=10**9, **fields,
+            old_log_prob="actor", total_steps=10**9,
+            **{"remove_padding": True, "micro_batch": 4, **fields},
         )  # fmt: skip
         self.seen: list[dict[str, np.ndarray]] = []
         if policy is None:
@@ -132,7 +134,11 @@ def main():
     }[given.policy]
     devices = jax.devices()[:count]
     with mock.patch.object(Answers, "draw", forced(Answers.draw, given.mean)):
-        sides = {name: Side(policy, devices, given, **fields) for name, fields in SIDES.items()}
+        sides = {
+            name: Side(policy, devices, given, **fields)
+            for name, fields in SIDES.items()
+            if policy is not None or name != "padded"
+        }
         found = in_turns(sides, given.rounds)
     rows = []
     for name, rounds in found.items():

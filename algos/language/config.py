@@ -60,9 +60,10 @@ _FIELDS = {
     "num_heads": _COUNT, "num_kv_heads": _COUNT, "head_dim": _COUNT, "rope_theta": _BASE,
     "rms_norm_eps": _NUMBER, "tie_embeddings": _FLAG, "qkv_bias": _FLAG, "output_bias": _FLAG,
     "mlp_bias": _FLAG, "qk_norm": _FLAG, "sliding_window": _COUNT, "first_sliding_layer": _WHOLE,
-    "max_positions": _COUNT, "remat": _FLAG, "lora_rank": _WHOLE, "initializer_range": _NUMBER,
+    "max_positions": _COUNT, "remat": _FLAG, "packed_rows": _COUNT, "lora_rank": _WHOLE,
+    "initializer_range": _NUMBER,
 }  # fmt: skip
-_OPTIONAL = ("head_dim", "sliding_window")
+_OPTIONAL = ("head_dim", "sliding_window", "packed_rows")
 _FACTORS = _Kind(
     "a list of numbers above zero",
     lambda value: isinstance(value, list | tuple) and all(_is_number(one) and one > 0 for one in value),
@@ -102,6 +103,8 @@ class DecoderConfig:
       dtype: of the computation, "float32" or "bfloat16"; "float32" computes in the parameters' own dtype,
         which is float32 (with x64 enabled, float64).
       remat: whether blocks are computed again for the gradient, and not kept.
+      packed_rows: rows of packed sequences that are computed at once, so that padding costs nothing; None:
+        each sequence is a row, with its padding. Changes no number but for rounding.
       lora_rank: r of low-rank adapters (arXiv 2106.09685); 0 for none.
       lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
       lora_targets: the linear layers that have adapters.
@@ -128,6 +131,7 @@ class DecoderConfig:
     max_positions: int = 2048
     dtype: str = "float32"
     remat: bool = False
+    packed_rows: int | None = None
     lora_rank: int = 0
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = LINEAR

@@ -20,10 +20,12 @@ import jax.numpy as jnp
 from algos.language import layers, sharding
 from algos.language.config import DecoderConfig
 from algos.language.layers import Weights
+from algos.language.packing import without_padding
 
 _FEW_TOKENS = (
     1024  # of a vocabulary; rows of its table are then picked by a product, whose gradient is one too
 )
+_PACKED_ROWS = 8  # that are computed at once where a cache is made of sequences of any length
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] of a sequence that log_probs makes at a time
 
 
@@ -172,6 +174,22 @@ class Decoder:
         hidden = self.hidden(parameters, tokens, segments)
         return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
 
+    def per_token(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
+        """Calls a function on sequences, without their padding where `packed_rows` says so.
+
+        Args:
+          function: `(tokens [K, T], segments [K, T]) -> pytree of [K, T, ...]`, of each token.
+          tokens: [N, T] int32.
+          segments: [N, T] int32, 1 where there is a token, 0 for padding.
+
+        Returns:
+          A pytree of [N, T, ...].
+        """
+        rows = self.config.packed_rows
+        return (
+            function(tokens, segments) if rows is None else without_padding(function, tokens, segments, rows)
+        )
+
     def token_log_probs(
         self,
         parameters: Weights,
@@ -253,9 +271,14 @@ class Decoder:
         """
         prompts, room = tokens.shape[1], generated.shape[1]
         there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
-        _, keys, values = self._sequences(
-            parameters, jnp.concatenate([tokens, generated], axis=1), there.astype(jnp.int32), None
-        )
+
+        def read(tokens: jax.Array, segments: jax.Array) -> Any:
+            found = self._sequences(parameters, tokens, segments, None)[1:]
+            return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
+
+        whole = jnp.concatenate([tokens, generated], axis=1)
+        found = without_padding(read, whole, there, self.config.packed_rows or _PACKED_ROWS)
+        keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
         at = ((jnp.arange(room)[None] - step[:, None]) % room)[:, None, :, None]
 
         def turned(x: jax.Array) -> jax.Array:

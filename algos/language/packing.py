@@ -1,9 +1,11 @@
 """Packing: several short sequences in one row, told apart by segment numbers, so that little is padding.
 
 `pack` makes as many rows as it takes, on the host; `pack_rows` a given number, within a program.
+`without_padding` calls a function of padded rows on packed ones.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,12 +85,14 @@ class Rows(NamedTuple):
       tokens: [M, L] int32.
       segments: [M, L] int32: 1, 2, ... in each row, 0 for padding.
       source: [M, L] int32, place of each token among the [N, T] that were given; N * T for padding.
+      place: [N, T] int32, the inverse: place of each token among the [M, L]; M * L for padding.
       fits: [N] bool: sequences that no row had room for are left out.
     """
 
     tokens: jax.Array
     segments: jax.Array
     source: jax.Array
+    place: jax.Array
     fits: jax.Array
 
     def moved(self, x: jax.Array) -> jax.Array:
@@ -130,12 +134,64 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
     fits, row, start, number = (each[back] for each in (fits, row, start, number))
     within = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
     at = (row * length + start)[:, None] + within
-    at = jnp.where(mask & fits[:, None], at, rows * length).reshape(-1)  # elsewhere: nowhere
+    at = jnp.where(mask & fits[:, None], at, rows * length)  # elsewhere: nowhere
     place_of = jnp.arange(count * width, dtype=jnp.int32)
-    source = jnp.full(rows * length, count * width, jnp.int32).at[at].set(place_of, mode="drop")
+    source = jnp.full(rows * length, count * width, jnp.int32).at[at.reshape(-1)].set(place_of, mode="drop")
     source = source.reshape(rows, length)
-    found = Rows(tokens, tokens, source, fits)
+    found = Rows(tokens, tokens, source, at, fits)
     numbers = jnp.broadcast_to(number[:, None].astype(jnp.int32), mask.shape)
     return found._replace(
         tokens=jnp.where(source < count * width, found.moved(tokens), pad), segments=found.moved(numbers)
     )
+
+
+def without_padding(
+    function: Callable[[jax.Array, jax.Array], Any], tokens: jax.Array, segments: jax.Array, rows: int
+) -> Any:
+    """Calls a function of padded sequences on packed rows, as few as hold the tokens.
+
+    The N sequences are divided into K blocks of equal size. Each block packs its own sequences, so blocks
+    that are split over devices stay split. One trip of a loop computes one packed row of each block; rows
+    that no block needs are skipped. The gradient computes each trip again.
+
+    Args:
+      function: `(tokens [K, T] int32, segments [K, T] int32) -> pytree of [K, T, ...]`. What it gives for a
+        token may depend on the other tokens of the same segment, and on nothing else.
+      tokens: [N, T] int32; padding may be anywhere.
+      segments: [N, T] int32, 1 where there is a token, 0 for padding; or as bool.
+      rows: packed rows at once; K is its greatest common divisor with N.
+
+    Returns:
+      A pytree of [N, T, ...], zero in padding.
+
+    >>> tokens = jnp.array([[5, 6, 0, 0], [7, 0, 0, 0]])
+    >>> without_padding(lambda tokens, segments: 10 * tokens + segments, tokens, tokens > 0, rows=1).tolist()
+    [[51, 61, 0, 0], [72, 0, 0, 0]]
+    """
+    count, width = tokens.shape
+    blocks = math.gcd(rows, count)
+    each = count // blocks
+
+    def packed(tokens: jax.Array, there: jax.Array) -> Rows:
+        return pack_rows(tokens, there, each, width)
+
+    def in_blocks(x: jax.Array) -> jax.Array:
+        return x.reshape(blocks, each, *x.shape[1:])
+
+    found = jax.vmap(packed)(in_blocks(tokens), in_blocks(segments > 0))
+
+    @jax.checkpoint
+    def trip(_: tuple[()], row: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], Any]:
+        shapes = jax.eval_shape(function, *row)
+        nothing = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        return (), jax.lax.cond(jnp.any(row[1] > 0), function, nothing, *row)
+
+    packed_rows = jnp.moveaxis(found.tokens, 1, 0), jnp.moveaxis(found.segments, 1, 0)
+    results = jax.lax.scan(trip, (), packed_rows)[1]
+
+    def padded(x: jax.Array) -> jax.Array:  # [each, K, T, ...] to [N, T, ...]
+        x = jnp.moveaxis(x, 0, 1).reshape(blocks, each * width, *x.shape[3:])
+        take = lambda x, place: x.at[place].get(mode="fill", fill_value=0)  # noqa: E731
+        return jax.vmap(take)(x, found.place.reshape(blocks, -1)).reshape(count, width, *x.shape[2:])
+
+    return jax.tree.map(padded, results)

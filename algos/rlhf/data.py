@@ -4,8 +4,31 @@ Both follow from a run's key and its iteration alone: who goes on from a checkpo
 the same order, at the border of an epoch too.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+
+def problems_of(
+    env: Any, key: jax.Array, iteration: jax.Array, count: int, size: int | None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """What a task draws the problems of an iteration from: keys, and for a file its rows.
+
+    Args:
+      env: a task; `num_rows` says how many rows its file has.
+      key: of the run's data.
+      iteration: `[]` int32.
+      count: problems of an iteration.
+      size: problems that there are; None: all rows of a file, else fresh ones.
+
+    Returns:
+      Keys `[count]`, and `(numbers [count] int32,)` of rows, or `()`.
+    """
+    rows = getattr(env, "num_rows", None)
+    size = size or (rows if rows is not None and rows >= count else None)
+    keys = problem_keys(key, iteration, count, size)
+    return keys, () if rows is None or size is None else (problem_numbers(key, iteration, count, size),)
 
 
 def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | None) -> jax.Array:

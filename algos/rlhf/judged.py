@@ -180,4 +180,5 @@ class JudgedAgent(LanguageAgent):
     @property
     def _reward_network(self) -> Decoder:
         assert self.reward_model is not None
-        return Decoder(dataclasses.replace(reward_config_of(self.reward_model), dtype=self.dtype))
+        config = reward_config_of(self.reward_model)
+        return Decoder(dataclasses.replace(config, dtype=self.dtype, packed_rows=self._packed_rows))

@@ -110,6 +110,9 @@ class LanguageAgent(HasPresets):
         None,
         "responses at once in a network, on all devices; changes no number (None: all of a minibatch)",
     )
+    remove_padding: bool = hyperparameter(
+        False, "networks read packed sequences, without padding; micro_batch counts packed rows"
+    )
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, max_grad_norm=1.0)
     warmup: int = hyperparameter(0, "updates over which the step size grows linearly at first")
     weight_decay: float = hyperparameter(0.0, "AdamW's, decoupled")
@@ -184,9 +187,8 @@ class LanguageAgent(HasPresets):
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """What has to change of the fields that were not named: see `following.followed`."""
-        needed = ("num_prompts", "num_minibatches", "group_size", "packing")
-        whole = (*needed, "micro_batch", "dataset_size")
-        for name in whole:
+        sizes = ("num_prompts", "num_minibatches", "group_size", "micro_batch", "dataset_size")
+        for name in sizes:
             value = values.get(name, 1)
             none = value is None and name not in ("num_prompts", "num_minibatches", "group_size")
             if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -221,9 +223,14 @@ class LanguageAgent(HasPresets):
     @property
     def at_once(self) -> int | None:
         """Rows of a micro-batch; None for any number at once."""
-        if self.micro_batch is None:
-            return None
-        return min(self.micro_batch, self.rows_of(vars(self)).size // self.num_minibatches)
+        size = self.rows_of(vars(self)).size // self.num_minibatches
+        return None if self.micro_batch is None or self.remove_padding else min(self.micro_batch, size)
+
+    @property
+    def _packed_rows(self) -> int | None:
+        """Packed rows that a network computes at once; None: sequences are not packed."""
+        size = self.rows_of(vars(self)).size // self.num_minibatches
+        return min(self.micro_batch or max(8, size // 16), size) if self.remove_padding else None
 
     @property
     def updates_per_iteration(self) -> int:
@@ -339,8 +346,9 @@ class LanguageAgent(HasPresets):
     def network(self) -> Decoder:
         """The decoder that learns."""
         if self.decoder is not None:
-            return self.decoder
-        options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat}
+            config = dataclasses.replace(self.decoder.config, packed_rows=self._packed_rows)
+            return dataclasses.replace(self.decoder, config=config) if self.remove_padding else self.decoder
+        options = {"dtype": self.dtype, "remat": self.remat, "packed_rows": self._packed_rows}
         if self.model is not None and self.adapters is not None:
             found = checkpoints.adapted_config_of(self.model, self.adapters)
             return Decoder(dataclasses.replace(found, **options))
@@ -417,12 +425,8 @@ class LanguageAgent(HasPresets):
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Keys `[count]` of an iteration's problems, and which rows of a file, `[count] int32`."""
-        key, rows = jax.random.fold_in(state.key, 0), getattr(self.env, "num_rows", None)
-        size = self.dataset_size or (rows if rows is not None and rows >= count else None)
-        keys = data.problem_keys(key, state.iteration, count, size)
-        if rows is None or size is None:
-            return keys, ()
-        return keys, (data.problem_numbers(key, state.iteration, count, size),)
+        key = jax.random.fold_in(state.key, 0)
+        return data.problems_of(self.env, key, state.iteration, count, self.dataset_size)
 
     def _version(self, state: Any) -> jax.Array:
         """Iterations that made the parameters, by the optimiser's count of its updates.

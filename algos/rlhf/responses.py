@@ -3,6 +3,7 @@
 Letters in shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -47,9 +48,16 @@ def scores(
     """
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1  # of a prompt: the first that something is said after
-    hidden = decoder.hidden(parameters, tokens, segments)[:, last:]
-    found = decoder.token_log_probs(parameters, hidden, tokens[:, last:], segments[:, last:], temperature)
-    log_prob, entropy = (jnp.where(responses.mask, x[:, 1:], 0.0) for x in found)
+
+    def every(tokens: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
+        start = 0 if decoder.config.packed_rows else last
+        hidden = decoder.hidden(parameters, tokens, segments)[:, start:]
+        tokens, segments = tokens[:, start:], segments[:, start:]
+        return decoder.token_log_probs(parameters, hidden, tokens, segments, temperature)
+
+    found = decoder.per_token(every, tokens, segments)
+    width = responses.mask.shape[1]
+    log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in found)
     return log_prob, entropy
 
 
@@ -57,7 +65,8 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
     """What the network holds before it says each token of a response: `[N, R, D]`, for heads of values."""
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1
-    return decoder.hidden(parameters, tokens, segments)[:, last:-1]
+    read = functools.partial(decoder.hidden, parameters)
+    return decoder.per_token(read, tokens, segments)[:, last:-1]
 
 
 def rewarded(responses: Responses) -> jax.Array:

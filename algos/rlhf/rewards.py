@@ -6,6 +6,7 @@ one label. Parameters are `{"network": those of a decoder, "score": [D, 1]}`.
 Letters in shapes: `N` responses, `D` width of the network.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ def first(network: Decoder, parameters: Any) -> Any:
 def score(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
     """What `Responses [N]` are worth by a reward model: `[N]` float32."""
     tokens, segments = sequences(responses)
-    hidden = network.hidden(parameters["network"], tokens, segments)
+    hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     last = jnp.max(jnp.where(segments > 0, places, 0), axis=1)
     held = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]

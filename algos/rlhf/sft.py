@@ -1,12 +1,12 @@
 """Supervised fine-tuning: a decoder imitates demonstrations.
 
 Letters in shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a
-micro-batch, or rows of `L` tokens that they are packed into.
+micro-batch.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import warnings
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.language.packing import pack_rows
 from algos.rlhf import losses, updates
-from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
-from algos.rlhf.responses import Responses, scores, sequences
+from algos.rlhf.responses import Responses, scores
 from envs.text import Prompts
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require
 
 
 class State(NamedTuple):
@@ -33,21 +31,13 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class Packed(NamedTuple):
-    """Demonstrations in rows, several in each."""
-
-    tokens: jax.Array  # [n, L] int32
-    segments: jax.Array  # [n, L] int32
-
-
 class Minibatch(NamedTuple):
-    """Demonstrations and the weights of their tokens: `T` is `R` (padded), or `L` (packed rows)."""
+    """Demonstrations and the weights of their tokens."""
 
-    text: Responses | Packed  # [n]
-    own: jax.Array  # [n, T] bool: tokens of responses
-    lengths: jax.Array  # [n, T] float32: of the response that each is of
-    weight: jax.Array  # [n, T] float32, in the loss
-    share: jax.Array  # [n, T] float32, in means over tokens
+    text: Responses  # [n]
+    lengths: jax.Array  # [n, R] float32: of the response that each token is of
+    weight: jax.Array  # [n, R] float32, in the loss
+    share: jax.Array  # [n, R] float32, in means over tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,27 +65,21 @@ class SFT(LanguageAgent):
     loss_on: Literal["answer", "assistant"] = hyperparameter(
         "answer", "learn the last answer of a conversation, or all that the assistant says in it"
     )
-    packing: int | None = hyperparameter(
-        None,
-        "rows that the demonstrations of an iteration are packed into; micro_batch counts them, and what no"
-        " row has room for is left out (None: each has its own)",
-    )
+    packing: int | None = hyperparameter(None, "deprecated: remove_padding leaves no demonstration out")
     packed_length: int | None = hyperparameter(
-        None,
-        "tokens of such a row (None: four times the longest prompt with its response)",
-        only_with="packing",
+        None, "deprecated: with remove_padding packed rows are as long as the longest", only_with="packing"
     )
 
     def __post_init__(self) -> None:
         if self.packing is not None:
-            require_positive(self, "packing")
+            warnings.warn(
+                f"packing={self.packing} is deprecated since 0.3: write remove_padding=True (--remove-padding"
+                " true), which leaves no demonstration out, and which it is read as",
+                fdg.FdgWarning,
+                stacklevel=3,
+            )
+            object.__setattr__(self, "remove_padding", True)
         super().__post_init__()
-        longest, length = self.env.prompt_length + self.env.response_length, self.packed_length
-        require(
-            self,
-            length is None or length >= longest,
-            f"packed_length={length}: the longest prompt with its response has {longest} tokens",
-        )
         shown = callable(getattr(self.env, "demonstration", None))
         require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
 
@@ -115,12 +99,6 @@ class SFT(LanguageAgent):
         parameters = self._with_trained(state.parameters, trained)
         return State(parameters, optimizer_state, state.key, state.iteration + 1), metrics
 
-    @classmethod
-    def rows_of(cls, values: Mapping[str, Any]) -> Rows:
-        """Packed rows, where demonstrations are packed."""
-        packed = values.get("packing")
-        return super().rows_of(values) if packed is None else Rows(packed, packed, "packed rows")
-
     # --- fragments; `update` is that of every `LanguageAgent` ---
 
     @fdg.fragment("environment")
@@ -139,12 +117,11 @@ class SFT(LanguageAgent):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: what is trained, the optimiser's state, metrics."""
-        samples, left_out = self._samples(responses)
-        longest = self.env.response_length
+        samples, longest = self._samples(responses), self.env.response_length
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
-            own, lengths = minibatch.own, minibatch.lengths
+            own, lengths = minibatch.text.own, minibatch.lengths
             count = jnp.round(jnp.sum(jnp.where(own, 1.0 / jnp.maximum(lengths, 1), 0.0)))
             count = jnp.maximum(count, 1)
             minibatch = minibatch._replace(
@@ -165,7 +142,7 @@ class SFT(LanguageAgent):
             self.num_minibatches,
             self.rows_of(vars(self)).groups,
         )
-        return trained, optimizer_state, {**self._lengths(responses), **left_out, **measures}
+        return trained, optimizer_state, {**self._lengths(responses), **measures}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
@@ -173,7 +150,7 @@ class SFT(LanguageAgent):
 
         def loss(trained):
             found = self._with_trained(parameters, trained)
-            log_prob, entropy = self._scores(found, minibatch.text)
+            log_prob, entropy = scores(self.network, found, minibatch.text, 1.0)
             loss = -jnp.sum(minibatch.weight * log_prob)
             return loss, {
                 "loss": loss,
@@ -185,28 +162,9 @@ class SFT(LanguageAgent):
 
     # --- parts ---
 
-    def _scores(self, parameters, text):
-        """Log-probabilities and entropies of tokens, `[n, T]` float32."""
-        if isinstance(text, Responses):
-            return scores(self.network, parameters, text, 1.0)
-        hidden = self.network.hidden(parameters, text.tokens, text.segments)
-        return self.network.token_log_probs(parameters, hidden, text.tokens, text.segments)
-
-    def _samples(self, responses: Responses) -> tuple[Minibatch, dict[str, jax.Array]]:
-        """Demonstrations `[B]` as rows to learn from, and metrics of how they are packed."""
+    def _samples(self, responses: Responses) -> Minibatch:
+        """Demonstrations `[B]` to learn from."""
         own = responses.own
         lengths = jnp.broadcast_to(jnp.sum(own, axis=1, keepdims=True, dtype=jnp.float32), own.shape)
-        if self.packing is None:
-            nothing = jnp.zeros(own.shape)
-            return Minibatch(responses, own, lengths, nothing, nothing), {}
-        tokens, segments = sequences(responses)
-        of_prompts = ((0, 0), (responses.prompts.tokens.shape[1], 0))
-        length = self.packed_length or 4 * tokens.shape[1]
-        rows = pack_rows(tokens, segments > 0, self.packing, length, self.env.tokenizer.pad)
-        own, lengths = (rows.moved(jnp.pad(x, of_prompts)) for x in (own, lengths))
         nothing = jnp.zeros(own.shape)
-        samples = Minibatch(Packed(rows.tokens, rows.segments), own, lengths, nothing, nothing)
-        return samples, {
-            "left_out": jnp.mean(~rows.fits, dtype=jnp.float32),
-            "filled": jnp.mean(rows.segments > 0, dtype=jnp.float32),
-        }
+        return Minibatch(responses, lengths, nothing, nothing)

@@ -28,6 +28,7 @@ from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from tests.conformance.comparison import assert_same
 from tests.rlhf.small import SMALL, TASK, made
+from tests.rlhf.synchronous import eighths
 
 CASES = {
     "sft": {"num_minibatches": 2, "micro_batch": 1},
@@ -337,20 +338,23 @@ def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
     np.testing.assert_array_equal(pairs.rejected.tokens[0], responses.tokens[2])
 
 
-def test_demonstrations_in_packed_rows_are_learned_from_as_in_rows_of_their_own():
-    algorithm = made("sft", num_prompts=8, aggregation="sequence_mean", packing=2)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    responses = jax.jit(algorithm.demonstrations)(jax.random.split(jax.random.key(5), 8))
-    log_prob, entropy = jax.jit(functools.partial(scores, algorithm.network, temperature=1.0))(
-        state.parameters, responses=responses
-    )
-    found = jax.jit(algorithm.learn)(state.parameters, state.optimizer_state, responses, state.key)[-1]
-    lengths = jnp.sum(responses.own, axis=1)
-    np.testing.assert_allclose(found["loss"], -jnp.mean(jnp.sum(log_prob, axis=1) / lengths), rtol=1e-5)
-    np.testing.assert_allclose(found["log_prob"], jnp.sum(log_prob) / jnp.sum(lengths), rtol=1e-5)
-    np.testing.assert_allclose(found["entropy"], jnp.sum(entropy) / jnp.sum(lengths), rtol=1e-5)
-    assert found["left_out"] == 0 and 0.5 < found["filled"] < 1 and found["gradient_norm"] > 0
-    assert len(set(lengths.tolist())) > 1
+@pytest.mark.parametrize("name", ["sft", "grpo", "ppo_rlhf", "dpo", "reward_model"])
+def test_without_padding_an_iteration_is_the_same_but_for_rounding(name):
+    """Rewards are tokens' numbers, so lengths and gradients differ among responses."""
+    found = []
+    for fields in ({}, {"remove_padding": True, "micro_batch": 2}):
+        env = eighths() if name != "sft" else envs.make(TASK)
+        algorithm = algos.get(name)(env=env, **{**SMALL, "num_prompts": 8, **fields})
+        state, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
+        found.append((state.parameters, metrics))
+    for x, y in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-6)
+    assert float(found[0][1]["gradient_norm"]) > 0
+
+
+def test_packing_is_deprecated():
+    with pytest.warns(fdg.FdgWarning, match="packing=2 is deprecated since 0.3: write remove_padding"):
+        assert made("sft", num_prompts=8, packing=2).remove_padding
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
@@ -395,9 +399,6 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
         ("grpo", {"group_size": 1}, "group_size=1: responses are compared with each other"),
         ("grpo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the 32 responses"),
         ("grpo", {"micro_batch": 5}, "micro_batch=5 does not divide the 32 responses of a minibatch"),
-        ("sft", {"packing": 0}, "packing=0: it must be above zero"),
-        ("sft", {"packing": 3, "packed_length": 9}, "packed_length=9: the longest prompt with its response"),
-        ("sft", {"packing": 3, "num_minibatches": 2}, "does not divide the 3 packed rows of an iteration"),
         ("grpo", {"clip_low": -1.0}, "clip_low=-1.0: it must be zero or above"),
         ("grpo", {"variant": "gropo"}, "variant='gropo': it must be 'grpo'"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5: it must be above one"),

@@ -81,11 +81,11 @@ def test_a_template_that_rewrites_turns_is_refused(tmp_path):
         said(task(tmp_path, folder(tmp_path / "words", last)))
 
 
-@pytest.mark.parametrize("packing", [None, 2])
-def test_learning_takes_exactly_these_tokens(tmp_path, packing):
+@pytest.mark.parametrize("packs", [False, True])
+def test_learning_takes_exactly_these_tokens(tmp_path, packs):
     learner = algos.SFT(
         env=task(tmp_path), loss_on="assistant", num_prompts=2, hidden_size=8, num_layers=1, num_heads=2,
-        packing=packing,
+        remove_padding=packs,
     )  # fmt: skip
     _, metrics = jax.jit(learner.iterate)(jax.jit(learner.init)(jax.random.key(0)))
     # 4 characters of earlier turns, the answer, and its end.
