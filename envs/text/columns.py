@@ -43,10 +43,10 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
         messages = _messages(where, "messages", columns["messages"])
         last = messages[-1]
         if last["role"] != "assistant":
-            return Row(messages, _answer(record, said), columns)
+            return Row(messages, _answer(record, said), columns, where)
         if len(messages) == 1:
             raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
-        return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns)
+        return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
     if asked is None:
         others = listed([repr(name) for name in columns], "and") or "nothing"
         wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
@@ -55,7 +55,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
         )
     if answer and said is None:
         raise FdgError(f"{where}: has no column '{answer}': rename one, or leave answer_column= out")
-    return Row(_text(where, asked, columns[asked]), _answer(record, said), columns)
+    return Row(_text(where, asked, columns[asked]), _answer(record, said), columns, where)
 
 
 def pair(record: Record) -> tuple[Row, Row]:
@@ -95,9 +95,8 @@ def pair(record: Record) -> tuple[Row, Row]:
                 f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
                 " differ: give the prompt"
             )
-    return Row(prompt, _said(where, "chosen", chosen), columns), Row(
-        prompt, _said(where, "rejected", rejected), columns
-    )
+    answers = (_said(where, "chosen", chosen), _said(where, "rejected", rejected))
+    return Row(prompt, answers[0], columns, where), Row(prompt, answers[1], columns, where)
 
 
 def _column(record: Record, names: Sequence[str], named: str) -> str | None:

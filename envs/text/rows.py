@@ -19,11 +19,13 @@ class Row:
       prompt: the problem as text, or the messages of a conversation that ends where the answer begins.
       answer: a right answer as text; None where there is none.
       columns: every column of the source by name, for functions that judge responses.
+      where: file and line, for messages; empty where there is none.
     """
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    where: str = dataclasses.field(default="", compare=False)
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
@@ -64,7 +66,7 @@ def refuse_calls(rows: Sequence[Row]) -> None:
         for i, one in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
             if one.get("tool_calls"):
                 raise FdgError(
-                    f"message {i} of '{row.text:.60}' calls tools (tool_calls), and its tokenizer has no chat"
+                    f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and its tokenizer has no chat"
                     " template to write them by: write the call as its content, leave the row out, or"
                     " begin with a checkpoint that has a template (model=)"
                 )

@@ -143,7 +143,7 @@ def _command(name: str, act: Callable[[dict[str, Any]], None], argv: Sequence[st
         positional, count = ("runs", "+") if name == "plot" else ("run", None)
         parser.add_argument(positional, nargs=count, metavar="RUN_DIR", help="run directories")
         if name == "answer":
-            parser.add_argument("prompt", nargs="?", help="a text (none: each line of standard input)")
+            parser.add_argument("prompt", nargs="*", help="texts (none: each line of standard input)")
         add_flags(parser, flags)
         return carry_out_command(parser, flags, act, argv)
 
@@ -191,7 +191,7 @@ def _evaluate(given: dict[str, Any]) -> None:
 
 
 def _answer(given: dict[str, Any]) -> None:
-    prompts = [given["prompt"]] if given.get("prompt") else sys.stdin.read().splitlines()
+    prompts = given.get("prompt") or sys.stdin.read().splitlines()
     if not prompts:
         raise FdgError('no prompt: write fdg answer RUN "1+1=", or one a line to standard input')
     how = {name: given[name] for name in ("temperature", "max_new_tokens", "system", "seed", "agent")}
