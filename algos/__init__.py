@@ -26,6 +26,7 @@ from algos.rlhf.sft import SFT
 from algos.rollout import Actor
 from algos.sac import SAC
 from algos.td3 import TD3
+from algos.transforms import Transform
 from algos.vdn import VDN
 from envs import Environment, check_spec, own
 from fdg import aliases
@@ -60,6 +61,7 @@ __all__ = [
     "RecurrentNetwork",
     "RecurrentPPO",
     "RewardModel",
+    "Transform",
     "able_in",
     "get",
     "make",

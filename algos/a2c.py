@@ -24,6 +24,7 @@ from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import values_after
+from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require_within
 
@@ -56,6 +57,7 @@ class A2C(Agent):
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

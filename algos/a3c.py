@@ -64,6 +64,12 @@ class A3C(A2C):
         require_positive(self, "num_workers")
         require(
             self,
+            self.rings == 1,
+            f"rings={self.rings}: each worker steps its environments together; use A2C, or rings=1",
+        )
+        require(self, self.transform is None, "transform: A3C learns from rows as they are; use A2C")
+        require(
+            self,
             self.num_envs % self.num_workers == 0,
             f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: choose a divisor",
         )
@@ -104,11 +110,10 @@ class A3C(A2C):
             act=lambda observation, keys: self.act(
                 state.worker_parameters, state.observation_statistics, observation, keys
             ),
-            step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
-            num_steps=self.num_steps,
+            **self._rolling,
         )
         bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         learned, worker_parameters, running_return, metrics = self.learn(

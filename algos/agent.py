@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, given, networks, optimizers, presets
+from algos import distributions, given, networks, optimizers, presets, rollout
 from algos.given import Architecture, Network
 from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
 from envs.checking import check_batch_reset, check_batch_step
+from envs.host import in_parts
+from envs.rings import begin_step, end_step
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
@@ -35,10 +37,16 @@ class Rollouts(Part):
     num_envs: int = hyperparameter(4, "environments stepped together")
     num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
     total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    rings: int = hyperparameter(1, "parts of the environments that act in turns: one steps, others act")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive."""
-        require_positive(algorithm, "num_envs", "num_steps", "total_steps")
+        """Refuses counts that are not positive, and rings that the environments do not divide by."""
+        require_positive(algorithm, "num_envs", "num_steps", "total_steps", "rings")
+        require(
+            algorithm,
+            self.num_envs % self.rings == 0,
+            f"rings={self.rings} does not divide num_envs={self.num_envs}: choose a divisor",
+        )
 
 
 PRECISION: dict[str, Any] = {
@@ -136,6 +144,18 @@ class Agent(HasPresets):
         result = self.env.step(keys, env_state, self._for_environment(action))
         return check_batch_step(self.env, result, keys.shape[0])
 
+    @fdg.fragment("environment")
+    def send(self, keys, env_state, action):
+        """Begins a step, as `step` takes it, of one part of the environments: what `recv` takes."""
+        with in_parts(self.rings):
+            return begin_step(self.env, keys, env_state, self._for_environment(action))
+
+    @fdg.fragment("environment")
+    def recv(self, sent):
+        """What `step` gives, once the step that `send` began has ended."""
+        result = end_step(self.env, sent)
+        return check_batch_step(self.env, result, jax.tree.leaves(sent)[0].shape[0])
+
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters):
         """One step of the optimiser: the parameters after it, and its state."""
@@ -200,7 +220,21 @@ class Agent(HasPresets):
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """State and first observation of all environments, from one key."""
         keys = jax.random.split(key, self.num_envs)
-        return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
+        if self.rings == 1:
+            return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
+
+        def one_part(keys):  # on the host each part is a pool of its own
+            with in_parts(self.rings):
+                return check_batch_reset(self.env, self.env.reset(keys), self.num_envs // self.rings)
+
+        parts = jax.lax.map(one_part, rollout.in_parts(keys, self.rings))
+        return jax.tree.map(rollout.of_parts, parts)
+
+    @property
+    def _rolling(self) -> dict[str, Any]:
+        """What `algos.rollout.rollout` is given of the environments and of how they step."""
+        step = self.step if self.rings == 1 else (self.send, self.recv)
+        return {"step": step, "num_steps": self.num_steps, "rings": self.rings}
 
     def _for_environment(self, action):
         """Actions as the environment takes them."""
@@ -301,14 +335,15 @@ class Agent(HasPresets):
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
-        given = {f.name for f in dataclasses.fields(self) if f.metadata.get("holds") in ("network", "bonus")}
+        kinds = {f.name: f.metadata.get("holds") for f in dataclasses.fields(self)}
+        given = {name for name, kind in kinds.items() if kind in ("network", "bonus", "transform")}
         self._spread(getattr(self, "network", None))
         for name in given:
             value = getattr(self, name)
             if foreign.hashable(value) is not value:
                 object.__setattr__(self, name, foreign.hashable(value))
         require_types(self, {name for name in given if foreign.is_network(getattr(self, name))})
-        for name in given - {"bonus"}:
+        for name in (name for name in given if kinds[name] == "network"):
             if isinstance(getattr(self, name), str):
                 self._own(name)  # refuses a name that names nothing
         _ = self._bonus

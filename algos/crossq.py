@@ -28,6 +28,7 @@ from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition, whole_updates
 from algos.soft import Entropy, Parameters
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
     hyperparameter,
@@ -104,6 +105,7 @@ class CrossQ(Agent):
     renorm_after: int = hyperparameter(
         100_000, "updates after which minibatches are corrected towards the running statistics"
     )
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

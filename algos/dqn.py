@@ -134,11 +134,10 @@ class DQN(Agent):
             act=lambda observation, keys: (
                 self.act(state.learned.parameters, statistics, epsilon, observation, keys), ()
             ),
-            step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
-            num_steps=self.num_steps,
+            **self._rolling,
         )  # fmt: skip
         bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         replay = self.buffer.add(state.replay, Step.of(observations, actions, time_steps))

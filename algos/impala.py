@@ -25,6 +25,7 @@ from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
 from algos.rollout import values_after
+from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -59,6 +60,7 @@ class IMPALA(Agent):
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

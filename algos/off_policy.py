@@ -95,16 +95,16 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
     env_state, observation, ((observations, actions), _, time_steps) = rollout(
         act=lambda observation, keys: (self.act(acting, statistics, learning, observation, keys), None),
-        step=self.step,
         key=rollout_key,
         env_state=state.env_state,
         observation=state.observation,
-        num_steps=self.num_steps,
+        **self._rolling,
     )
     bonus, time_steps, paid = self._paid(state.bonus, time_steps)
     replay_state = replay.add(state.replay, Step.of(observations, actions, time_steps))
     samples = replay.sample(replay_state, sample_key).transition
     drawn = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
+    drawn = self.transforming.rows(drawn, state.learned, learn_key)
     learned, losses = self.learn(state.learned, statistics, drawn, learn_key, learning)
     # Only now, so that all that one iteration acts on and learns from is normalised alike.
     if self.normalize_observation:

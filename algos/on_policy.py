@@ -104,13 +104,13 @@ def iteration(
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
     env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
         act=lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
-        step=algorithm.step,
         key=rollout_key,
         env_state=state.env_state,
         observation=state.observation,
-        num_steps=algorithm.num_steps,
+        **algorithm._rolling,
     )
     bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
+    trajectory = Trajectory(observations, actions, decisions, time_steps)
     learned, (running_return, running_novelty), metrics = learn(
         (
             state.parameters,
@@ -120,7 +120,7 @@ def iteration(
             state.known,
         ),
         (state.running_return, state.running_novelty),
-        Trajectory(observations, actions, decisions, time_steps),
+        algorithm.transforming.rows(trajectory, state.parameters, learn_key),
         learn_key,
     )
     parameters, optimizer_state, observation_statistics, return_statistics, known = learned

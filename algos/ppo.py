@@ -29,6 +29,7 @@ from algos.optimizers import ClippedOptimizer
 from algos.returns import generalized_advantage_estimation
 from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
 from algos.rollout import environment_major, episode_metrics, values_after
+from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_within
 
@@ -73,6 +74,7 @@ class PPO(Agent):
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     novelty = RandomNetworkDistillation()
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

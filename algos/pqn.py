@@ -37,6 +37,7 @@ from algos.q_learning import (
 )
 from algos.returns import lambda_returns
 from algos.rollout import Actor, environment_major, episode_metrics, values_after
+from algos.transforms import Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
@@ -79,6 +80,7 @@ class PQN(Agent):
     normalizers = Normalizers()
     layers = Layers(activation="relu", layer_norm=True)
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

@@ -192,12 +192,11 @@ class RecurrentPPO(Agent):
 
         env_state, observation, recollection, steps = rollout_with_memory(
             act=act,
-            step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
             recollection=state.recollection,
-            num_steps=self.num_steps,
+            **self._rolling,
         )
         *recorded, time_steps = steps
         bonus, time_steps, paid = self._paid(state.bonus, time_steps)

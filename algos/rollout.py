@@ -94,8 +94,17 @@ class Recollection(NamedTuple):
     )  # [B] bool: an episode starts here; `memory` is left from the last one and is to be ignored
 
 
+Step = Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]]
+
+
 def rollout(
-    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: Any, num_steps: int
+    act: Callable,
+    step: Step,
+    key: jax.Array,
+    env_state: Any,
+    observation: Any,
+    num_steps: int,
+    rings: int = 1,
 ) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
@@ -104,11 +113,16 @@ def rollout(
 
     Args:
       act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras)`; extras is any pytree.
-      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`.
+      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its two halves, `(send, recv)`:
+        `send` takes the same and begins the step, `recv` takes what it gives and waits for the step's end.
       key: one key.
       env_state: leading axis B.
       observation: `[B, ...]`, what the first action answers to; an array or a pytree of them.
       num_steps: T.
+      rings: R, a divisor of B. Environment `b` is in part `b % R`. Parts take turns: while one steps, others
+        act, and `act` and `step` see `[B / R]`. Random draws are those of the whole batch, so the numbers are
+        too, up to the rounding of products of other shapes (environment rings of SRL, Mei et al., arXiv
+        2306.16688).
 
     Returns:
       The environments' state and observation after the last step, and, stacked over time `[T, B, ...]`,
@@ -120,19 +134,20 @@ def rollout(
         return *act(observation, keys), None
 
     env_state, observation, _, steps = rollout_with_memory(
-        act_from_observation, step, key, env_state, observation, None, num_steps
+        act_from_observation, step, key, env_state, observation, None, num_steps, rings
     )
     return env_state, observation, steps
 
 
 def rollout_with_memory(
     act: Callable,
-    step: Callable,
+    step: Step,
     key: jax.Array,
     env_state: Any,
     observation: Any,
     recollection: Recollection | None,
     num_steps: int,
+    rings: int = 1,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
     """`rollout` for a recurrent actor: the carry also has its memory, and a flag where an episode starts.
 
@@ -142,13 +157,16 @@ def rollout_with_memory(
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
       recollection: what the first action also answers to; None for an actor without.
-      step, key, env_state, observation, num_steps: as for `rollout`.
+      step, key, env_state, observation, num_steps, rings: as for `rollout`.
 
     Returns:
       As `rollout`, with the `Recollection` after the last step third.
     """
     num_envs = jax.tree.leaves(observation)[0].shape[0]
     keys = jax.random.split(key, (num_steps, 2, num_envs))
+    if rings > 1:
+        return _in_rings(act, step, keys, (env_state, observation, recollection), rings)
+    step = step if callable(step) else _joined(*step)
 
     def one_step(carry, keys):
         env_state, observation, recollection = carry
@@ -164,6 +182,79 @@ def rollout_with_memory(
         one_step, (env_state, observation, recollection), keys
     )
     return env_state, observation, recollection, steps
+
+
+def _joined(send: Callable, recv: Callable) -> Callable:
+    """The step of two halves."""
+    return lambda keys, env_state, action: recv(send(keys, env_state, action))
+
+
+class _Flight(NamedTuple):
+    """A step of one part of the environments that is under way; leading axis `B / R`."""
+
+    sent: Any  # what `send` gave
+    observation: Any
+    action: Any
+    extras: Any
+    memory: Any  # after acting
+
+
+def _in_rings(act: Callable, step: Step, keys: jax.Array, carry: Any, rings: int) -> tuple[Any, ...]:
+    """`rollout_with_memory` in R parts, from its keys `[T, 2, B]`.
+
+    Every part is sent its first step; then they are received, act and are sent again in turns:
+
+        send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
+    """
+    send, recv = (step, lambda sent: sent) if callable(step) else step
+
+    def depart(begun, keys):
+        env_state, observation, recollection = begun
+        action, extras, memory = act(observation, recollection, keys[0])
+        return _Flight(send(keys[1], env_state, action), observation, action, extras, memory)
+
+    def arrive(flight):
+        env_state, time_step = recv(flight.sent)
+        after = None if carry[2] is None else Recollection(flight.memory, time_step.done)
+        record = (flight.observation, flight.action), flight.extras, time_step._replace(observation=None)
+        return (env_state, time_step.observation, after), record
+
+    def one_turn(flights, keys):
+        def one_part(_, both):
+            flight, keys = both
+            begun, record = arrive(flight)
+            return None, (depart(begun, keys), record)
+
+        _, (flights, record) = jax.lax.scan(one_part, None, (flights, keys))
+        return flights, record
+
+    # A part's rows are not neighbours, so that a batch that is split over devices stays split in each part.
+    keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
+    parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
+    _, flights = jax.lax.scan(lambda _, both: (None, depart(*both)), None, (parts, keys[0]))
+    flights, records = jax.lax.scan(one_turn, flights, keys[1:])  # [T - 1, R, B / R, ...]
+    _, (parts, last) = jax.lax.scan(lambda _, flight: (None, arrive(flight)), None, flights)
+    records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
+    records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
+    return *jax.tree.map(of_parts, parts), records
+
+
+def in_parts(x: jax.Array, rings: int) -> jax.Array:
+    """Rows `[B, ...]` as parts of a ring, `[R, B / R, ...]`: row `b` is in part `b % R`.
+
+    >>> in_parts(jnp.arange(6), 2).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    return jnp.swapaxes(x.reshape(-1, rings, *x.shape[1:]), 0, 1)
+
+
+def of_parts(x: jax.Array) -> jax.Array:
+    """Parts `[R, B / R, ...]` as rows `[B, ...]`; undoes `in_parts`.
+
+    >>> of_parts(jnp.array([[0, 2, 4], [1, 3, 5]])).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
 def values_after(

@@ -25,6 +25,7 @@ from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition, whole_updates
 from algos.soft import Entropy, Parameters
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation
 from fdg.settings.fields import hyperparameter, require_within
 
@@ -75,6 +76,7 @@ class SAC(Agent):
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

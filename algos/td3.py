@@ -24,6 +24,7 @@ from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition, whole_updates
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
     hyperparameter,
@@ -104,6 +105,7 @@ class TD3(Agent):
     # [N, D]; the critics take observations and actions, and give two values, each [N].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

@@ -170,12 +170,11 @@ class ValueDecomposition(Agent):
 
         env_state, observation, recollection, steps = rollout_with_memory(
             act=act,
-            step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
             recollection=state.recollection,
-            num_steps=self.num_steps,
+            **self._rolling,
         )
         (observations, actions), (start, before), time_steps = steps
         first = (

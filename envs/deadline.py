@@ -20,7 +20,19 @@ class Deadline:
         Raises:
           TimeoutError: it was not there in time. The thread may be lost: use another `Deadline`.
         """
+        self.begin(function)
+        return self.finish(seconds)
+
+    def begin(self, function: Callable[[], Any]) -> None:
+        """Has the thread call the function; `finish` gives what comes of it."""
         self._calls.put(function)
+
+    def finish(self, seconds: float | None) -> Any:
+        """The result of the call that began first of those not finished, or what it raised; see `call`.
+
+        Args:
+          seconds: None waits as long as it takes.
+        """
         try:
             result, error = self._results.get(timeout=seconds)
         except queue.Empty:

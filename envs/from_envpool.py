@@ -30,7 +30,8 @@ from envs import gymnasium_parts, gymnasium_spaces
 from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
-from envs.host import HostEnvironment, Transition, make_from
+from envs.host import HostEnvironment, make_from
+from envs.pools import Transition
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
@@ -82,7 +83,7 @@ def beyond(name: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class EnvPoolSource(gymnasium_parts.LibrarySource):
-    """A `host.Source`: an environment of EnvPool, and options that differ from its defaults."""
+    """A `pools.Source`: an environment of EnvPool, and options that differ from its defaults."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -116,7 +117,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
 
 class EnvPoolPool:
-    """A `host.Pool` of EnvPool's threads, which live and fail together."""
+    """A `pools.Pool` of EnvPool's threads, which live and fail together."""
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
@@ -146,9 +147,18 @@ class EnvPoolPool:
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """Steps all instances, then resets those whose episode ended."""
+        self.send(action, timeout)
+        return self.recv(timeout)
+
+    def send(self, action: np.ndarray, timeout: float) -> None:
+        """Has the thread begin a step."""
         env, action = self._env, gymnasium_spaces.decode(self._acting, action)
+        self._thread.begin(lambda: self._step(env, action))
+
+    def recv(self, timeout: float) -> Transition:
+        """What comes of the step that `send` began."""
         try:
-            return self._thread.call(lambda: self._step(env, action), timeout)
+            return self._thread.finish(timeout)
         except TimeoutError:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:

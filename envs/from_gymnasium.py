@@ -32,7 +32,8 @@ import numpy as np
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
 from envs.environment import named_info
 from envs.gymnasium_worker import made
-from envs.host import Failure, HostEnvironment, Transition, make_from
+from envs.host import HostEnvironment, make_from
+from envs.pools import Failure, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, raised
@@ -66,7 +67,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
 
 @dataclasses.dataclass(frozen=True)
 class GymnasiumSource(gymnasium_parts.LibrarySource):
-    """A `host.Source`: a name of Gymnasium's, and arguments of `gymnasium.make` beside it."""
+    """A `pools.Source`: a name of Gymnasium's, and arguments of `gymnasium.make` beside it."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -99,7 +100,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `host.Pool` of processes, each with a share of the instances, which live and fail together."""
+    """A `pools.Pool` of processes, each with a share of the instances, which live and fail together."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
@@ -107,6 +108,7 @@ class WorkerPool:
         count = min(size, source.workers or os.cpu_count() or 1)
         self._shares = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
+        self._sent: dict[Any, int] = {}  # what `_ask` gave of a step
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Starts a worker anew for each share in `rows`."""
@@ -116,7 +118,7 @@ class WorkerPool:
             self._workers[i] = _Worker()
         name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
         asked = {i: ("reset", (name, options, seeds[np.isin(rows, self._shares[i])].tolist())) for i in anew}
-        replies = self._ask(asked, timeout)
+        replies = self._replies(self._ask(asked), timeout)
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
@@ -124,14 +126,23 @@ class WorkerPool:
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every worker."""
+        self.send(action, timeout)
+        return self.recv(timeout)
+
+    def send(self, action: np.ndarray, timeout: float) -> None:
+        """Has every worker begin a step."""
         actions = gymnasium_spaces.decode(self._acting, action)
         asked = {
             i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
             for i, share in enumerate(self._shares)
         }
+        self._sent = self._ask(asked)
+
+    def recv(self, timeout: float) -> Transition:
+        """What comes of the step that `send` began."""
         made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
-        for i, (ok, reply) in self._ask(asked, timeout).items():
+        for i, (ok, reply) in self._replies(self._sent, timeout).items():
             rows = self._shares[i]
             if not ok:
                 failures.append(Failure(rows, reply))
@@ -154,10 +165,8 @@ class WorkerPool:
         if worker is not None:
             worker.kill()
 
-    def _ask(self, questions: dict[int, Any], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """The reply of each worker asked, in the same order."""
-        end = time.monotonic() + timeout
-        replies: dict[int, tuple[bool, Any]] = {}
+    def _ask(self, questions: dict[int, Any]) -> dict[Any, int]:
+        """Sends a question to each worker named: by its connection, who is to reply."""
         waiting: dict[Any, int] = {}
         for i, question in questions.items():
             worker = self._workers[i]
@@ -165,12 +174,19 @@ class WorkerPool:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, as we shall see
                 worker.connection.send(question)
             waiting[worker.connection] = i
+        return waiting
+
+    def _replies(self, asked: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
+        """The reply of each worker asked, in the same order."""
+        end = time.monotonic() + timeout
+        replies: dict[int, tuple[bool, Any]] = {}
+        waiting = dict(asked)
         while waiting:
             ready = wait(list(waiting), max(0.0, end - time.monotonic()))
             for connection in ready or list(waiting):
                 i = waiting.pop(connection)
                 replies[i] = self._reply(i, timeout if not ready else None)
-        return {i: replies[i] for i in questions}
+        return {i: replies[i] for i in asked.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
         """What a worker has to say, or what has become of it; `timeout` if it has not said it in time."""

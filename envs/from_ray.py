@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.host import Failure, HostEnvironment, Pool, Source, Transition, wire_space
+from envs.host import HostEnvironment
+from envs.pools import Failure, Pool, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
@@ -69,7 +70,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
 
 @dataclasses.dataclass(frozen=True)
 class FleetSource:
-    """A `host.Source`: another one, whose instances are divided among workers."""
+    """A `pools.Source`: another one, whose instances are divided among workers."""
 
     source: Any  # a Source
     workers: int | None = None
@@ -243,7 +244,7 @@ class Fleet:
 
 
 class FleetPool:
-    """A `host.Pool` whose instances are in the workers of a fleet."""
+    """A `pools.Pool` whose instances are in the workers of a fleet."""
 
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
         self._size, self._fleet, self._number = size, fleet, next(_numbers)
@@ -253,6 +254,7 @@ class FleetPool:
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
+        self._sent: list[tuple[int, Any]] = []  # of a step: a share, and the result to come
         import ray
 
         self._ray = ray
@@ -281,13 +283,21 @@ class FleetPool:
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every share, all at once."""
-        asked = [
+        self.send(action, timeout)
+        return self.recv(timeout)
+
+    def send(self, action: np.ndarray, timeout: float) -> None:
+        """Has every share begin a step."""
+        self._sent = [
             (i, self._at[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
+
+    def recv(self, timeout: float) -> Transition:
+        """What comes of the step that `send` began."""
         made = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
-        for i, (part, reason) in enumerate(self._answers(asked, timeout)):
+        for i, (part, reason) in enumerate(self._answers(self._sent, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))

@@ -27,7 +27,7 @@ _MASK = "action_mask"
 
 
 class LibrarySource:
-    """Base of sources whose library uses Gymnasium's spaces: what a `host.Source` derives from them.
+    """Base of sources whose library uses Gymnasium's spaces: what a `pools.Source` derives from them.
 
     A subclass is a frozen dataclass that has `name` and defines `facts`.
     """

@@ -161,11 +161,30 @@ class Wrapper(Whole):
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
         inside, before = state if self._keeps else (state, ())
-        inside, step = self.env.step(keys, inside, action)
+        return self._after(before, *self.env.step(keys, inside, action))
+
+    @property
+    def send(self) -> Callable[..., Any]:
+        """The first half of `step` (`envs.rings`); absent where the `step` is whole."""
+        if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
+            raise AttributeError(f"the step of environment '{self.name}' has no halves")
+        return self._send
+
+    def recv(self, sent: Any) -> tuple[State, TimeStep]:
+        """The second half of `step`."""
+        inside, before = sent
+        return self._after(before, *self.env.recv(inside))
+
+    def _send(self, keys: jax.Array, state: State, action: jax.Array) -> Any:
+        inside, before = state if self._keeps else (state, ())
+        return self.env.send(keys, inside, action), before
+
+    def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
+        """What is kept and shown after a step of the environment inside."""
         kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
         begun, first = _of_features(self.begin, step.observation)
         for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
-            check_observation(self, method, one, len(keys))
+            check_observation(self, method, one, len(step.reward))
         kept, shown = _where(step.done, (begun, first), (kept, final))
         step = step._replace(observation=shown, final_observation=final)
         return WrapperState(inside, kept) if self._keeps else inside, step

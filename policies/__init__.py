@@ -19,6 +19,7 @@ from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
 from policies.split import Split
 from policies.standalone import Standalone
+from policies.workers import Workers
 
 __all__ = [
     "Auto",
@@ -31,6 +32,7 @@ __all__ = [
     "SingleLearnerFine",
     "Split",
     "Standalone",
+    "Workers",
     "auto",
     "fsdp",
     "get",
@@ -44,6 +46,7 @@ _POLICIES = (
     SingleLearnerFine,
     Environments,
     Central,
+    Workers,
     Colocated,
     Split,
     Standalone,
@@ -72,7 +75,7 @@ def names() -> tuple[str, ...]:
 
     >>> names()
     ('gpu_only', 'multi_learner', 'single_learner_coarse', 'single_learner_fine', 'environments', 'central',
-     'colocated', 'split', 'standalone')
+     'workers', 'colocated', 'split', 'standalone')
     """
     return tuple(_BY_NAME)
 

@@ -79,7 +79,7 @@ def test_the_plans_and_pictures_of_the_policies(capsys):
             if commands == 1:  # the others are read in the same way
                 assert plan_main(match["source"].split()[3:]) == 0
                 assert capsys.readouterr().out.endswith(f"\n\n{printed}\n")
-    assert commands == 7
+    assert commands == 8
     for name in policies.names():
         assert f"--policy {name} " in text and f"## `{policies.get(name).__name__}`" in text
 

@@ -293,7 +293,7 @@ def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monke
 
 @pytest.mark.parametrize("policy", policies.names())
 def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
-    batch = 62 if policy == "standalone" else 63  # of which a reference has one more
+    batch = 62 if policy in ("standalone", "workers") else 63  # a reference, or the actor, has one more
     assert plan_main(["--policy", policy, "--devices", "64", "--num-envs", str(batch)]) == 0
     text = capsys.readouterr().out
     assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "memory per device" in text

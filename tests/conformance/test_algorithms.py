@@ -245,6 +245,7 @@ SETUPS = {
     "single_learner_fine": (policies.SingleLearnerFine(workers=2, learners=1), 3),
     "environments": (policies.Environments(workers=2, learners=4), 6),
     "central": (policies.Central(workers=4, servers=1), 5),
+    "workers": (policies.Workers(environments=2, actors=2, learners=2, buffers=1), 7),
 }
 
 

@@ -50,13 +50,15 @@ SETUPS = {
     "environments 2+3": (policies.Environments(workers=2, learners=3), 8),
     "central 2+1": (policies.Central(workers=2), 3),
     "central 3+2": (policies.Central(workers=3, servers=2), 8),
+    "workers 3+2+1": (policies.Workers(environments=3, actors=2), 6),
     # with a batch of 60
     "coarse 5+3": (policies.SingleLearnerCoarse(actors=5, learners=3), 8),
     "fine 5+1": (policies.SingleLearnerFine(workers=5), 8),
     "environments 5+2": (policies.Environments(workers=5, learners=2), 8),
     "central 5+2": (policies.Central(workers=5, servers=2), 8),
+    "workers 5+1+2": (policies.Workers(environments=5, learners=2), 8),
 }
-BY_FIVE = ("coarse 5+3", "fine 5+1", "environments 5+2", "central 5+2")
+BY_FIVE = ("coarse 5+3", "fine 5+1", "environments 5+2", "central 5+2", "workers 5+1+2")
 
 CASES = [("walker 48", setup) for setup in SETUPS if setup not in BY_FIVE and setup != "multi_learner 5"]
 CASES += [("walker 60", setup) for setup in ("multi_learner 5", *BY_FIVE)]

@@ -16,7 +16,8 @@ import algos
 import envs
 import fdg
 import policies
-from envs import from_envpool, from_gymnasium, host
+from envs import from_envpool, from_gymnasium, host, running_pools
+from envs.pools import Transition
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
 from fdg.training.run_directory import read_metrics
@@ -142,7 +143,7 @@ def test_a_failure_beyond_the_restarts_says_so(monkeypatch):
     monkeypatch.setattr(
         from_gymnasium.WorkerPool,
         "step",
-        lambda self, action, timeout: host.Transition.lost(2, env.observation_space, "the moon fell"),
+        lambda self, action, timeout: Transition.lost(2, env.observation_space, "the moon fell"),
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"the moon fell \(all 1 restarts are used up\)"):
         jax.block_until_ready(stepped(env, state, 3))
@@ -241,14 +242,14 @@ def test_an_older_state_does_not_disturb_the_newer(caplog):
 def test_old_pools_are_closed():
     env = counting(workers=1)
     kept, _ = env.reset(keys(1))
-    closed = list(host._pools._running.values())
-    for _ in range(host._KEPT + 2):
+    closed = list(running_pools.POOLS._running.values())
+    for _ in range(running_pools._KEPT + 2):
         other, _ = env.reset(keys(1))
         kept, step = stepped(env, kept, 1)  # what is in use stays
         assert step.reward[0, 0] == 1
-    assert host.running() == host._KEPT
-    assert closed[0] in host._pools._running.values()
-    processes = [r.pool._workers[0].process for r in host._pools._running.values()]
+    assert host.running() == running_pools._KEPT
+    assert closed[0] in running_pools.POOLS._running.values()
+    processes = [r.pool._workers[0].process for r in running_pools.POOLS._running.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)
     del other
@@ -402,7 +403,7 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     subprocess.run(["rm", "-r", str(newest)], check=True)
     caplog.clear()
     assert train_main(["--resume", str(out), "--trust", "--eval-episodes", "0"]) == 0
-    (note,) = (record.getMessage() for record in caplog.records if record.name == "envs.host")
+    (note,) = (record.getMessage() for record in caplog.records if record.name == "envs.running_pools")
     assert "2 new episodes start here" in note
     assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1  # of both sittings
     assert "lost 1" not in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""Rollouts in rings, with environments and inference that sleep in functions on the host.
+
+*Even*: instances sleep s in each step, one after the other, and inference f for each row. In R parts these
+overlap: at most min(R, 1 + s / f) times as fast as in one. *Uneven*: every instance has a worker of its own,
+whose steps take lognormal times; the bound is free-running workers, which wait for nobody.
+
+    python -m bench.rings
+    python -m bench.rings --uneven --rounds 3
+"""
+
+import argparse
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.rollout import in_parts, of_parts, rollout
+from bench.harness import in_turns, seconds
+from envs import Box, Discrete, HostEnvironment, host
+from envs.pools import Transition
+
+STEPS, ROWS, INFERENCE = 32, 8, 0.0025  # seconds a row
+RATIOS, RINGS = (1, 3), (1, 2, 4)
+SEEN, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
+WORKERS, MEDIAN, SIGMAS, UNEVEN_RINGS = 64, 0.005, (0.5, 1.0), (1, 8, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleeping:
+    """Instances that sleep: `seconds` each, one after the other, or with `sigma` lognormal times at once."""
+
+    seconds: float
+    sigma: float | None = None
+    name: str = "sleeping"
+    observation_space: Any = SEEN
+    action_space: Any = ACTIONS
+    max_episode_steps: int | None = None
+
+    def start(self, size: int) -> "SleepingPool":
+        """A pool for so many instances."""
+        return SleepingPool(self, size)
+
+    def lasts(self, seed: int, steps: int) -> np.ndarray:
+        """Seconds of each of an instance's steps."""
+        return self.seconds * np.random.default_rng(seed).lognormal(0, self.sigma, steps)
+
+
+class SleepingPool:
+    """Its pool. Steps are begun, and slept, by workers; `recv` waits until the last of them would be done."""
+
+    def __init__(self, source: Sleeping, size: int):
+        self._source, self._size, self._step = source, size, 0
+        self._lasts = np.full((size, 1), source.seconds * size)
+        self._ends = 0.0
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
+        """Draws the times of all steps of each instance."""
+        if self._source.sigma is not None:
+            self._lasts = np.stack([self._source.lasts(int(seed), 4096) for seed in seeds])
+        return np.zeros((len(rows), 1), np.float32)
+
+    def send(self, action: np.ndarray, timeout: float) -> None:
+        """Begins a step."""
+        lasts = self._lasts[:, self._step % self._lasts.shape[1]].max()
+        self._ends, self._step = time.perf_counter() + lasts, self._step + 1
+
+    def recv(self, timeout: float) -> Transition:
+        """Waits for it."""
+        time.sleep(max(0.0, self._ends - time.perf_counter()))
+        return Transition.empty(self._size, self._source.observation_space)
+
+    def step(self, action: np.ndarray, timeout: float) -> Transition:
+        """Both."""
+        self.send(action, timeout)
+        return self.recv(timeout)
+
+    def close(self) -> None:
+        """Nothing is running."""
+
+
+def act(each: float, observation: jax.Array, keys: jax.Array) -> tuple[jax.Array, None]:
+    """Sleeps `each` seconds a row."""
+
+    def sleep(observation: jax.Array) -> np.ndarray:
+        if each:
+            time.sleep(each * len(observation))
+        return np.zeros(len(observation), np.int32)
+
+    shape = jax.ShapeDtypeStruct(keys.shape, jnp.int32)
+    return (jax.pure_callback(sleep, shape, observation) if each else jnp.zeros(shape.shape, jnp.int32)), None
+
+
+def rolling(source: Sleeping, rows: int, rings: int, inference: float, steps: int = STEPS) -> Any:
+    """A function that takes `steps` steps of all instances, in seconds."""
+    env = HostEnvironment(source)
+    step = env.step if rings == 1 else (env.send, env.recv)
+
+    def reset(keys: jax.Array) -> Any:
+        with host.in_parts(rings):
+            return env.reset(keys)
+
+    @jax.jit
+    def begin(keys: jax.Array) -> Any:
+        return jax.tree.map(of_parts, jax.lax.map(reset, in_parts(keys, rings)))
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def roll(state: Any, observation: Any, steps: int) -> Any:
+        return rollout(
+            functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
+        )[:2]
+
+    now = [jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))]
+
+    def once() -> float:
+        def run() -> Any:
+            now[0] = jax.block_until_ready(roll(*now[0], steps))
+            return now[0]
+
+        return seconds(run)
+
+    once()  # compiles
+    return once
+
+
+def even(rounds: int) -> bool:
+    """Prints each ratio of s to f in each number of rings; whether all are within 0.9 of the bound."""
+    met = True
+    for ratio in RATIOS:
+        sides = {rings: rolling(Sleeping(ratio * INFERENCE), ROWS, rings, INFERENCE) for rings in RINGS}
+        taken = in_turns({rings: lambda _, once=once: once() for rings, once in sides.items()}, rounds)
+        for rings in RINGS[1:]:
+            gain = statistics.median(a / b for a, b in zip(taken[1], taken[rings], strict=True))
+            bound = min(rings, 1 + ratio)
+            met &= gain >= 0.9 * bound
+            print(f"s / f = {ratio}, {rings} rings: {gain:.2f} times one, bound {bound}: {gain / bound:.2f}")
+    return met
+
+
+def uneven(rounds: int) -> None:
+    """Prints the steps a second in rings as a share of free-running workers'."""
+    for sigma in SIGMAS:
+        source = Sleeping(MEDIAN, sigma)
+
+        def free(_: int, source: Sleeping = source) -> float:
+            def work(seed: int) -> float:
+                lasts, begin = source.lasts(seed, STEPS), time.perf_counter()
+                for last in lasts:
+                    time.sleep(last)
+                return STEPS / (time.perf_counter() - begin)
+
+            with ThreadPoolExecutor(WORKERS) as workers:
+                rate = sum(workers.map(work, range(WORKERS)))  # each at its own pace, all the time
+            return WORKERS * STEPS / rate
+
+        sides: dict[Any, Any] = {"free": free}
+        for rings in UNEVEN_RINGS:
+            once = rolling(source, WORKERS, rings, 0.0)
+            sides[rings] = lambda _, once=once: once()
+        taken = {side: statistics.median(each) for side, each in in_turns(sides, rounds).items()}
+        shares = ", ".join(f"{rings}: {taken['free'] / taken[rings]:.2f}" for rings in UNEVEN_RINGS)
+        mean = 1e3 * MEDIAN * math.exp(sigma**2 / 2)
+        print(f"{WORKERS} workers, {mean:.1f} ms, sigma {sigma}: share of free-running, by rings: {shares}")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Exit status 1 where a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--uneven", action="store_true", help="also uneven environments")
+    given = parser.parse_args(words)
+    met = even(given.rounds)
+    if given.uneven:
+        uneven(given.rounds)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,250 @@
+"""The pools that programs of this process hold tickets of: found by their tickets, replaced, and closed."""
+
+import atexit
+import collections
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envs import gymnasium_worker
+from envs.pools import Halves, Transition
+from fdg.errors import HostError
+
+_log = logging.getLogger(__name__)
+
+_START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
+_KEPT = 4  # batches of one environment and size at the same time: to train, to evaluate, and a few more
+
+
+class Losses(NamedTuple):
+    """What failures of workers have cost this process, of all its pools."""
+
+    failures: int
+    episodes: int  # that were running, and count as truncated
+
+
+_losses = Losses(0, 0)
+
+
+def losses() -> Losses:
+    """What failures have cost so far."""
+    return _losses
+
+
+class _Running:
+    """A pool that programs hold tickets of."""
+
+    def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
+        self.number = secrets.randbelow(2**31)  # so that a ticket of another process fits none of ours
+        self.environment, self.size, self.parts = environment, len(seeds), parts
+        self.steps, self.restarted = 0, 0
+        self.sent: np.ndarray | None = None  # seeds of the step that is under way, if one is
+        self.is_new = False  # that step is the start of new episodes
+        self.lock = threading.Lock()
+        self.pool = environment.source.start(self.size)
+        self._halves = Halves(self.pool)
+        try:
+            self.first_observation = self.pool.reset(np.arange(self.size), seeds, _START_TIMEOUT)
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
+        """A transition, and which of its rows were lost and start anew."""
+        self.steps += 1
+        return self._taken(self.pool.step(action, self.environment.timeout), seeds)
+
+    def send(self, seeds: np.ndarray, action: np.ndarray) -> None:
+        """Begins a step; `recv` gives what `step` does."""
+        self.steps, self.sent = self.steps + 1, seeds
+        self._halves.send(action, self.environment.timeout)
+
+    def recv(self) -> tuple[Transition, np.ndarray]:
+        """Waits for the step that is under way."""
+        assert self.sent is not None
+        seeds, self.sent, is_new, self.is_new = self.sent, None, self.is_new, False
+        return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
+
+    def begun(self) -> tuple[Transition, np.ndarray]:
+        """As the step of a batch whose episodes are lost: all start anew."""
+        first, yes = self.first_observation, np.ones(self.size, np.bool_)
+        unknown = tuple(np.full(self.size, np.nan, np.float32) for _ in self.environment.info)
+        return Transition(first, np.zeros(self.size, np.float32), ~yes, yes, first, unknown), yes
+
+    def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
+        """Its ticket `[B]`, and after it what a step gave."""
+        ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
+        return ticket if step is None else (*ticket, step[0][:6], step[1])
+
+    def close(self) -> None:
+        """Ends the pool."""
+        self._halves.close()
+        self.pool.close()
+
+    def _taken(self, made: Transition, seeds: np.ndarray) -> tuple[Transition, np.ndarray]:
+        lost = np.zeros(self.size, np.bool_)
+        for rows, reason in made.failures:
+            self._replace(made, rows, reason, seeds)
+            lost[rows] = True
+        # A terminal state needs no bootstrap, whatever the clock says: termination wins.
+        return made._replace(truncated=made.truncated & ~made.terminated, failures=()), lost
+
+    def _replace(self, made: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        limit, name = self.environment.restarts, self.environment.name
+        if self.restarted >= limit:
+            fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
+            hint = "" if gymnasium_worker.is_wrong_answer(reason) and not limit else f" ({fix})"
+            raise HostError(f"environment '{name}': {reason}{hint}")
+        self.restarted += 1
+        global _losses
+        _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
+        _log.warning(
+            "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
+            name, reason, len(rows), self.size, self.restarted, limit,
+        )  # fmt: skip
+        made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
+        made.final_observation[rows] = made.observation[rows]  # the program knows the one before
+        made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
+        for each in made.info:
+            each[rows] = np.nan
+
+
+def _unpacked(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seeds and actions of a step, which stay as they are when the program goes on."""
+    space, packed = environment.action_space, packed[:, 2:].copy()
+    return packed[:, 0], packed[:, 1:].copy().view(space.dtype).reshape(-1, *space.shape)
+
+
+class _Pools:
+    """The pools of this process by number. A new one beyond `_KEPT` closes the one unused for longest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: collections.OrderedDict[int, _Running] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def reset(self, environment: Any, seeds: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """A new pool: its number `[B]`, and the first observations."""
+        running = self._start(environment, seeds, parts)
+        return running.said()[0], running.first_observation
+
+    def step(
+        self, environment: Any, packed: np.ndarray, parts: int
+    ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
+        """Steps the pool of a ticket; `packed` holds pool, steps, seed and action."""
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+            if running is not None:
+                return running.said(running.step(*_unpacked(environment, packed)))
+        running = self._start_again(environment, packed[:, 2], parts)
+        return running.said(running.begun())
+
+    def send(self, environment: Any, packed: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """Begins the same step; the ticket to `recv` it by."""
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+            if running is not None:
+                running.send(*_unpacked(environment, packed))
+                return running.said()
+        running = self._start_again(environment, packed[:, 2], parts)
+        running.sent, running.is_new = packed[:, 2].copy(), True
+        return running.said()
+
+    def recv(
+        self, environment: Any, packed: np.ndarray, parts: int
+    ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
+        """Waits for the step that `send` began; `packed` holds pool and steps.
+
+        Raises:
+          HostError: none is under way by this ticket.
+        """
+        number, steps = packed[0]
+        with self._fitting(environment, number, steps, len(packed), sent=True) as running:
+            if running is not None:
+                return running.said(running.recv())
+        raise HostError(
+            f"environment '{environment.name}': recv of step {steps}, which is not under way: receive what"
+            " each send returned once, and send the state that recv gives"
+        )
+
+    def close(self) -> None:
+        """Ends all pools."""
+        with self._lock:
+            ending, self._running = list(self._running.values()), collections.OrderedDict()
+        for running in ending:
+            running.close()
+
+    @contextlib.contextmanager
+    def _fitting(
+        self, environment: Any, number: int, steps: int, size: int, sent: bool = False
+    ) -> Iterator[_Running | None]:
+        """The pool that a ticket fits, locked, and closed if what is done with it raises; None if none fits.
+
+        Args:
+          sent: whether a step is under way in it.
+        """
+        found = self._find(int(number))
+        if found is None:
+            yield None
+            return
+        with found.lock:
+            same = found.environment is environment or found.environment == environment
+            if not same or (found.size, found.steps, found.sent is not None) != (size, steps, sent):
+                yield None
+                return
+            try:
+                yield found
+            except BaseException:
+                self._forget(found.number)
+                found.close()
+                raise
+
+    def _start_again(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
+        _log.warning(
+            "environment '%s': the instances that this state was made with are gone (no checkpoint holds"
+            " them): %d new episodes start here", environment.name, len(seeds),
+        )  # fmt: skip
+        return self._start(environment, seeds, parts)
+
+    def _find(self, number: int) -> _Running | None:
+        with self._lock:
+            if number in self._running:
+                self._running.move_to_end(number)
+            return self._running.get(number)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._running.pop(number, None)
+
+    def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
+        running = _Running(environment, seeds, parts)
+        with self._lock:
+            self._running[running.number] = running
+            alike = [
+                n for n, r in self._running.items() if (r.environment, r.size) == (environment, len(seeds))
+            ]
+            kept = _KEPT * max(self._running[n].parts for n in alike)
+            ending = [self._running.pop(n) for n in alike[:-kept]]
+        for old in ending:
+            with old.lock:
+                old.close()
+        return running
+
+
+POOLS = _Pools()
+
+
+@atexit.register
+def close() -> None:
+    """Ends all pools of this process; states made with them start new episodes when stepped again."""
+    POOLS.close()
+
+
+def running() -> int:
+    """How many pools this process has."""
+    return len(POOLS)

@@ -1,0 +1,58 @@
+"""`Workers`: environments, inference, buffers and learning each on devices of their own."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.errors import PlanError
+from fdg.placing.policy import Group
+from policies.groups import divide
+from policies.parameters import ShardsParameters
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Workers(ShardsParameters):
+    """Actor workers step environments, policy workers infer actions, trainer workers learn.
+
+    The layout of SRL (Mei et al., arXiv 2306.16688). Observations and actions cross at every step,
+    trajectories and parameters once an iteration. With `staleness` acting and learning work at the same
+    time. With the algorithm's `rings`, environments step while policy workers infer.
+
+    Attributes:
+      environments: devices for environments, None for all that remain.
+      actors: devices that infer actions, the batch split over them.
+      learners: devices that learn, the batch split over them.
+      buffers: devices of the role `buffer` (replay, transforms) alone; 0: the learners'.
+      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners; actors hold whole parameters.
+    """
+
+    environments: int | None = dataclasses.field(
+        default=None, metadata={"devices": True, "help": "devices for environments; None: the rest"}
+    )
+    actors: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that act"})
+    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that learn"})
+    buffers: int = dataclasses.field(
+        default=0, metadata={"help": "devices of replay and transforms; 0: those that learn"}
+    )
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.buffers, int) or self.buffers < 0:
+            raise PlanError(f"Workers: buffers={self.buffers!r}: give a number of devices, 0 for none")
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """A group for each role."""
+        apart = {"buffers": self.buffers} if self.buffers else {}
+        environments, actors, *buffers, learners = divide(
+            self,
+            devices,
+            environments=self.environments,
+            actors=self.actors,
+            **apart,
+            learners=self.learners,
+        )
+        learners = self.sharded(learners)
+        buffer = dataclasses.replace(buffers[0], optional=True) if buffers else learners
+        return {"environment": environments, "actor": actors, "buffer": buffer, "learner": learners}

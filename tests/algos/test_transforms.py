@@ -1,0 +1,147 @@
+"""Transforms of rows between collecting and learning: reanalysis, relabelling, and where they run."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.networks import actor_critic, policy_and_value
+from algos.on_policy import over_time
+from envs import Wrapper
+from tests.conformance.comparison import assert_same, leaves, plain
+
+ENV = envs.make("CartPole-v1")
+SMALL = {"num_envs": 4, "num_steps": 4, "hidden": (4,)}
+NETWORK = actor_critic(ENV.observation_space, ENV.action_space, hidden=(4,))
+
+
+def reanalyse(rows, parameters, key):
+    """Values as the newest parameters have them, in place of those that the actors recorded."""
+
+    def value_of(observation):
+        return policy_and_value(NETWORK, parameters, observation, ENV.action_space)[1]
+
+    value = over_time(value_of, rows.observation)
+    return rows._replace(decision=rows.decision._replace(value=value))
+
+
+def doubled(rows, parameters, key):
+    """Rewards twice as large."""
+    return rows._replace(time_step=rows.time_step._replace(reward=2 * rows.time_step.reward))
+
+
+def noisy(rows, parameters, key):
+    """Rewards with noise, of a key for each environment."""
+    reward = rows.time_step.reward
+    keys = jax.random.split(key, reward.shape[1])
+    noise = jax.vmap(lambda key: jax.random.normal(key, reward.shape[:1]), out_axes=1)(keys)
+    return rows._replace(time_step=rows.time_step._replace(reward=reward + noise))
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(Wrapper):
+    def step(self, keys, state, action):
+        state, step = super().step(keys, state, action)
+        return state, step._replace(reward=2 * step.reward)
+
+
+def ppo(**fields):
+    return algos.PPO(**{"env": ENV, **SMALL, "num_epochs": 1, "num_minibatches": 2, **fields})
+
+
+def after(algorithm, policy, devices, iterations=3):
+    engine = fdg.compile(algorithm, policy, devices)
+    state, metrics = engine.run(engine.init(0), iterations)
+    return engine, (engine.algorithm_state(state) if engine.plan.delayed else state), metrics
+
+
+def test_relabelling_is_what_an_environment_with_such_rewards_gives():
+    start = jax.jit(algos.A2C(env=ENV, **SMALL).init)(jax.random.key(0))
+    by_transform = plain(algos.A2C(env=ENV, **SMALL, transform=doubled), start, 2)
+    by_environment = plain(algos.A2C(env=Doubled(ENV), **SMALL), start, 2)
+    assert_same(by_environment, by_transform)
+    unlike = plain(algos.A2C(env=ENV, **SMALL), start, 2)[0].parameters
+    assert any(
+        np.any(x != y)
+        for x, y in zip(*map(jax.tree.leaves, (unlike, by_transform[0].parameters)), strict=True)
+    )
+
+
+def test_reanalysis_uses_the_newest_parameters(devices):
+    """Without staleness the actors' are the newest, so nothing changes; with it the learner's are newer."""
+    coarse = policies.SingleLearnerCoarse
+    start = [
+        after(ppo(transform=t, learning_rate=0.05), coarse(), devices[:2])[1:] for t in (None, reanalyse)
+    ]
+    assert_same(*start)
+    stale = [
+        after(ppo(transform=t, learning_rate=0.05), coarse(staleness=1), devices[:2])[1]
+        for t in (None, reanalyse)
+    ]
+    naive, newest = (leaves(state.parameters) for state in stale)
+    assert max(np.max(np.abs(naive[path] - newest[path])) for path in naive) > 1e-4
+
+
+def test_a_transform_runs_where_the_buffer_is_with_the_same_numbers(devices):
+    algorithm = ppo(transform=noisy)
+    _, *expected = after(algorithm, policies.GPUOnly(), devices[:1])
+    engine, *found = after(algorithm, policies.Workers(environments=1, buffers=2), devices[:5])
+    assert_same(expected, found)
+    assert dict(engine.plan.assignment)["transform"] == "buffers"
+
+
+def test_a_transform_of_replay():
+    """Zero rewards for all that is drawn: SAC's values shrink to those of entropy alone."""
+
+    def nothing(rows, parameters, key):
+        assert rows.reward.ndim == 2 and "actor" in str(jax.tree_util.tree_structure(parameters)).lower()
+        return rows._replace(reward=jnp.zeros_like(rows.reward))
+
+    env = envs.make("probe:continuous")
+    fields = {
+        "num_envs": 4, "updates_per_step": 0.5, "learning_starts": 8, "batch_size": 4, "buffer_size": 32,
+        "hidden": (4,), "normalize_observation": False,
+    }  # fmt: skip
+    start = jax.jit(algos.SAC(env=env, **fields).init)(jax.random.key(0))
+
+    @dataclasses.dataclass(frozen=True)
+    class Unpaid(Wrapper):
+        def step(self, keys, state, action):
+            state, step = super().step(keys, state, action)
+            return state, step._replace(reward=jnp.zeros_like(step.reward))
+
+    one = plain(algos.SAC(env=env, **fields, transform=nothing), start, 4)[0].learned
+    other = plain(algos.SAC(env=Unpaid(env), **fields), start, 4)[0].learned
+    assert_same(other, one)
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (
+            3,
+            r"transform=3: it must be a function of \(rows, parameters, key\), 'module:name' of one, or None",
+        ),
+        (lambda rows: rows, r"transform takes \(rows\), and is called with \(rows, parameters, key\)"),
+        (lambda rows, parameters, key: rows.action, "transform gives .*: give rows of the structure"),
+        (
+            lambda rows, parameters, key: rows._replace(action=rows.action[:1]),
+            r"rows.action of shape \(1, 4\) and dtype int32: give shape \(4, 4\)",
+        ),
+        ("tests.algos.test_transforms:nowhere", "--transform"),
+    ],
+)
+def test_what_is_no_transform_is_refused(transform, words):
+    with pytest.raises(fdg.FdgError, match=words):
+        fdg.trace(ppo(transform=transform))
+
+
+def test_algorithms_without_a_place_for_it_refuse_it():
+    with pytest.raises(fdg.FdgError, match="transform: A3C learns from rows as they are; use A2C"):
+        algos.A3C(env=ENV, transform=doubled)

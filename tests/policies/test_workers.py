@@ -1,0 +1,115 @@
+"""`Workers`, and inference as a choice of where `actor` lives: the same numbers, one flag apart."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import fdg
+import policies
+from envs import host
+from fdg.commands.parse import parse
+from policies import SingleLearnerCoarse, SingleLearnerFine, Workers
+from tests.envs.test_rings import ADDING
+
+
+@pytest.fixture(autouse=True)
+def _end_pools():
+    yield
+    host.close()
+
+
+# --- groups ---
+
+
+def names(policy, count):
+    return {role: (g.name, g.devices) for role, g in policy.place(["cpu"] * count).items()}
+
+
+def test_groups():
+    assert names(Workers(), 1) == {
+        "environment": ("environments", (0,)),
+        "actor": ("actors", (0,)),
+        "buffer": ("learners", (0,)),
+        "learner": ("learners", (0,)),
+    }
+    assert names(Workers(actors=2, learners=3, buffers=1), 8) == {
+        "environment": ("environments", (0, 1)),
+        "actor": ("actors", (2, 3)),
+        "buffer": ("buffers", (4,)),
+        "learner": ("learners", (5, 6, 7)),
+    }
+    cpu_first = Workers().place(["gpu", "cpu", "gpu"])
+    assert cpu_first["environment"].devices == (1,) and cpu_first["actor"].devices == (0,)
+
+
+def test_what_it_refuses():
+    with pytest.raises(
+        fdg.PlanError, match=r"1 environments . 1 actors . 1 learners = 3 devices, and there a"
+    ):
+        Workers().place(["cpu"] * 2)
+    with pytest.raises(fdg.PlanError, match="actors=0: at least one device is needed"):
+        Workers(actors=0).place(["cpu"] * 4)
+    with pytest.raises(fdg.PlanError, match="Workers: buffers=-1: give a number of devices, 0 for none"):
+        Workers(buffers=-1)
+
+
+def test_its_name_and_flags():
+    words = "--policy workers --environments 2 --actors 3 --buffers 1 --staleness 1 --devices 8 --rings 2"
+    job = parse(words.split(), "", "")
+    assert job.policy == Workers(environments=2, actors=3, buffers=1, staleness=1)
+    assert job.algorithm.rings == 2 and policies.get("workers") is Workers
+
+
+# --- inference inline, remote, on policy workers ---
+
+INFERENCE = {
+    "inline": SingleLearnerCoarse(actors=1, learners=2),
+    "remote": SingleLearnerFine(workers=1, learners=2),
+    "policy workers": Workers(environments=1, actors=1, learners=1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Precise(algos.IMPALA):
+    """In float64."""
+
+    def init(self, key):
+        def precise(x):
+            return x.astype(jnp.float64) if x.dtype == jnp.float32 else x
+
+        state = super().init(key)
+        learned = jax.tree.map(precise, (state.parameters, state.optimizer_state))
+        return state._replace(parameters=learned[0], optimizer_state=learned[1])
+
+
+def impala(rings):
+    return Precise(env=ADDING, num_envs=4, num_steps=3, hidden=(4,), rings=rings)
+
+
+def learned(engine, iterations=3):
+    state, metrics = engine.run(engine.init(0), iterations)
+    state = engine.algorithm_state(state) if engine.plan.delayed else state
+    return jax.tree.map(np.asarray, (state.parameters, state.observation, metrics))
+
+
+@pytest.mark.parametrize("rings", [1, pytest.param(2, marks=pytest.mark.whole)])
+def test_impala_learns_the_same_wherever_it_infers(rings, devices):
+    with jax.enable_x64(True):
+        expected = learned(fdg.compile(impala(1), policies.GPUOnly(), devices[:1]))
+        for policy in INFERENCE.values():
+            found = learned(fdg.compile(impala(rings), policy, devices[:3]))
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-12), expected, found)
+        assert expected[2]["episodes"].sum() > 0
+
+
+def test_rings_under_staleness(devices):
+    """The numbers are those of inline inference of the same staleness, without rings."""
+    with jax.enable_x64(True):
+        policy = SingleLearnerCoarse(staleness=1)
+        expected = learned(fdg.compile(impala(1), policy, devices[:2]))
+        found = learned(fdg.compile(impala(2), Workers(staleness=1), devices[:3]))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-12), expected, found)
