@@ -156,6 +156,11 @@ class Agent(HasPresets):
         result = end_step(self.env, sent)
         return check_batch_step(self.env, result, jax.tree.leaves(sent)[0].shape[0])
 
+    @fdg.fragment("environment", in_axes=(1, None), out_axes=None)
+    def ready(self, sent, waiting):
+        """Of the parts that are `waiting [R]`, one whose step has ended: `sent [R, B / R]` -> int32."""
+        return self.env.ready(sent, waiting)
+
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters):
         """One step of the optimiser: the parameters after it, and its state."""
@@ -233,7 +238,8 @@ class Agent(HasPresets):
     @property
     def _rolling(self) -> dict[str, Any]:
         """What `algos.rollout.rollout` is given of the environments and of how they step."""
-        step = self.step if self.rings == 1 else (self.send, self.recv)
+        halves = (self.send, self.recv, *([self.ready] if hasattr(self.env, "ready") else []))
+        step = self.step if self.rings == 1 else halves
         return {"step": step, "num_steps": self.num_steps, "rings": self.rings}
 
     def _for_environment(self, action):

@@ -94,7 +94,7 @@ class Recollection(NamedTuple):
     )  # [B] bool: an episode starts here; `memory` is left from the last one and is to be ignored
 
 
-Step = Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]]
+Step = Callable[..., Any] | tuple[Callable[..., Any], ...]
 
 
 def rollout(
@@ -114,7 +114,9 @@ def rollout(
     Args:
       act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras)`; extras is any pytree.
       step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its two halves, `(send, recv)`:
-        `send` takes the same and begins the step, `recv` takes what it gives and waits for the step's end.
+        `send` takes the same and begins the step, `recv` takes what it gives and waits for the step's end. A
+        third, `ready`, waits for any part of a ring: `(what send gave [R, ...], waiting [R] bool) -> int32`,
+        a part that waits and whose step has ended.
       key: one key.
       env_state: leading axis B.
       observation: `[B, ...]`, what the first action answers to; an array or a pytree of them.
@@ -166,7 +168,7 @@ def rollout_with_memory(
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     if rings > 1:
         return _in_rings(act, step, keys, (env_state, observation, recollection), rings)
-    step = step if callable(step) else _joined(*step)
+    step = step if callable(step) else _joined(*step[:2])
 
     def one_step(carry, keys):
         env_state, observation, recollection = carry
@@ -202,11 +204,13 @@ class _Flight(NamedTuple):
 def _in_rings(act: Callable, step: Step, keys: jax.Array, carry: Any, rings: int) -> tuple[Any, ...]:
     """`rollout_with_memory` in R parts, from its keys `[T, 2, B]`.
 
-    Every part is sent its first step; then they are received, act and are sent again in turns:
+    Every part is sent its first step; then they are received, act and are sent again, in turns or as they
+    are ready. Parts do not read each other, so the order changes no number.
 
         send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
     """
-    send, recv = (step, lambda sent: sent) if callable(step) else step
+    send, recv, *ready = (step, lambda sent: sent) if callable(step) else step
+    num_steps = len(keys)
 
     def depart(begun, keys):
         env_state, observation, recollection = begun
@@ -228,15 +232,37 @@ def _in_rings(act: Callable, step: Step, keys: jax.Array, carry: Any, rings: int
         _, (flights, record) = jax.lax.scan(one_part, None, (flights, keys))
         return flights, record
 
+    def one_ready(carry, _):
+        flights, received = carry  # `received [R]`: steps of each part
+        part = ready[0](flights.sent, received < num_steps - 1)
+        begun, record = arrive(_row(flights, part))
+        slot = received[part] * rings + part
+        departed = depart(begun, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
+        flights = jax.tree.map(
+            lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), flights, departed
+        )
+        return (flights, received.at[part].add(1)), (record, slot)
+
     # A part's rows are not neighbours, so that a batch that is split over devices stays split in each part.
     keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
     parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
     _, flights = jax.lax.scan(lambda _, both: (None, depart(*both)), None, (parts, keys[0]))
-    flights, records = jax.lax.scan(one_turn, flights, keys[1:])  # [T - 1, R, B / R, ...]
+    if ready and num_steps > 1:
+        begun = flights, jnp.zeros(rings, jnp.int32)
+        trips = (num_steps - 1) * rings
+        (flights, _), (records, slots) = jax.lax.scan(one_ready, begun, None, length=trips)
+        order = jnp.zeros(trips, jnp.int32).at[slots].set(jnp.arange(trips, dtype=jnp.int32))
+        records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
+    else:
+        flights, records = jax.lax.scan(one_turn, flights, keys[1:])  # [T - 1, R, B / R, ...]
     _, (parts, last) = jax.lax.scan(lambda _, flight: (None, arrive(flight)), None, flights)
     records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
     records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
     return *jax.tree.map(of_parts, parts), records
+
+
+def _row(tree: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 
 def in_parts(x: jax.Array, rings: int) -> jax.Array:

@@ -71,6 +71,10 @@ class SleepingPool:
         lasts = self._lasts[:, self._step % self._lasts.shape[1]].max()
         self._ends, self._step = time.perf_counter() + lasts, self._step + 1
 
+    def ready(self) -> bool:
+        """Whether it has ended."""
+        return time.perf_counter() >= self._ends
+
     def recv(self, timeout: float) -> Transition:
         """Waits for it."""
         time.sleep(max(0.0, self._ends - time.perf_counter()))
@@ -100,7 +104,7 @@ def act(each: float, observation: jax.Array, keys: jax.Array) -> tuple[jax.Array
 def rolling(source: Sleeping, rows: int, rings: int, inference: float, steps: int = STEPS) -> Any:
     """A function that takes `steps` steps of all instances, in seconds."""
     env = HostEnvironment(source)
-    step = env.step if rings == 1 else (env.send, env.recv)
+    step = env.step if rings == 1 else (env.send, env.recv, env.ready)
 
     def reset(keys: jax.Array) -> Any:
         with host.in_parts(rings):

@@ -41,6 +41,10 @@ class Deadline:
             raise error
         return result
 
+    def ready(self) -> bool:
+        """Whether `finish` would not wait."""
+        return not self._results.empty()
+
     def close(self) -> None:
         """Lets the thread end, once it has done what it is at."""
         self._calls.put(None)

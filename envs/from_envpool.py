@@ -155,6 +155,10 @@ class EnvPoolPool:
         env, action = self._env, gymnasium_spaces.decode(self._acting, action)
         self._thread.begin(lambda: self._step(env, action))
 
+    def ready(self) -> bool:
+        """Whether the step has ended."""
+        return self._thread.ready()
+
     def recv(self, timeout: float) -> Transition:
         """What comes of the step that `send` began."""
         try:

@@ -138,6 +138,10 @@ class WorkerPool:
         }
         self._sent = self._ask(asked)
 
+    def ready(self) -> bool:
+        """Whether all workers have replied."""
+        return len(wait(list(self._sent), 0)) == len(self._sent)
+
     def recv(self, timeout: float) -> Transition:
         """What comes of the step that `send` began."""
         made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))

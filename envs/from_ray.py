@@ -293,6 +293,11 @@ class FleetPool:
             for i, share in enumerate(self._shares)
         ]
 
+    def ready(self) -> bool:
+        """Whether all shares have stepped."""
+        sent = [ref for _, ref in self._sent]
+        return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
+
     def recv(self, timeout: float) -> Transition:
         """What comes of the step that `send` began."""
         made = Transition.empty(self._size, self._space, self._info)

@@ -168,6 +168,17 @@ class HostEnvironment(Whole):
         call = _HostCall(self, "recv", 1)
         return self._stepped(sent, io_callback(call, self._results(len(operand)), operand))
 
+    @checked_names
+    def ready(self, sent: EpisodeState, waiting: jax.Array) -> jax.Array:
+        """Waits until one of R batches has ended its step: int32, which.
+
+        Args:
+          sent: what `send` gave, `[R, B, ...]`.
+          waiting: `[R] bool`, of which it may be one; at least one is.
+        """
+        operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
+        return io_callback(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
+
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """What the host is told of a step."""
         check_keys(self.name, keys)

@@ -57,7 +57,8 @@ class Pool(Protocol):
         """Ends all that the pool has running, also what hangs."""
 
     # A pool whose instances work in other threads or processes may have the two halves of `step`, for which
-    # others get a thread: `send(action, timeout)`, which returns at once, and `recv(timeout) -> Transition`.
+    # others get a thread: `send(action, timeout)`, which returns at once, and `recv(timeout) -> Transition`;
+    # and `ready() -> bool`, whether `recv` would not wait.
 
 
 class Source(Protocol):
@@ -113,6 +114,12 @@ class Halves:
             return self._pool.recv(timeout)
         assert self._thread is not None
         return self._thread.finish(None)  # the pool's `step` keeps the time
+
+    def ready(self) -> bool:
+        """Whether `recv` would not wait, or nobody knows."""
+        if self._own:
+            return not hasattr(self._pool, "ready") or self._pool.ready()
+        return self._thread is None or self._thread.ready()
 
     def close(self) -> None:
         """Lets the thread end."""

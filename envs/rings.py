@@ -3,7 +3,8 @@
 An environment may have the halves of its `step`: `send(keys, state, action) -> sent`, which begins it, and
 `recv(sent) -> (state, TimeStep)`, which waits for its end. Those on the host have them; every leaf of `sent`
 has the leading axis `B`. Of any other environment `send` is the whole step: on an accelerator it is
-dispatched without waiting.
+dispatched without waiting. With `ready(sent [R, ...], waiting [R]) -> int32` an environment says which of R
+batches has ended its step, and waits until one has.
 """
 
 from typing import Any

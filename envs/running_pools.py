@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fdg.errors import HostError
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
+_POLL = 1e-4  # seconds between looks at which pool is ready
 _KEPT = 4  # batches of one environment and size at the same time: to train, to evaluate, and a few more
 
 
@@ -69,6 +71,10 @@ class _Running:
         assert self.sent is not None
         seeds, self.sent, is_new, self.is_new = self.sent, None, self.is_new, False
         return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
+
+    def ready(self) -> bool:
+        """Whether `recv` would not wait."""
+        return self.sent is None or self.is_new or self._halves.ready()
 
     def begun(self) -> tuple[Transition, np.ndarray]:
         """As the step of a batch whose episodes are lost: all start anew."""
@@ -171,6 +177,23 @@ class _Pools:
             f"environment '{environment.name}': recv of step {steps}, which is not under way: receive what"
             " each send returned once, and send the state that recv gives"
         )
+
+    def ready(self, environment: Any, packed: np.ndarray, parts: int) -> np.ndarray:
+        """Of the pools that are waited for, one that is ready; `packed` holds pool, steps, and whether it is.
+
+        Of several it is the one with the fewest steps, then the first. After the environment's timeout it is
+        one that is not ready: its `recv` says so.
+        """
+        waiting = np.flatnonzero(packed[:, 2])
+        fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
+        found = [(i, self._find(int(packed[i, 0]))) for i in fewest]
+        end = time.monotonic() + environment.timeout
+        while time.monotonic() < end:
+            for i, running in found:
+                if running is None or running.ready():
+                    return np.int32(i)
+            time.sleep(_POLL)
+        return np.int32(fewest[0])
 
     def close(self) -> None:
         """Ends all pools."""

@@ -131,12 +131,11 @@ class Wrapper(Whole):
             return (of_inside, own), shown
 
         def kept(count: int) -> Any:
-            leading = (count,)
             arrays = [
-                jax.ShapeDtypeStruct((*leading, *leaf["shape"][1:]), leaf["jax_dtype"])
+                jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"])
                 for _, leaf in leaves(inside.observation)
             ]
-            start, before = jax.ShapeDtypeStruct(leading, jnp.bool_), inside.kept(count)
+            start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.kept(count)
 
             def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
                 _, seen = inside.see(before, start, inside.encode(arrays, None))
@@ -168,16 +167,21 @@ class Wrapper(Whole):
         """The first half of `step` (`envs.rings`); absent where the `step` is whole."""
         if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
             raise AttributeError(f"the step of environment '{self.name}' has no halves")
-        return self._send
+
+        def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
+            inside, before = state if self._keeps else (state, ())
+            return self.env.send(keys, inside, action), before
+
+        return send
 
     def recv(self, sent: Any) -> tuple[State, TimeStep]:
         """The second half of `step`."""
-        inside, before = sent
-        return self._after(before, *self.env.recv(inside))
+        return self._after(sent[1], *self.env.recv(sent[0]))
 
-    def _send(self, keys: jax.Array, state: State, action: jax.Array) -> Any:
-        inside, before = state if self._keeps else (state, ())
-        return self.env.send(keys, inside, action), before
+    @property
+    def ready(self) -> Callable[..., jax.Array]:
+        """Waits for one of several steps that were sent; absent where `send` is."""
+        return self.send and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
     def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
         """What is kept and shown after a step of the environment inside."""
@@ -283,8 +287,7 @@ class ActionRepeat(Wrapper):
             new = new._replace(reward=step.reward + new.reward)
             return _where(step.done, so_far, (after, new))
 
-        first = self.env.step(keys, state, action)
-        state, step = jax.lax.fori_loop(1, self.times, again, first)
+        state, step = jax.lax.fori_loop(1, self.times, again, self.env.step(keys, state, action))
         steps = -(-step.episode_length // self.times)
         return state, step._replace(episode_length=steps)
 

@@ -32,7 +32,7 @@ SETUPS = {
     "environments 2+3": (policies.Environments(workers=2, learners=3), 8),
     "central 3+2": (policies.Central(workers=3, servers=2), 8),
     "central 4+2 stale": (policies.Central(workers=4, servers=2, staleness=2), 6),
-    "workers 3+2+1 stale": (policies.Workers(environments=3, actors=2, staleness=1), 6),
+    "workers 3+2+1": (policies.Workers(environments=3, actors=2), 6),
 }
 CASES = [("walker 48", setup) for setup in SETUPS if setup != "coarse 5+3"]
 CASES += [("gardener", setup) for setup in ("coarse 5+3",)]

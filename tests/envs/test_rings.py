@@ -86,7 +86,7 @@ def by_sum(observation, keys):
     return (observation[:, 1].astype(jnp.int32) + drawn) % 3, observation[:, 0]
 
 
-def rolled(env, rings, act=by_sum, rollouts=2):
+def rolled(env, rings, act=by_sum, rollouts=2, ready=True):
     """`rollouts` one after the other, `[T, B]` each, of environments that start as one batch does."""
 
     def begin(keys):
@@ -95,7 +95,7 @@ def rolled(env, rings, act=by_sum, rollouts=2):
 
     starts = [begin(part) for part in in_parts(keys(B), rings)]
     state, observation = jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(B, *x[0].shape[1:]), *starts)
-    step = env.step if rings == 1 else (env.send, env.recv)
+    step = env.step if rings == 1 else (env.send, env.recv, *([env.ready] if ready else []))
 
     @functools.partial(jax.jit, compiler_options=COMPILE_FAST)
     def one(key, state, observation):
@@ -190,12 +190,12 @@ def test_wrappers_that_only_show_have_the_halves_of_what_they_are_around():
 # --- rings ---
 
 
-@pytest.mark.parametrize("rings", [2, 4])
-def test_rings_give_the_numbers_of_the_whole_batch_whatever_sleeps(rings):
+@pytest.mark.parametrize(("rings", "ready"), [(2, False), (4, True)])
+def test_rings_give_the_numbers_of_the_whole_batch_whatever_sleeps(rings, ready):
     expected = rolled(ADDING, 1)
     drawn = random.SystemRandom()
     before_step["adding"] = lambda action: time.sleep(0.004 * drawn.random())
-    found = rolled(ADDING, rings)
+    found = rolled(ADDING, rings, ready=ready)
     jax.tree.map(np.testing.assert_array_equal, expected, found)
     (_, ((observation, action), seed, step)), _ = found
     assert action.shape == (T, B) and len(set(seed[0].tolist())) == B
@@ -226,19 +226,38 @@ class Noting(Adding):
         return Noted(self, size)
 
 
-def test_while_one_part_steps_the_others_act():
+def noting(observation, keys):
+    """Acts, and notes it."""
+
     def note(observation):
         events.append("act")
         return np.zeros(len(observation), np.int32)
 
-    def act(observation, keys):
-        return jax.pure_callback(note, jax.ShapeDtypeStruct(keys.shape, jnp.int32), observation), None
+    return jax.pure_callback(note, jax.ShapeDtypeStruct(keys.shape, jnp.int32), observation), None
 
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_while_one_part_steps_the_others_act(ready):
+    """In turns; also where the parts are equally fast, for the one with the fewest steps is served first."""
     events.clear()
-    rolled(HostEnvironment(Noting()), 2, act, rollouts=1)
+    rolled(HostEnvironment(Noting()), 2, noting, rollouts=1, ready=ready)
     first = ["reset", "reset", "act", "send 0", "act", "send 1"]
     turn = ["recv 0", "act", "send 0", "recv 1", "act", "send 1"]
     assert events == [*first, *turn * (T - 1), "recv 0", "recv 1"]
+
+
+def test_a_slow_part_holds_up_no_other(monkeypatch):
+    """Part 1 is never ready while another is: part 0 takes its five steps first, then part 1."""
+    monkeypatch.setattr(
+        Noted, "ready", lambda self: self.part == 0 or events.count("recv 0") == T - 1, raising=False
+    )
+    events.clear()
+    found = rolled(HostEnvironment(Noting()), 2, noting, rollouts=1)
+    one_part = [[f"recv {part}", "act", f"send {part}"] * (T - 1) for part in range(2)]
+    assert events[6:] == [*one_part[0], *one_part[1], "recv 0", "recv 1"]
+    events.clear()
+    expected = rolled(HostEnvironment(Noting()), 1, noting, rollouts=1)
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
 def test_all_pools_of_a_ring_are_kept():
