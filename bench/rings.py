@@ -26,10 +26,11 @@ from bench.harness import in_turns, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition
 
-STEPS, ROWS, INFERENCE = 32, 8, 0.0025  # seconds a row
+STEPS, ROWS, INFERENCE = 16, 8, 0.01  # seconds a row
 RATIOS, RINGS = (1, 3), (1, 2, 4)
 SEEN, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
-WORKERS, MEDIAN, SIGMAS, UNEVEN_RINGS = 64, 0.005, (0.5, 1.0), (1, 8, 64)
+WORKERS, MEDIAN, SIGMAS, UNEVEN_STEPS = 64, 0.1, (0.5, 1.0), 32
+UNEVEN_RINGS = (1, 8, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,18 +155,18 @@ def uneven(rounds: int) -> None:
 
         def free(_: int, source: Sleeping = source) -> float:
             def work(seed: int) -> float:
-                lasts, begin = source.lasts(seed, STEPS), time.perf_counter()
+                lasts, begin = source.lasts(seed, UNEVEN_STEPS), time.perf_counter()
                 for last in lasts:
                     time.sleep(last)
-                return STEPS / (time.perf_counter() - begin)
+                return UNEVEN_STEPS / (time.perf_counter() - begin)
 
             with ThreadPoolExecutor(WORKERS) as workers:
                 rate = sum(workers.map(work, range(WORKERS)))  # each at its own pace, all the time
-            return WORKERS * STEPS / rate
+            return WORKERS * UNEVEN_STEPS / rate
 
         sides: dict[Any, Any] = {"free": free}
         for rings in UNEVEN_RINGS:
-            once = rolling(source, WORKERS, rings, 0.0)
+            once = rolling(source, WORKERS, rings, 0.0, UNEVEN_STEPS)
             sides[rings] = lambda _, once=once: once()
         taken = {side: statistics.median(each) for side, each in in_turns(sides, rounds).items()}
         shares = ", ".join(f"{rings}: {taken['free'] / taken[rings]:.2f}" for rings in UNEVEN_RINGS)
