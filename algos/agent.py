@@ -1,6 +1,7 @@
 """What every algorithm here has: presets, the length of a run, stepping environments, updating parameters."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -46,6 +47,11 @@ class Rollouts(Part):
             algorithm,
             self.num_envs % self.rings == 0,
             f"rings={self.rings} does not divide num_envs={self.num_envs}: choose a divisor",
+        )
+        require(
+            algorithm,
+            self.rings == 1 or not getattr(getattr(algorithm, "env", None), "acts", False),
+            f"rings={self.rings} with acts=True: workers that act wait for nobody: use rings=1",
         )
 
 
@@ -240,7 +246,20 @@ class Agent(HasPresets):
         """What `algos.rollout.rollout` is given of the environments and of how they step."""
         halves = (self.send, self.recv, *([self.ready] if hasattr(self.env, "ready") else []))
         step = self.step if self.rings == 1 else halves
-        return {"step": step, "num_steps": self.num_steps, "rings": self.rings}
+        found = {"step": step, "num_steps": self.num_steps, "rings": self.rings}
+        return found | ({"segment": self._segment} if getattr(self.env, "acts", False) else {})
+
+    def _segment(self, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
+        """A rollout for which the workers of the environments act: see `rollout`."""
+
+        def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
+            action, extras = act(observation, keys)
+            return self._for_environment(action), (action, extras)
+
+        acting, operands = self.env.acting(to_environment, keys)
+        carry_out = functools.partial(self.env.segment, acting)
+        run = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(carry_out)
+        return run(operands, keys, env_state)
 
     def _for_environment(self, action):
         """Actions as the environment takes them."""

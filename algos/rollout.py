@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from envs import Environment, Observation, TimeStep
 from fdg.arguments import check_takes
+from fdg.errors import FdgError
 
 
 class _Actor(NamedTuple):
@@ -105,6 +106,7 @@ def rollout(
     observation: Any,
     num_steps: int,
     rings: int = 1,
+    segment: Callable | None = None,
 ) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
@@ -125,6 +127,8 @@ def rollout(
         act, and `act` and `step` see `[B / R]`. Random draws are those of the whole batch, so the numbers are
         too, up to the rounding of products of other shapes (environment rings of SRL, Mei et al., arXiv
         2306.16688).
+      segment: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`:
+        workers of the environments act and step by themselves; None: they do not.
 
     Returns:
       The environments' state and observation after the last step, and, stacked over time `[T, B, ...]`,
@@ -135,6 +139,12 @@ def rollout(
     def act_from_observation(observation, _, keys):
         return *act(observation, keys), None
 
+    if segment is not None:
+        num_envs = jax.tree.leaves(observation)[0].shape[0]
+        keys = jax.random.split(key, (num_steps, 2, num_envs))
+        env_state, last, (action, extras), steps = segment(act, keys, env_state)
+        seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
+        return env_state, last, ((seen, action), extras, steps._replace(observation=None))
     env_state, observation, _, steps = rollout_with_memory(
         act_from_observation, step, key, env_state, observation, None, num_steps, rings
     )
@@ -150,6 +160,7 @@ def rollout_with_memory(
     recollection: Recollection | None,
     num_steps: int,
     rings: int = 1,
+    segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
     """`rollout` for a recurrent actor: the carry also has its memory, and a flag where an episode starts.
 
@@ -160,10 +171,16 @@ def rollout_with_memory(
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
       recollection: what the first action also answers to; None for an actor without.
       step, key, env_state, observation, num_steps, rings: as for `rollout`.
+      segment: is refused: workers that act have no memory.
 
     Returns:
       As `rollout`, with the `Recollection` after the last step third.
+
+    Raises:
+      FdgError: there is a `segment`.
     """
+    if segment is not None:
+        raise FdgError("acts=True: workers act without a memory: leave acts out, or use no memory")
     num_envs = jax.tree.leaves(observation)[0].shape[0]
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     if rings > 1:

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from envs import satellites
 from envs.host import HostEnvironment
-from envs.pools import Failure, Pool, Source, Transition, wire_space
+from envs.pools import Begun, Failure, Pool, Segment, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
@@ -31,6 +32,7 @@ RESTARTS = 100  # failures that a fleet survives, unless told otherwise
 
 _START_SECONDS = 300.0  # until all workers of a fleet are there; each imports this package
 _ROOM_SECONDS = 20.0  # in which Ray must have room for a worker that is started again
+_COMPILE_SECONDS = 60.0  # beyond the time of its steps, for a worker's first segment
 _LATE_SECONDS = 10.0  # beyond its own time limit, within which a worker must answer
 
 
@@ -51,10 +53,18 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     """
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
+    acts = overrides.pop("acts", False)
     own = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
-    check_options(f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus})
+    check_options(
+        f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
+    )
     if workers is not None and workers < 1:
         raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
+    if acts and workers is None:
+        raise FdgError(
+            f"environment '{PREFIX}{name}': acts=True needs the number of workers, for whose shares programs"
+            " are compiled: give workers=8 (--env-workers 8)"
+        )
     if not 0 < cpus < float("inf"):
         raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0")
     inner = make_one(name, **overrides)
@@ -65,7 +75,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
         )
     if isinstance(inner.source, FleetSource):
         raise FdgError(f"environment '{PREFIX}{name}': say {PREFIX} once")
-    return HostEnvironment(FleetSource(inner.source, workers, float(cpus)), **own)
+    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +85,11 @@ class FleetSource:
     source: Any  # a Source
     workers: int | None = None
     cpus: float = 1.0
+    acts: bool = False  # the workers act, too, for whole segments (`envs.satellites`)
+
+    def shares(self, size: int) -> list[int]:
+        """How many of so many instances each worker has."""
+        return [len(share) for share in np.array_split(np.arange(size), min(size, self.workers or 1))]
 
     @property
     def name(self) -> str:
@@ -132,6 +147,7 @@ class Worker:
     def __init__(self, environment: Mapping[str, str]):
         os.environ.update(environment)
         self._pools: dict[Key, Pool] = {}
+        self._seen: dict[Key, np.ndarray] = {}  # the last observations of each
 
     def where(self) -> str:
         """Host and process, as errors name them."""
@@ -145,15 +161,35 @@ class Worker:
             self.close(key)
             source, size = start
             self._pools[key] = source.start(size)
-        return self._pools[key].reset(rows, seeds, timeout)
+        observation = self._pools[key].reset(rows, seeds, timeout)
+        self._seen[key] = observation if start is not None else self._seen[key].copy()
+        self._seen[key][rows] = observation
+        return observation
 
     def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
         """Steps a pool; None if it is not here: this worker has replaced the one that had it."""
         pool = self._pools.get(key)
-        return None if pool is None else pool.step(action, timeout)
+        if pool is None:
+            return None
+        made = pool.step(action, timeout)
+        self._seen[key] = made.observation
+        return made
+
+    def segment(
+        self, key: Key, program: Any, operands: Any, keys: np.ndarray, begun: Begun | None, timeout: float
+    ) -> Segment | None:
+        """Acts in a pool and steps it, as often as there are keys; None if the pool is not here."""
+        pool = self._pools.get(key)
+        if pool is None:
+            return None
+        made, self._seen[key] = satellites.carry_out(
+            program, pool, self._seen[key], operands, keys, begun, timeout
+        )
+        return made
 
     def close(self, key: Key) -> None:
         """Ends a pool."""
+        self._seen.pop(key, None)
         if (pool := self._pools.pop(key, None)) is not None:
             pool.close()
 
@@ -255,6 +291,7 @@ class FleetPool:
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
         self._sent: list[tuple[int, Any]] = []  # of a step: a share, and the result to come
+        self._programs: dict[Any, Any] = {}  # in Ray's object store
         import ray
 
         self._ray = ray
@@ -314,6 +351,45 @@ class FleetPool:
                 for failure in part.failures
             ]
         return made._replace(failures=failures)
+
+    def segment(
+        self,
+        program: Any,
+        operands: Any,
+        keys: np.ndarray,
+        rows: np.ndarray,
+        begun: Begun | None,
+        timeout: float,
+    ) -> Segment:
+        """T steps of the shares that these rows are, all at once, for which their workers act.
+
+        Args:
+          program, operands: what they act by; both go through Ray's object store, once a segment or once.
+          keys: `[T, B, k]`.
+          rows: `[n]` in order, whole shares.
+          begun: of the rows, where they have just begun; else None.
+          timeout: seconds for a step.
+        """
+        if program not in self._programs:
+            self._programs[program] = self._ray.put(program)
+        told, asked = self._ray.put(operands), []
+        for i, share in enumerate(self._shares):
+            if share[0] not in rows:
+                continue
+            mine = None if begun is None else begun.of(np.searchsorted(rows, share))
+            of_program = self._programs[program]
+            asked.append(
+                (i, self._at[i].segment.remote(self._key(i), of_program, told, keys[:, share], mine, timeout))
+            )
+        failures: list[Failure] = []
+        parts: list[Segment | None] = []
+        for (i, _), (part, reason) in zip(
+            asked, self._answers(asked, timeout * len(keys) + _COMPILE_SECONDS), strict=True
+        ):
+            parts.append(part)
+            if part is None:
+                failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
+        return Segment.joined(parts, [len(self._shares[i]) for i, _ in asked], failures)
 
     def close(self) -> None:
         """Has the workers end their share; they stay for other pools, and end with this process."""

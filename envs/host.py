@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from envs import running_pools
+from envs import running_pools, satellites
 from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, Whole, check_keys, check_state
 from envs.native import Native, of_spaces
@@ -179,6 +179,59 @@ class HostEnvironment(Whole):
         operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
         return io_callback(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
 
+    @property
+    def acts(self) -> bool:
+        """Whether the workers of a fleet act by themselves (`ray:NAME?acts=True`)."""
+        return getattr(self.source, "acts", False)
+
+    def acting(self, act: Callable[..., Any], keys: jax.Array) -> tuple[satellites.Acting, list[jax.Array]]:
+        """Traces an actor for the workers: what `segment` takes first, and what the actor closes over.
+
+        Args:
+          act: `(observation [n, ...], keys [n]) -> (action [n, ...], kept)`; `kept` is a pytree of arrays
+            with leading axis n. It may close over traced arrays.
+          keys: `[T, 2, B]`, as for `segment`.
+        """
+        data, kind = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
+        wire = wire_space(self.source)
+
+        def of_rows(rows: jax.Array, data: jax.Array) -> Any:
+            return act(self._unpacked(rows), jax.random.wrap_key_data(data, impl=kind))
+
+        def seen(rows: int) -> Any:
+            return (
+                jax.ShapeDtypeStruct((rows, *wire.shape), wire.dtype),
+                jax.ShapeDtypeStruct((rows, *data.shape[1:]), data.dtype),
+            )
+
+        return satellites.trace(self.name, of_rows, seen, self.source.shares(len(data)))
+
+    def segment(
+        self, acting: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
+    ) -> tuple[EpisodeState, Any, Any, TimeStep]:
+        """T steps for which the workers of a fleet act by themselves.
+
+        Args:
+          acting, operands: of `acting`.
+          keys: `[T, 2, B]`: of actions, and of steps.
+          state: of `reset`, or of the last step.
+
+        Returns:
+          State and observation after the last step; what the actor kept, `[T, B, ...]`; the steps, `[T, B]`.
+        """
+        check_state(self.name, state)
+        kept, tree = jax.tree.flatten(acting.kept)
+        data = jax.random.key_data(keys[:, 0])
+        flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
+        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
+        packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
+        call = _SegmentCall(self, acting.program)
+        found = io_callback(call, shapes, packed, data, state.inner.observation, *operands)
+        results = jax.tree.unflatten(of_step, found[len(kept) :])
+        state, steps = jax.lax.scan(self._stepped, state, results)
+        last = jax.tree.map(lambda x: x[-1], steps.observation)
+        return state, last, jax.tree.unflatten(tree, found[: len(kept)]), steps
+
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """What the host is told of a step."""
         check_keys(self.name, keys)
@@ -296,6 +349,27 @@ class _HostCall:
             return getattr(running_pools.POOLS, self.method)(
                 self.environment, np.asarray(operand), self.parts
             )
+        except HostError:
+            raise
+        except Exception as error:  # JAX hands on no more than its text
+            raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _SegmentCall:
+    """What a program calls for a segment."""
+
+    environment: HostEnvironment
+    program: satellites.Program
+
+    @property
+    def __name__(self) -> str:
+        return f"environment '{self.environment.name}'"
+
+    def __call__(self, *given: Any) -> Any:
+        try:
+            arrays = [np.asarray(x) for x in given]
+            return running_pools.POOLS.segment(self.environment, self.program, *arrays)
         except HostError:
             raise
         except Exception as error:  # JAX hands on no more than its text

@@ -43,6 +43,60 @@ class Transition(NamedTuple):
         """What a step gives that has lost all instances."""
         return Transition.empty(size, space, info)._replace(failures=[Failure(np.arange(size), reason)])
 
+    @staticmethod
+    def stacked(steps: Sequence["Transition"]) -> "Transition":
+        """Steps one after the other, each array with a leading axis for them."""
+        info = tuple(map(np.stack, zip(*(step.info for step in steps), strict=True)))
+        return Transition(*map(np.stack, zip(*(step[:5] for step in steps), strict=True)), info)
+
+
+class Begun(NamedTuple):
+    """Instances that begin in place of lost ones: their first step is a truncation without a reward."""
+
+    seen: np.ndarray  # [n, *obs], of the lost ones, last
+    first: np.ndarray  # [n, *obs], of the new ones
+    info: int = 0  # numbers that an episode reports, which are not known of lost ones
+
+    def step(self) -> Transition:
+        """That step."""
+        size = len(self.first)
+        no, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
+        unknown = tuple(np.full((self.info, size), np.nan, np.float32))
+        return Transition(self.first, reward, no, ~no, self.first, unknown)
+
+    def of(self, rows: np.ndarray) -> "Begun":
+        """Some of them."""
+        return Begun(self.seen[rows], self.first[rows], self.info)
+
+
+class Segment(NamedTuple):
+    """T steps of instances that a worker acted for."""
+
+    kept: Sequence[np.ndarray]  # [T, B, ...] each, what the actor gave beside its actions
+    steps: Transition  # [T, B, ...]; `failures` are of the whole segment
+
+    @staticmethod
+    def joined(
+        parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
+    ) -> "Segment":
+        """Segments of shares of so many instances side by side; a lost share's rows hold nothing."""
+        known = next((part for part in parts if part is not None), None)
+        if known is None:
+            nothing = np.zeros((0, 0))
+            return Segment((), Transition(*[nothing] * 5, failures=failures))
+        given = [*known.kept, *known.steps[:5], *known.steps.info]
+
+        def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
+            if part is not None:
+                return [*part.kept, *part.steps[:5], *part.steps.info]
+            return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in given]
+
+        each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
+        whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]
+        count = len(known.kept)
+        steps = Transition(*whole[count : count + 5], tuple(whole[count + 5 :]), failures)
+        return Segment(whole[:count], steps)
+
 
 class Pool(Protocol):
     """Instances of an environment at work. Every call raises or reports within the time given to it."""
@@ -58,7 +112,8 @@ class Pool(Protocol):
 
     # A pool whose instances work in other threads or processes may have the two halves of `step`, for which
     # others get a thread: `send(action, timeout)`, which returns at once, and `recv(timeout) -> Transition`;
-    # and `ready() -> bool`, whether `recv` would not wait.
+    # and `ready() -> bool`, whether `recv` would not wait. A pool whose workers act may have
+    # `segment(program, operands, keys, rows, begun, timeout) -> Segment` of the instances `rows`.
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import gymnasium_worker
-from envs.pools import Halves, Transition
+from envs.pools import Begun, Halves, Segment, Transition
 from fdg.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -78,14 +78,44 @@ class _Running:
 
     def begun(self) -> tuple[Transition, np.ndarray]:
         """As the step of a batch whose episodes are lost: all start anew."""
-        first, yes = self.first_observation, np.ones(self.size, np.bool_)
-        unknown = tuple(np.full(self.size, np.nan, np.float32) for _ in self.environment.info)
-        return Transition(first, np.zeros(self.size, np.float32), ~yes, yes, first, unknown), yes
+        first = self.first_observation
+        return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
+
+    def segment(
+        self, program: Any, operands: Any, seeds: np.ndarray, keys: np.ndarray, seen: np.ndarray, is_new: bool
+    ) -> tuple[Any, Transition, np.ndarray]:
+        """T steps that workers act for: what actors gave, the steps, and which of them were lost `[T, B]`.
+
+        Instances that are lost within a segment are made anew, and have all of it again.
+        """
+        lost, info, made = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
+        rows, begun = np.arange(self.size), None
+        if is_new:
+            lost[0], begun = True, Begun(seen, self.first_observation, info)
+        while len(rows):
+            part = self.pool.segment(program, operands, keys, rows, begun, self.environment.timeout)
+            made = _written(made, part, rows)
+            rows = np.sort(np.concatenate([x.rows for x in part.steps.failures] or [np.zeros(0, np.int64)]))
+            for failure in part.steps.failures:
+                self._count(failure.rows, failure.reason)
+            if len(rows):
+                begun = Begun(seen[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info)
+                lost[0, rows] = True
+        assert made is not None
+        self.steps += len(keys)
+        steps = made.steps._replace(truncated=made.steps.truncated & ~made.steps.terminated, failures=())
+        return made.kept, steps, lost
 
     def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
         """Its ticket `[B]`, and after it what a step gave."""
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
+
+    def told(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
+        """What a segment gave, with its ticket at each step `[T, B]`."""
+        number, last = self.said()
+        counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
+        return (*kept, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
 
     def close(self) -> None:
         """Ends the pool."""
@@ -101,6 +131,15 @@ class _Running:
         return made._replace(truncated=made.truncated & ~made.terminated, failures=()), lost
 
     def _replace(self, made: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        self._count(rows, reason)
+        made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
+        made.final_observation[rows] = made.observation[rows]  # the program knows the one before
+        made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
+        for each in made.info:
+            each[rows] = np.nan
+
+    def _count(self, rows: np.ndarray, reason: str) -> None:
+        """Notes that instances were lost, or ends the run where too many were."""
         limit, name = self.environment.restarts, self.environment.name
         if self.restarted >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
@@ -113,11 +152,18 @@ class _Running:
             "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
             name, reason, len(rows), self.size, self.restarted, limit,
         )  # fmt: skip
-        made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
-        made.final_observation[rows] = made.observation[rows]  # the program knows the one before
-        made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
-        for each in made.info:
-            each[rows] = np.nan
+
+
+def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
+    """A segment with these rows replaced, unless all of them were lost; `part` itself if it is the first."""
+    if not part.steps.reward.size:
+        return whole
+    if whole is None:
+        return part
+    arrays = [*whole.kept, *whole.steps[:5], *whole.steps.info]
+    for x, y in zip(arrays, [*part.kept, *part.steps[:5], *part.steps.info], strict=True):
+        x[:, rows] = y
+    return whole
 
 
 def _unpacked(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -194,6 +240,20 @@ class _Pools:
                     return np.int32(i)
             time.sleep(_POLL)
         return np.int32(fewest[0])
+
+    def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
+        """T steps of a ticket's pool, whose workers act: what actors gave, and steps as `step` gives them.
+
+        Args:
+          packed: `[B, 3]`, pool, steps and seed of each.
+          given: `keys [T, B, k]`, `seen [B, *wire]`, and operands of the program.
+        """
+        (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+            if running is not None:
+                return running.told(*running.segment(program, operands, seeds, keys, seen, False))
+        running = self._start_again(environment, seeds, 1)
+        return running.told(*running.segment(program, operands, seeds, keys, seen, True))
 
     def close(self) -> None:
         """Ends all pools."""

@@ -1,0 +1,131 @@
+"""Satellites: workers of a fleet that act by themselves, for whole segments of a rollout.
+
+Without them a program sends the actions of every step to the workers, and waits for each. With them it sends
+the policy's parameters once for a segment of T steps (inline inference of SRL, Mei et al., arXiv 2306.16688).
+A worker gets the actor as an exported program (`jax.export`), compiled for a CPU and for its own rows.
+Parameters come as arguments, so a program is sent once and compiled once.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from envs.pools import Begun, Pool, Segment, Transition
+from fdg.errors import FdgError, HostError
+
+Act = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An actor as workers run it; equal to those of the same text.
+
+    Attributes:
+      digest: of the texts.
+      texts: what `jax.export` serialises, by number of rows.
+      x64: whether it was traced with 64-bit types enabled.
+    """
+
+    digest: str
+    texts: Mapping[int, bytes] = dataclasses.field(compare=False, repr=False)
+    x64: bool = False
+
+
+class Acting(NamedTuple):
+    """An actor that was traced for workers."""
+
+    program: Program
+    kept: Any  # pytree of jax.ShapeDtypeStruct, leading axis B
+
+
+def trace(
+    name: str, act: Act, seen: Callable[[int], Any], shares: Sequence[int]
+) -> tuple[Acting, list[jax.Array]]:
+    """Traces an actor for shares of a batch; also gives what it closes over: parameters, statistics.
+
+    Args:
+      name: of the environment, for messages.
+      act: `(rows [n, ...], key data [n, k] uint32) -> (action of the environment [n, ...], kept)`, where
+        `kept` is a pytree of arrays with leading axis n. It may close over traced arrays.
+      seen: shapes and dtypes of both arguments, for so many rows.
+      shares: numbers of rows of the workers.
+
+    Raises:
+      FdgError: it closes over arrays that differ with the number of rows.
+    """
+    texts, operands = {}, None
+    for rows in sorted(set(shares)):
+        closed = jax.make_jaxpr(act)(*seen(rows))
+        if operands is None:
+            operands = closed.consts
+        elif [x.shape for x in closed.consts] != [x.shape for x in operands]:
+            raise FdgError(
+                f"environment '{name}': acts=True: the actor closes over arrays of one row for each"
+                " environment, which workers do not have: leave acts out"
+            )
+
+        def run(operands: Any, *given: Any, jaxpr: Any = closed.jaxpr) -> Any:
+            return jax.core.eval_jaxpr(jaxpr, operands, *given)
+
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.consts]
+        exported = jax.export.export(jax.jit(run), platforms=["cpu"])(shapes, *seen(rows))
+        texts[rows] = bytes(exported.serialize())
+    digest = hashlib.sha256(b"".join(texts.values())).hexdigest()
+    kept = jax.eval_shape(act, *seen(sum(shares)))[1]
+    return Acting(Program(digest, texts, jax.config.jax_enable_x64), kept), operands or []
+
+
+_compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker
+
+
+def _call(program: Program, rows: int) -> Callable[..., Any]:
+    key = program.digest, rows
+    if key not in _compiled:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_enable_x64", program.x64)
+        _compiled[key] = jax.jit(jax.export.deserialize(bytearray(program.texts[rows])).call)
+    return _compiled[key]
+
+
+def carry_out(
+    program: Program,
+    pool: Pool,
+    seen: np.ndarray,
+    operands: Sequence[np.ndarray],
+    keys: np.ndarray,
+    begun: Begun | None,
+    timeout: float,
+) -> tuple[Segment, np.ndarray]:
+    """Acts and steps in a worker.
+
+    Args:
+      program: the actor.
+      pool: of n instances.
+      seen: `[n, *wire]`, what the first action answers to.
+      operands: of the program.
+      keys: `[T, n, k]` uint32, data of the keys that actions are drawn by.
+      begun: where the instances have just begun, in place of others that were lost; else None.
+      timeout: seconds for a step.
+
+    Returns:
+      The segment, and what the next action answers to.
+
+    Raises:
+      HostError: instances were lost.
+    """
+    act, kept, steps = _call(program, len(seen)), [], []
+    for number, key in enumerate(keys):
+        anew = begun is not None and number == 0
+        action, *more = act(operands, begun.seen if begun is not None and anew else seen, key)
+        step = begun.step() if begun is not None and anew else pool.step(np.asarray(action), timeout)
+        if step.failures:
+            raise HostError(step.failures[0].reason)
+        kept.append([np.asarray(x) for x in more])
+        steps.append(step)
+        seen = step.observation
+    whole = [np.stack(each) for each in zip(*kept, strict=True)]
+    return Segment(whole, Transition.stacked(steps)), seen
