@@ -104,6 +104,9 @@ class PlayedRay:
 
         return types.SimpleNamespace(options=options)
 
+    def put(self, value):
+        return value
+
     def wait(self, refs, num_returns, timeout):
         return refs[:num_returns], refs[num_returns:]
 

@@ -1,0 +1,116 @@
+"""Satellites on this machine: workers of a Ray fleet that act, and workers that are sent actions.
+
+Instances sleep in each step, so that many workers share a few cores; the actor is a small network. A worker's
+*own rate* is that of one process that acts and steps its rows with nobody to wait for, measured in this one.
+With `--kill N` so many workers are killed with SIGKILL in the midst of the rounds: only their rows are lost.
+
+    python -m bench.satellites                           # 16 workers of 4 instances
+    python -m bench.satellites --workers 64 --kill 8
+"""
+
+import os
+import signal
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algos
+import fdg
+from bench.harness import in_turns, parser, table
+from bench.rings import Sleeping
+from envs import HostEnvironment, from_ray, host, satellites
+from fdg import ray_cluster
+
+
+def rolling(env: HostEnvironment, rows: int, steps: int) -> Any:
+    """A function that takes `steps` steps of all instances, and gives the time in seconds."""
+    algorithm = algos.IMPALA(env=env, num_envs=rows, num_steps=steps, total_steps=10**9)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+
+    @jax.jit
+    def roll(state: Any) -> Any:
+        act = lambda observation, keys: algorithm.act(  # noqa: E731
+            state.parameters, state.observation_statistics, observation, keys
+        )
+        env_state, observation, _ = algos.rollout.rollout(
+            act, key=state.key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
+        )
+        return state._replace(env_state=env_state, observation=observation)
+
+    now = [jax.block_until_ready(roll(state))]  # compiles, here and in the workers
+
+    def once(_: Any = None) -> float:
+        start = time.perf_counter()
+        now[0] = jax.block_until_ready(roll(now[0]))
+        return time.perf_counter() - start
+
+    return once
+
+
+def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
+    """Seconds in which one process acts for a worker's rows and steps them, with nobody to wait for."""
+    algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
+    network = algorithm._network
+    shape = jnp.zeros((rows, *source.observation_space.shape))
+    parameters = jax.jit(network.init)(jax.random.key(0), shape)
+
+    def act(seen: jax.Array, data: jax.Array) -> Any:
+        action, decision = algorithm.act(parameters, None, seen, jax.random.wrap_key_data(data))
+        return action, (action, decision)
+
+    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), (steps, rows))))
+    shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
+    acting, operands = satellites.trace("sleeping", act, shapes, [rows])
+    pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
+    found = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        satellites.carry_out(acting.program, pool, seen, operands, keys, None, 60.0)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[1:])
+
+
+def main() -> None:
+    """Prints the table."""
+    line = parser("bench.satellites", __doc__)
+    line.add_argument("--workers", type=int, default=16)
+    line.add_argument("--rows", type=int, default=4, help="instances of each worker")
+    line.add_argument("--steps", type=int, default=64, help="of a segment")
+    line.add_argument("--milliseconds", type=float, default=5.0, help="that one instance's step sleeps")
+    line.add_argument("--rounds", type=int, default=7)
+    line.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
+    given = line.parse_args()
+    source, rows = Sleeping(given.milliseconds / 1e3), given.workers * given.rows
+    own = alone(source, given.rows, given.steps, given.rounds)
+    ray_cluster.connect(local_cpus=2 * given.workers + 1)  # which it says it has: instances sleep
+    sides = {}
+    for name, acts in (("workers are sent actions", False), ("satellites", True)):
+        fleet = from_ray.FleetSource(source, given.workers, 1.0, acts)
+        sides[name] = rolling(HostEnvironment(fleet, restarts=given.kill), rows, given.steps)
+    found = in_turns(sides, given.rounds)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    seen = [
+        (name, f"{rows * given.steps / each:.0f}", f"{own / each:.2f}", f"{1e3 * (each - own):.1f}")
+        for name, each in medians.items()
+    ]
+    print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), seen))
+    if given.kill:
+        fleet = from_ray.fleet(from_ray.FleetSource(source, given.workers, 1.0, True))
+        where = [fleet.where(i) for i in range(len(fleet))]
+        for text in where[: given.kill]:
+            os.kill(int(text.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
+        before = host.losses()
+        sides["satellites"]()
+        lost = host.losses()
+        failures, episodes = lost.failures - before.failures, lost.episodes - before.episodes
+        print(f"killed {given.kill}: {failures} failures, {episodes} of {rows} episodes lost")
+    host.close()
+
+
+if __name__ == "__main__":
+    fdg.keep_programs()
+    main()

@@ -1,0 +1,79 @@
+"""Workers of a fleet that act by themselves, with a Ray that is played."""
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from envs import from_ray, host
+from envs.host import HostEnvironment
+from fdg.errors import FdgError
+from tests.envs.test_fleet_played import Counting, ray  # noqa: F401
+
+SIZES = {"num_envs": 5, "num_steps": 7, "total_steps": 1000}
+
+
+def fleet(acts):
+    return HostEnvironment(from_ray.FleetSource(Counting(), 2, 1.0, acts), restarts=100)
+
+
+def trained(algorithm, policy=None, devices=1):
+    """Parameters and metrics of three iterations."""
+    engine = fdg.compile(algorithm, policy or policies.GPUOnly(), jax.devices()[:devices])
+    state, metrics = engine.run(engine.init(0), 3)
+    return jax.device_get(state.parameters), jax.device_get(metrics)
+
+
+def compare(one, other, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), one, other)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_it_changes_no_number_whether_the_program_acts_or_the_workers(ray, staleness):  # noqa: F811
+    policy = policies.SingleLearnerCoarse(staleness=staleness)
+    with jax.enable_x64(True):
+        found = [trained(algos.IMPALA(env=fleet(acts), **SIZES), policy, 2) for acts in (False, True)]
+    compare(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_a_worker_that_dies_costs_its_own_rows_alone(ray):  # noqa: F811
+    """The second worker has rows 3 and 4."""
+    env = fleet(acts=True)
+    run = jax.jit(lambda key, state: rolled_out(env, key, state))
+    keys = jax.random.split(jax.random.key(1), (7, 2, 5))
+    before, found = host.losses(), []
+    for dies in (False, True):
+        state, _ = env.reset(jax.random.split(jax.random.key(0), 5))
+        if dies:
+            [actor for actor in ray.actors if actor.worker._seen][-1].mode = "dead"
+        found.append(jax.device_get(run(keys, state)))
+    alone, lost = found
+    compare(*(jax.tree.map(lambda x: x[:, :3], x) for x in (alone, lost)), rtol=0)
+    assert lost[1].truncated[0].tolist() == [False, False, False, True, True]
+    assert lost[1].reward[0].tolist() == [1, 1, 1, 0, 0]
+    assert alone[1].truncated[0].tolist() == [False] * 5
+    assert host.losses().failures > before.failures
+    # They begin again at once: five steps later their next episode ends, as those of the others did.
+    assert lost[1].truncated[5, 3:].all() and alone[1].truncated[4].all()
+
+
+def rolled_out(env, keys, state):
+    def act(observation, keys):
+        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys), observation
+
+    acting, operands = env.acting(act, keys)
+    _, _, kept, steps = env.segment(acting, operands, keys, state)
+    return kept, steps
+
+
+def test_what_cannot_be_is_refused(ray, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(envs.from_ray.ray_cluster, "module", lambda: ray)
+    with pytest.raises(FdgError, match=r"acts=True needs the number of workers.*--env-workers"):
+        from_ray.make("counting", lambda name: HostEnvironment(Counting()), acts=True)
+    with pytest.raises(FdgError, match="rings=5 with acts=True"):
+        algos.IMPALA(env=fleet(True), rings=5, **SIZES)
+    with pytest.raises(FdgError, match="acts=True: workers act without a memory"):
+        trained(algos.RecurrentPPO(env=fleet(True), **{**SIZES, "num_envs": 4, "num_steps": 8}))
