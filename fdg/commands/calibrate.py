@@ -4,13 +4,14 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.commands.command import Command
+from fdg.commands.flags import Flag
 from fdg.cores import usable_cores
 from fdg.costs import machine
 from fdg.costs.calibration import calibrate
@@ -37,45 +38,42 @@ FLAGS = (
 )
 
 
-def calibrate_main(argv: Sequence[str] | None = None) -> int:
-    """Measures, writes the file, prints the figures; returns the exit status."""
+_ABOUT = "Measures this machine's rates, in about three minutes; keep it quiet meanwhile."
 
-    def run(argv: Sequence[str]) -> int:
-        about = "Measures this machine's rates, in about three minutes; keep it quiet meanwhile."
-        parser = Parser(prog="python -m fdg.calibrate", description=about, allow_abbrev=False)
-        add_flags(parser, FLAGS)
-        given = parser.parse_strictly(normalise(argv))
-        make_host_devices(max(2, usable_cores()))
-        devices = jax.local_devices()
-        out = Path(given["out"]) if given.get("out") else machine.path_of(devices[0].device_kind)
-        if out is None:
-            raise FdgError("there is no home directory to keep a calibration in: give --out FILE")
-        if given.get("show"):
-            found = machine.read(out)
-            machine.check_machine(found, out)
-            print(shown(found))
-            return 0
-        _check_writable(out)
 
-        def say(line: str) -> None:
-            print(f"measuring: {line}", flush=True)
-
-        def time_jobs() -> Mapping[str, float]:
-            return {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
-
-        found = fitted_to_jobs(calibrate(devices, say, time_jobs))
+def _calibrate(given: dict[str, Any]) -> None:
+    """Measures, writes the file, prints the figures."""
+    make_host_devices(max(2, usable_cores()))
+    devices = jax.local_devices()
+    out = Path(given["out"]) if given["out"] else machine.path_of(devices[0].device_kind)
+    if out is None:
+        raise FdgError("there is no home directory to keep a calibration in: give --out FILE")
+    if given["show"]:
+        found = machine.read(out)
+        machine.check_machine(found, out)
         print(shown(found))
-        if found.is_disturbed and not given.get("disturbed"):
-            raise FdgError(
-                f"calibrate: other programs had this machine meanwhile: repeats of a measurement lie"
-                f" {found.unrest:.0%} apart, and {machine.AT_MOST_UNREST:.0%} is allowed; nothing was kept:"
-                f" run it again once it is quiet, or with --disturbed true"
-            )
-        _write(out, found)
-        print(f"\nin {found.seconds:.0f} s; written to {out}")
-        return 0
+        return
+    _check_writable(out)
 
-    return guarded(run, argv)
+    def say(line: str) -> None:
+        print(f"measuring: {line}", flush=True)
+
+    def time_jobs() -> Mapping[str, float]:
+        return {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
+
+    found = fitted_to_jobs(calibrate(devices, say, time_jobs))
+    print(shown(found))
+    if found.is_disturbed and not given["disturbed"]:
+        raise FdgError(
+            f"calibrate: other programs had this machine meanwhile: repeats of a measurement lie"
+            f" {found.unrest:.0%} apart, and {machine.AT_MOST_UNREST:.0%} is allowed; nothing was kept:"
+            f" run it again once it is quiet, or with --disturbed true"
+        )
+    _write(out, found)
+    print(f"\nin {found.seconds:.0f} s; written to {out}")
+
+
+main = Command("python -m fdg.calibrate", _ABOUT, FLAGS, _calibrate)
 
 
 def shown(calibration: Calibration) -> str:

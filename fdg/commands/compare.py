@@ -3,12 +3,10 @@
 It has no module `fdg.compare`, which is the function.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags
-from fdg.commands.using import carry_out_command
+from fdg.commands.command import RUNS, Command
+from fdg.commands.flags import Flag
 
 FLAGS = (
     Flag("out", str | None, None, "a folder for Markdown, LaTeX, JSON and pictures (None: print alone)"),
@@ -26,18 +24,6 @@ _ABOUT = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`fdg compare RUN...`; `argv` are the words after `compare`, those of the process if None."""
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg compare", description=_ABOUT, allow_abbrev=False)
-        parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run directories")
-        add_flags(parser, FLAGS)
-        return carry_out_command(parser, FLAGS, _compare, argv)
-
-    return guarded(run, argv)
-
-
 def _compare(given: dict[str, Any]) -> None:
     from fdg.training.comparison import check_folder, compare
 
@@ -48,3 +34,6 @@ def _compare(given: dict[str, Any]) -> None:
     if given["out"] is not None:
         for path in found.write(given["out"]):
             print(path)
+
+
+main = Command("fdg compare", _ABOUT, FLAGS, _compare, RUNS)

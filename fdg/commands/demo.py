@@ -1,13 +1,11 @@
 """`fdg demo`: trains an agent in a minute, on one device and on four, and shows plan, curves and agent."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags
-from fdg.commands.using import carry_out_command
+from fdg.commands.command import Command
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
@@ -17,17 +15,6 @@ FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed",
 _ABOUT = "Trains PPO on CartPole-v1 on one device and on four, and shows the plan, both curves and the agent."
 _DEVICES = 4
 _ITERATIONS = 40
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`fdg demo`; `argv` are the words after `demo`, those of the process if None."""
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg demo", description=_ABOUT, allow_abbrev=False)
-        add_flags(parser, FLAGS)
-        return carry_out_command(parser, FLAGS, _demo, argv)
-
-    return guarded(run, argv)
 
 
 def _demo(given: dict[str, Any]) -> None:
@@ -104,3 +91,6 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
     with writing(path):
         figure.savefig(path, dpi=150)
     print(f"largest difference between the curves: {apart:.2g}", flush=True)
+
+
+main = Command("fdg demo", _ABOUT, FLAGS, _demo)

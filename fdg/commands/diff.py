@@ -4,13 +4,11 @@ It has no module `fdg.diff`, which is the function.
 """
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.arguments import as_flags
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.commands.command import Command
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
@@ -29,26 +27,6 @@ _ABOUT = (
     " no difference, 1 for one, 2 for a mistake."
 )
 _OF_DIFF = ("iterations", "checkpoint", "tolerance", "agent", "trust")
-
-
-def diff_main(argv: Sequence[str] | None = None) -> int:
-    """`fdg diff A B`, or `fdg diff RUN --record FILE`.
-
-    Args:
-      argv: the words after `diff`; those of the process if None.
-    """
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg diff", description=_ABOUT, allow_abbrev=False)
-        parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories or recordings: two")
-        add_flags(parser, FLAGS)
-        given = {**{flag.name: flag.default for flag in FLAGS}, **parser.parse_strictly(normalise(argv))}
-        try:
-            return _diff(given)
-        except FdgError as error:
-            raise type(error)(as_flags(str(error), [flag.name for flag in FLAGS])) from error
-
-    return guarded(run, argv)
 
 
 def _diff(given: dict[str, Any]) -> int:
@@ -83,4 +61,5 @@ def _devices_of(run: str) -> int:
     return 1
 
 
-main = diff_main
+_RUNS = {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}
+main = Command("fdg diff", _ABOUT, FLAGS, _diff, {"runs": _RUNS})

@@ -1,12 +1,10 @@
 """`fdg pack`: packs a run into a folder to share, with a card, and puts it on Hugging Face's hub."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags
-from fdg.commands.using import carry_out_command
+from fdg.commands.command import RUN, Command
+from fdg.commands.flags import Flag
 from fdg.running.program_cache import keep_programs
 
 FLAGS = (
@@ -22,18 +20,6 @@ _ABOUT = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`fdg pack RUN`; `argv` are the words after `pack`, those of the process if None."""
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg pack", description=_ABOUT, allow_abbrev=False)
-        parser.add_argument("run", metavar="RUN_DIR", help="a run directory")
-        add_flags(parser, FLAGS)
-        return carry_out_command(parser, FLAGS, _pack, argv)
-
-    return guarded(run, argv)
-
-
 def _pack(given: dict[str, Any]) -> None:
     from fdg.training import hub
     from fdg.training.packing import pack
@@ -46,3 +32,6 @@ def _pack(given: dict[str, Any]) -> None:
     print(pack(given["run"], out, **how))
     if given["push"] is not None:
         print(hub.upload(Path(out), given["push"]))
+
+
+main = Command("fdg pack", _ABOUT, FLAGS, _pack, RUN)

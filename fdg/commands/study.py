@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fdg import ctrl_c, files
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.commands.command import Command
+from fdg.commands.flags import Flag
 from fdg.commands.study_file import Study, StudyCell, read_study
 from fdg.errors import FdgError, RunError
 from fdg.reading import read_json
@@ -22,20 +22,6 @@ _ABOUT = (
     "Trains each cell of a study file (algorithms x environments x variants x budgets, several seeds in one"
     " program), and writes the tables of fdg compare. The same command resumes an interrupted study."
 )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`fdg study FILE.toml --out DIR`; `argv` are the words after `study`, those of the process if None."""
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg study", description=_ABOUT, allow_abbrev=False)
-        parser.add_argument("file", metavar="FILE", help="a study file, in TOML")
-        add_flags(parser, FLAGS)
-        given = parser.parse_strictly(normalise(argv))
-        file = Path(given["file"])
-        return carry_out_study(read_study(file), Path(given.get("out") or Path("runs") / file.stem))
-
-    return guarded(run, argv)
 
 
 def carry_out_study(study: Study, out: Path) -> int:
@@ -193,3 +179,13 @@ def _compare(study: Study, budget: str, out: Path, random: dict[str, np.ndarray]
     print(found, flush=True)
     for path in found.write(out / budget):
         print(path, flush=True)
+
+
+def _study(given: dict[str, Any]) -> int:
+    file = Path(given["file"])
+    return carry_out_study(read_study(file), Path(given["out"] or Path("runs") / file.stem))
+
+
+main = Command(
+    "fdg study", _ABOUT, FLAGS, _study, {"file": {"metavar": "FILE", "help": "a study file, in TOML"}}
+)

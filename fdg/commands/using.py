@@ -2,13 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.arguments import as_flags
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.commands.command import RUN, RUNS, Command
+from fdg.commands.flags import Flag
 from fdg.commands.sweeping import member_of
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
@@ -96,70 +95,13 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
 ABOUT: Mapping[str, str] = {
     "evaluate": "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
     " training ended with, and give the eval_return of summary.json to the last digit.",
-    "answer": "Says what a trained language model answers: to the prompt, or to each line of standard input.",
+    "answer": "Says what a trained language model answers: to each prompt, or to each line of standard input.",
     "play": "Plays episodes with a trained agent, and writes them side by side as a video.",
     "export": "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
     " to a folder, in Hugging Face's format.",
     "plot": "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
     " are one curve. Of a folder of runs, all are taken.",
 }
-
-
-def evaluate_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.evaluate RUN_DIR`: plays whole episodes, and says what they return.
-
-    Args:
-      argv: the flags; those of the process if None.
-    """
-    return _command("evaluate", _evaluate, argv)
-
-
-def answer_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.answer RUN_DIR "1+1="`: says what a language model answers."""
-    return _command("answer", _answer, argv)
-
-
-def play_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.play RUN_DIR --out video.mp4`: films trained agents."""
-    return _command("play", _play, argv)
-
-
-def export_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.export RUN_DIR`: writes the policy for programs that know nothing of its run."""
-    return _command("export", _export, argv)
-
-
-def plot_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.plot RUN...`: draws and tabulates runs side by side."""
-    return _command("plot", _plot, argv)
-
-
-def _command(name: str, act: Callable[[dict[str, Any]], None], argv: Sequence[str] | None) -> int:
-    """Runs a command: `act` gets all flags by name, and the run directories; what it refuses names flags."""
-
-    def run(argv: Sequence[str]) -> int:
-        flags = FLAGS[name]
-        parser = Parser(prog=f"python -m fdg.{name}", description=ABOUT[name], allow_abbrev=False)
-        positional, count = ("runs", "+") if name == "plot" else ("run", None)
-        parser.add_argument(positional, nargs=count, metavar="RUN_DIR", help="run directories")
-        if name == "answer":
-            parser.add_argument("prompt", nargs="*", help="texts (none: each line of standard input)")
-        add_flags(parser, flags)
-        return carry_out_command(parser, flags, act, argv)
-
-    return guarded(run, argv)
-
-
-def carry_out_command(
-    parser: Parser, flags: Sequence[Flag], act: Callable[[dict[str, Any]], None], argv: Sequence[str]
-) -> int:
-    """Parses a command line, and calls `act` with all flags by name; what it refuses names flags."""
-    given = parser.parse_strictly(normalise(argv))
-    try:
-        act({**{flag.name: flag.default for flag in flags}, **given})
-    except FdgError as error:
-        raise type(error)(as_flags(str(error), [flag.name for flag in flags])) from error
-    return 0
 
 
 def _evaluate(given: dict[str, Any]) -> None:
@@ -252,3 +194,16 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     with writing(path):
         path.write_text("".join(json.dumps(plain(row)) + "\n" for row in rows))
+
+
+_PROMPT = {"prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}}
+COMMANDS: Mapping[str, Command] = {
+    name: Command(f"python -m fdg.{name}", ABOUT[name], FLAGS[name], act, takes)
+    for name, act, takes in (
+        ("evaluate", _evaluate, RUN),
+        ("answer", _answer, {**RUN, **_PROMPT}),
+        ("play", _play, RUN),
+        ("export", _export, RUN),
+        ("plot", _plot, RUNS),
+    )
+}

@@ -6,7 +6,7 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
-from fdg.commands.calibrate import calibrate_main
+from fdg.commands.calibrate import main as calibrate_main
 from fdg.commands.cli import plan_main, train_main
 from fdg.costs import machine
 from tests.refusing import refused

@@ -73,13 +73,13 @@ def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
 
     return {
         "load": loaded,
-        "evaluate": lambda: using.evaluate_main(
+        "evaluate": lambda: using.COMMANDS["evaluate"](
             [str(path), "--episodes", "2", "--out", str(out / "e.jsonl")]
         ),
-        "export": lambda: using.export_main([str(path), "--out", str(out / "policy.jax")]),
-        "play": lambda: using.play_main([str(path), "--out", str(out / "v.gif"), "--max-steps", "2"]),
-        "plot": lambda: using.plot_main([str(path), "--out", str(out / "p.png")]),
-        "diff": lambda: diff.diff_main([str(path), str(path), "--checkpoint", "0"]),
+        "export": lambda: using.COMMANDS["export"]([str(path), "--out", str(out / "policy.jax")]),
+        "play": lambda: using.COMMANDS["play"]([str(path), "--out", str(out / "v.gif"), "--max-steps", "2"]),
+        "plot": lambda: using.COMMANDS["plot"]([str(path), "--out", str(out / "p.png")]),
+        "diff": lambda: diff.main([str(path), str(path), "--checkpoint", "0"]),
         "plan --config": lambda: cli.plan_main(["--config", config]),
         "train --config": lambda: cli.train_main(["--config", config, *no_length, "--out", str(out / "a")]),
         "train --from": lambda: cli.train_main(["--from", str(path), *no_length, "--out", str(out / "b")]),

@@ -9,8 +9,8 @@ import pytest
 import scipy  # imports `stats` when it is asked for
 from PIL import Image
 
-from fdg.commands.using import plot_main
 from fdg.errors import FdgError
+from fdg.plot import main as plot_main
 from fdg.training import curves, statistics
 
 

@@ -15,8 +15,8 @@ import pytest
 
 import envs
 import fdg
-from fdg.commands.using import export_main
 from fdg.errors import FdgError
+from fdg.export import main as export_main
 from fdg.training.onnx import to_onnx
 from tests.training.trained import fitted, small
 

@@ -206,5 +206,5 @@ def test_the_driver_notices(fault, planted):
 def test_evaluating_in_another_environment_names_it(runs, planted, tmp_path, capsys):
     """`--env` of `fdg.evaluate` is the caller's."""
     words = [str(runs["ppo"]), "--env", "nowhere:maze", "--out", str(tmp_path / "e.jsonl")]
-    assert using.evaluate_main(words) == 2
+    assert using.COMMANDS["evaluate"](words) == 2
     assert "there is no module 'nowhere'" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from PIL import Image, ImageSequence
 import envs
 import fdg
 from envs.rendering import Episode, frames
-from fdg.commands.using import play_main
 from fdg.errors import FdgError
+from fdg.play import main as play_main
 from fdg.training import playing
 from tests.training.trained import fitted, small
 

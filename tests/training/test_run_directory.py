@@ -166,9 +166,9 @@ def test_whoever_reads_a_run_waits_for_no_fifo(run, capsys):
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
     assert fdg.load(run, trust=True).iteration == 2  # which needs none of them
-    for command in (using.evaluate_main, using.plot_main):
+    for command in (using.COMMANDS["evaluate"], using.COMMANDS["plot"]):
         capsys.readouterr()
-        assert command([str(run), *(["--trust"] if command is using.evaluate_main else [])]) in (0, 2)
+        assert command([str(run), *(["--trust"] if command is using.COMMANDS["evaluate"] else [])]) in (0, 2)
         assert capsys.readouterr().err.count("\n") <= 1
 
 
@@ -218,7 +218,7 @@ def test_the_run_directory_itself_may_be_a_link(run, tmp_path, capsys):
 def test_what_uses_a_run_writes_through_no_link_in_it(run, tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     (run / "evaluation.jsonl").symlink_to(tmp_path / "mine")
-    assert using.evaluate_main([str(run), "--trust"]) == 2
+    assert using.COMMANDS["evaluate"]([str(run), "--trust"]) == 2
     assert "it is a link" in capsys.readouterr().err and (tmp_path / "mine").read_text() == "mine"
 
 

@@ -13,8 +13,8 @@ import fdg
 import policies
 from fdg.commands import sweeping
 from fdg.commands.cli import train_main
-from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
+from fdg.evaluate import main as evaluate_main
 from fdg.training import description
 from fdg.training.name_resolver import CALLER
 from tests.training.trained import fitted, small

@@ -31,13 +31,9 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "train": cli.train_main,
     "plan": cli.plan_main,
     "launch": launch.main,
-    "calibrate": calibrate.calibrate_main,
-    "evaluate": using.evaluate_main,
-    "play": using.play_main,
-    "answer": using.answer_main,
-    "export": using.export_main,
-    "plot": using.plot_main,
-    "diff": diff.diff_main,
+    "calibrate": calibrate.main,
+    **using.COMMANDS,
+    "diff": diff.main,
 }
 
 

@@ -1,0 +1,48 @@
+"""A command with flags of its own."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fdg.arguments import as_flags
+from fdg.commands.cli import guarded
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.errors import FdgError
+
+RUN: Mapping[str, Any] = {"run": {"metavar": "RUN_DIR", "help": "a run directory"}}
+RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": "run directories"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A function of the words after its name (None: those of the process), which returns the exit status.
+
+    Attributes:
+      name: with its program, for `--help`: "fdg pack".
+      about: what it does, for `--help`.
+      flags: its own.
+      act: called with the values of all flags and positional words by name; it returns the exit status, or
+        None for 0. What it refuses names flags.
+      takes: positional words by name, with their settings of `argparse.ArgumentParser.add_argument`.
+    """
+
+    name: str
+    about: str
+    flags: Sequence[Flag]
+    act: Callable[[dict[str, Any]], int | None]
+    takes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Parses the words and carries them out."""
+        return guarded(self._run, argv)
+
+    def _run(self, argv: Sequence[str]) -> int:
+        parser = Parser(prog=self.name, description=self.about, allow_abbrev=False)
+        for name, settings in self.takes.items():
+            parser.add_argument(name, **settings)
+        add_flags(parser, self.flags)
+        given = parser.parse_strictly(normalise(argv))
+        try:
+            return self.act({**{flag.name: flag.default for flag in self.flags}, **given}) or 0
+        except FdgError as error:
+            raise type(error)(as_flags(str(error), [flag.name for flag in self.flags])) from error
