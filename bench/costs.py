@@ -141,7 +141,7 @@ def measure_one(key: str) -> dict[str, Any]:
     """In a process of its own: seconds of an iteration, and what is predicted."""
     import jax
 
-    from fdg.costs.measuring import iteration_seconds
+    from fdg.costs.candidate_times import iteration_seconds
     from fdg.costs.prediction import predict
 
     cell = Cell.of_key(key)

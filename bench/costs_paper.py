@@ -15,8 +15,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.commands.cluster_picture import COLOURS, draw_sweep
-from fdg.commands.cluster_report import point, report
+from fdg.commands.cluster_report import COLOURS, draw_sweep, point, report
 from fdg.costs import published
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import predict

@@ -81,7 +81,7 @@ def main(address: str, index: int, key: str) -> None:
     """One of the two children: the first prints seconds of an iteration."""
     import jax
 
-    from fdg.costs.measuring import iteration_seconds
+    from fdg.costs.candidate_times import iteration_seconds
     from fdg.processes import distributed
 
     distributed.initialize(address, 2, index)

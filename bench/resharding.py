@@ -83,14 +83,15 @@ def compiled(before, after):
     import jax
     import numpy as np
 
+    from fdg.lowering.mesh import mesh_of
     from fdg.placing.layout import Layout
     from fdg.placing.resharding import CommonMesh, change
-    from fdg.running.resharder import common_device_mesh, resharding, shardings
+    from fdg.running.resharder import resharding, shardings
 
     names = tuple((name, (name,)) for name, _ in MESH)
     common = CommonMesh(MESH, tuple(range(8)), names, names)
     way = change(common, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
-    mesh = common_device_mesh(common, jax.sharding.Mesh(np.array(jax.devices()[:8]), ("all",)))
+    mesh = mesh_of(jax.devices()[:8], common.axes)
     source, _ = shardings(way, mesh)
     argument = jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=source)
     return way, resharding(way, mesh).lower(argument).compile()

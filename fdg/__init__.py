@@ -31,7 +31,7 @@ from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, Un
 from fdg.fragment import fragment
 from fdg.neighbours import NAMES, hidden, unreachable
 from fdg.placing.place import place
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group, Policy
 from fdg.profiling.measuring import profile
 from fdg.profiling.report import Profile
@@ -134,7 +134,8 @@ def __getattr__(name: str) -> Any:
     raise no_attribute(__name__, name, __all__, _COMMANDS.get(name))
 
 
-for _cls, _word in ((FDG, "graph"), (Edge, "edge"), (Plan, "plan"), (Profile, "profile"), (Stream, "stream")):
+_WORDS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
+for _cls, _word in _WORDS.items():
     explain_frozen(_cls, _word)
 packages.install()
 reserve_threads()  # for host devices configured before this import

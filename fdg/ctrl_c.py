@@ -9,12 +9,13 @@ disk is whole at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
 Only for processes that are one of the commands, from the first import on; elsewhere an import does nothing.
 """
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from fdg.ending import is_command
@@ -61,6 +62,20 @@ def be_patient(seconds: float | None) -> None:
     """
     global _patience
     _patience = seconds
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Within, `handler` gets SIGINT and SIGTERM, and this process does not end by itself."""
+    be_patient(None)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, former in zip(numbers, before, strict=True):
+            signal.signal(number, former)
+        be_patient(0)
 
 
 def tell_others(tell: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from fdg.lowering import host_calls
 from fdg.lowering.programs import with_sharding_constraints
 from fdg.placing.digest import digests
 from fdg.placing.place import place
-from fdg.placing.plan import BETWEEN, Plan
+from fdg.placing.plans import BETWEEN, Plan, SteppedPlan
 from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import own_state
 from fdg.processes import distributed
@@ -59,7 +59,11 @@ class Engine:
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
-        self._execution = (OneProgram if plan.schedule is None else ManyPrograms)(plan, self.devices)
+        self._execution: OneProgram | ManyPrograms = (
+            ManyPrograms(plan, self.devices)
+            if isinstance(plan, SteppedPlan)
+            else OneProgram(plan, self.devices)
+        )
         self.programs = self._execution.programs
         self._shapes = [
             jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shape.sharding, weak_type=leaf.weak_type)
@@ -69,11 +73,11 @@ class Engine:
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
         self._shardings = [shape.sharding for shape in self._shapes]
         # One program can only lay out its results on its own devices.
-        whole = plan.schedule is None
+        self._is_whole = isinstance(self._execution, OneProgram)
         self._init = jax.jit(
             self._init_leaves,
-            out_shardings=self._shardings if whole else None,
-            compiler_options=xla_options(devices[0].platform if whole else jax.default_backend()),
+            out_shardings=self._shardings if self._is_whole else None,
+            compiler_options=xla_options(devices[0].platform if self._is_whole else jax.default_backend()),
         )
         self._returned = Remembered()
         self._iterations = 0  # of the returned state, counting those of this engine
@@ -93,7 +97,7 @@ class Engine:
             given = " ".join(repr(seed).split())
             raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
         leaves = self._make(first_start(self.algorithm, seed))
-        if self.plan.schedule is not None:
+        if not self._is_whole:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))
 
@@ -312,10 +316,9 @@ class Engine:
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _last_words)
-        shardings = self._shardings if self.plan.schedule is None else None
+        shardings = self._shardings if self._is_whole else None
         init = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
-        calls = () if self.plan.schedule is None else self.plan.schedule.calls()
-        groups = [call.group for call, _ in calls if host_calls.calls_host(call.equations)]
+        groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
             return init(key)
         # Host environments are created only in the process that steps them.

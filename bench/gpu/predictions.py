@@ -11,7 +11,7 @@ import fdg
 from bench.gpu.measuring import Figures, Measurement, Settings
 from fdg.costs import machine
 from fdg.costs.calibration import calibrate
-from fdg.costs.measuring import iteration_seconds
+from fdg.costs.candidate_times import iteration_seconds
 from fdg.costs.prediction import predict
 from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs, timed
 

@@ -1,15 +1,14 @@
 """The command `python -m fdg.calibrate`."""
 
 import dataclasses
-import errno
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from fdg import files
 from fdg.commands.command import Command
 from fdg.commands.flags import Flag
 from fdg.cores import usable_cores
@@ -23,6 +22,7 @@ from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
 from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs, timed
+from fdg.training.writable import check_writable, writing
 
 FLAGS = (
     Flag(
@@ -53,7 +53,12 @@ def _calibrate(given: dict[str, Any]) -> None:
         machine.check_machine(found, out)
         print(shown(found))
         return
-    _check_writable(out)
+    becomes_a_file = not out.exists() or out.is_file() or out.is_dir()  # a device or a pipe is written into
+    try:
+        if becomes_a_file:
+            check_writable(out)
+    except FdgError as error:
+        raise FdgError(f"{error}: give --out FILE") from None
 
     def say(line: str) -> None:
         print(f"measuring: {line}", flush=True)
@@ -69,7 +74,12 @@ def _calibrate(given: dict[str, Any]) -> None:
             f" {found.unrest:.0%} apart, and {machine.AT_MOST_UNREST:.0%} is allowed; nothing was kept:"
             f" run it again once it is quiet, or with --disturbed true"
         )
-    _write(out, found)
+    text = json.dumps(found.as_json(), indent=1) + "\n"
+    if becomes_a_file:
+        with writing(out):
+            files.replace(out.resolve(), text.encode())  # not in the place of a link to it
+    else:
+        out.write_text(text)
     print(f"\nin {found.seconds:.0f} s; written to {out}")
 
 
@@ -118,37 +128,3 @@ def _fitted(calibration: Calibration) -> list[str]:
     ]
     head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"a {kind.platform} elsewhere"]
     return ["", *table(head, rows, numeric=(1, 2))]
-
-
-def _check_writable(path: Path) -> None:
-    """Before minutes of measuring."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if _is_no_file(path):
-            return
-        _beside(path).touch()
-        _beside(path).unlink()
-    except OSError as error:
-        raise FdgError(f"{path} cannot be written ({error.strerror}): give --out FILE") from None
-
-
-def _write(path: Path, calibration: Calibration) -> None:
-    """Whole or not at all; what is no file, such as /dev/null, must not become one."""
-    text = json.dumps(calibration.as_json(), indent=1) + "\n"
-    if _is_no_file(path):
-        path.write_text(text)
-        return
-    beside = _beside(path)
-    beside.write_text(text)
-    beside.replace(path.resolve())  # not in the place of a link to it
-
-
-def _is_no_file(path: Path) -> bool:
-    """Whether there is something that is only written into: a device, or a pipe."""
-    return path.exists() and not path.is_file()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}")

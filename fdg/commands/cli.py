@@ -44,20 +44,20 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
-        from fdg.commands import presets
+        from fdg.commands import preset_flags
         from fdg.training import loop  # knows algorithms, whose import may start JAX: the line goes first
 
         if job.described["env"] is not None and not job.resumes:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             steps = getattr(job.algorithm, "total_steps", None)
-            loop.say(presets.line(name, preset, algo, env_name, follows, steps))
+            loop.say(preset_flags.line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
         for line in job.beyond if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
-            from fdg.commands.sweeping import search_of
+            from fdg.commands.search_flags import search_of
             from fdg.training.search import carry_out_search
 
             _, _, caught = carry_out_search(job, search_of(job))
@@ -76,14 +76,14 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.commands import cluster, lengths
+        from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
-        from fdg.training.choosing import settle
         from fdg.training.devices import devices_of
+        from fdg.training.settling import settle
 
-        line = CommandLine(argv, (lengths.FLAG, *cluster.FLAGS))
-        drawn, elsewhere = lengths.take(line.given), cluster.take(line.given)
-        job = line.job("python -m fdg.plan", f"{cluster.ABOUT} {lengths.ABOUT}", runs=False)
+        line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
+        drawn, elsewhere = replay.take(line.given), cluster.take(line.given)
+        job = line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if elsewhere:
             with _said_if_slow("tracing ..."):
                 found = cluster.lines(job, elsewhere)
@@ -97,7 +97,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             *([settled.said] if settled.said else []),
             graph,
             fdg.place(graph, job.policy, devices, job.agents),
-            *([lengths.report(job.algorithm, job.policy, drawn)] if drawn else []),
+            *([replay.report_of(job.algorithm, job.policy, drawn)] if drawn else []),
         ]
         print(*said, *([f"devices: {why}"] if why else []), sep="\n\n", flush=True)
         return 0

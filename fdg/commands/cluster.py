@@ -8,8 +8,7 @@ from typing import Any
 import fdg
 import policies
 from fdg.commands.cluster_file import read_cluster
-from fdg.commands.cluster_picture import draw_sweep
-from fdg.commands.cluster_report import Point, point, report
+from fdg.commands.cluster_report import Point, draw_sweep, point, report
 from fdg.commands.flags import Flag
 from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs.choosing import check_memory

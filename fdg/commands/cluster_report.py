@@ -3,15 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
 from fdg.commands import goodput
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.showing.plan_outline import idle_notes
-from fdg.showing.words import quantity, table
+from fdg.showing.words import duration, quantity, table
 
 _WORK = 200.0  # times the mean time between failures: the work of a simulated job
 
@@ -47,22 +48,20 @@ class Point:
     idle: tuple[str, ...] = ()
 
 
-def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = None) -> Point:
+def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     """Predicts a plan, with stragglers and failures.
 
     Args:
       plan: on as many devices as the cluster has.
       cluster: to run on.
       steps: environment steps of an iteration, of all agents together.
-      state_bytes: of a checkpoint; None for the state's.
     """
     alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slower = 1.0
     if cluster.straggling:
         slower = predict(plan, cluster).seconds / alike.seconds
-    if state_bytes is None:
-        state = plan.graph.of_all(plan.graph.state)
-        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    state = plan.graph.of_all(plan.graph.state)
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     job = goodput.failing(cluster, alike.devices, state_bytes)
     every, kept = _saving(job)
     per_second = steps / (alike.seconds * slower)
@@ -116,7 +115,7 @@ def report(points: Sequence[Point], price: bool) -> str:
             (
                 str(one.devices),
                 one.policy,
-                _time(one.prediction.seconds * one.straggling),
+                duration(one.prediction.seconds * one.straggling),
                 quantity(one.steps_per_s),
                 f"{scaling:.0%}",
                 ", ".join(f"{group} {share:.0%}" for group, share in one.prediction.idle.items()),
@@ -135,11 +134,13 @@ def report(points: Sequence[Point], price: bool) -> str:
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
         lost: list[tuple[str, ...]] = []
         for one in points:
-            every = [_time(seconds) for seconds in one.save_every]
+            every = [duration(seconds) for seconds in one.save_every]
             kept = [f"{share:.1%}" for share in one.goodput]
             cost = f"{one.price_per_million:.4g}" if price else ""
             slower = f"+{one.straggling - 1:.1%}"
-            lost.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
+            lost.append(
+                (str(one.devices), one.policy, slower, duration(one.job.between), *every, *kept, cost)
+            )
         lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
     unused = [f"{one.policy} on {one.devices}: {line}" for one in points for line in one.idle]
     lines += [*([""] if unused else []), *unused]
@@ -147,11 +148,42 @@ def report(points: Sequence[Point], price: bool) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def _time(seconds: float) -> str:
-    if math.isinf(seconds):
-        return "never"
-    if seconds < 1:
-        return quantity(seconds * 1e3, "ms") if seconds >= 1e-3 else quantity(seconds * 1e6, "us")
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe & Ito
+
+
+def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
+    """Writes a PNG: a line for each policy."""
+    from matplotlib.figure import Figure
+
+    lines: dict[str, list[Point]] = {}
+    for one in points:
+        lines.setdefault(one.policy.partition("(")[0], []).append(one)
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    figure.suptitle(title)
+    for colour, (name, some) in zip(COLOURS * 9, lines.items(), strict=False):
+        devices = [one.devices for one in some]
+        axes[0, 0].plot(devices, [one.steps_per_s for one in some], "o-", color=colour, label=name)
+        idle = [100 * max(one.prediction.idle.values(), default=0.0) for one in some]
+        axes[0, 1].plot(devices, idle, "o-", color=colour)
+        axes[1, 0].plot(
+            devices,
+            [max(one.prediction.inside + one.prediction.between, 1) for one in some],
+            "o-",
+            color=colour,
+        )
+        axes[1, 1].plot(devices, [one.goodput[1] / one.straggling * 100 for one in some], "o-", color=colour)
+    first = points[0]
+    ideal = [first.steps_per_s * one.devices / first.devices for one in points]
+    axes[0, 0].plot([one.devices for one in points], ideal, ":", color="grey", label="linear")
+    axes[0, 0].legend()
+    labels = ("steps/s", "idle time of the idlest group, %", "bytes over links, an iteration", "goodput, %")
+    for axis, label in zip(axes.flat, labels, strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("devices")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    for axis in (axes[0, 0], axes[1, 0]):
+        axis.set_yscale("log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)

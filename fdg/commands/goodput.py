@@ -119,12 +119,10 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
     return work / now
 
 
-def best_interval(
-    job: Failing, intervals: Sequence[float], work: float, repeats: int = 8
-) -> tuple[float, float]:
-    """The interval with the highest mean simulated goodput, and that goodput."""
+def best_interval(job: Failing, intervals: Sequence[float], work: float) -> tuple[float, float]:
+    """The interval with the highest mean goodput of eight simulations, and that goodput."""
     found = {
-        interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(repeats)]))
+        interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(8)]))
         for interval in intervals
     }
     best = max(found, key=lambda interval: found[interval])

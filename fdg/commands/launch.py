@@ -22,7 +22,7 @@ from fdg.commands.flags import (
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
-from fdg.training.opening import free_directory
+from fdg.training.open_run import free_directory
 from fdg.training.run_directory import read_config
 from fdg.training.settings import Names, Settings
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fdg.aliases import instead
-from fdg.commands import earlier, presets
+from fdg.commands import earlier, preset_flags
 from fdg.commands.flags import Flag, JobFlags, Words, fields_of, written
-from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep
+from fdg.commands.search_flags import check_searched, spelled_search, spelled_sweep
 from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
 from fdg.processes import distributed
@@ -94,15 +94,18 @@ class CommandLine:
         given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(cls) if f.name in given}
         own = {flag.name: given[flag.name] for flag in flags.own if flag.name in given}
         kept = _hyperparameters(file, base, algo, cls, given)
-        preset = presets.chosen(cls, given.get("preset"), of.registered, of.env, {**kept, **own})
+        preset = preset_flags.chosen(cls, given.get("preset"), of.registered, of.env, {**kept, **own})
         begun = dict(preset.values) if preset else {}
         if helps:
             flags = flags.beginning_with(begun)
             flags.parser(of.title, prog=program, description=description).print_help()
             raise SystemExit(0)
         if given.get("show_preset"):
-            shown = presets.defaults(cls) if given.get("preset") == "none" else preset
-            print(presets.table(shown, algo, of.env_name, fields_of(cls), presets.known(cls)), flush=True)
+            shown = preset_flags.defaults(cls) if given.get("preset") == "none" else preset
+            print(
+                preset_flags.table(shown, algo, of.env_name, fields_of(cls), preset_flags.known(cls)),
+                flush=True,
+            )
             raise SystemExit(0)
         if given.get("sweep") is not None:
             given["sweep"] = spelled_sweep(given["sweep"], given)
@@ -114,7 +117,7 @@ class CommandLine:
         resolver = dataclasses.replace(of.resolver, named=given)
         resolver.check_fields(cls, kept)
         asked = {**begun, **kept, **own, **({} if of.env is None else {"env": of.env})}
-        values = presets.adjust_unnamed(cls, asked, own)
+        values = preset_flags.adjust_unnamed(cls, asked, own)
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
         }
@@ -225,7 +228,7 @@ class CommandLine:
         if base and has_env and known.get("env") is None:
             raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
         env = _environment(registered, overrides, _workers(registered, given, before)) if has_env else None
-        presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
+        preset_flags.check_allowed(given, "resume" in given, base.get("algo") == algo)
         return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
 
     def _check_owners(self, of: "_Resolved", known: Container[str]) -> None:

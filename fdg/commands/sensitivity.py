@@ -30,20 +30,19 @@ class Halved:
         return self.seconds / self.best_seconds - 1
 
 
-def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster, by: float = 0.5) -> tuple[Halved, ...]:
-    """Chooses again with each rate made worse.
+def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
+    """Chooses again with each rate made half as good.
 
     Args:
       choose: the choice on a cluster, such as `lambda cluster: policies.auto(algorithm, cluster)`.
       cluster: with its rates as they are.
-      by: what each is multiplied with; times are divided.
     """
     first = choose(cluster)
     kept = str(first.candidate), first.devices
     rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
     found = [Halved("", first.seconds, _named(first), first.seconds)]
     for rate in rates:
-        choice = choose(_with_rate(cluster, rate, by))
+        choice = choose(_halved(cluster, rate))
         same = [row.seconds for row in choice.rows if (str(row.candidate), row.candidate.devices) == kept]
         found.append(Halved(rate, min(same, default=float("inf")), _named(choice), choice.seconds))
     return tuple(found)
@@ -62,11 +61,11 @@ def _rates(cluster: Cluster) -> dict[str, float]:
     return found
 
 
-def _with_rate(cluster: Cluster, name: str, by: float) -> Cluster:
-    """The cluster with one of its rates `by` times as good (0.5: half as good); times are divided."""
+def _halved(cluster: Cluster, name: str) -> Cluster:
+    """The cluster with one of its rates half as good; times double."""
     word, _, part = name.partition("/")
     value = _rates(cluster)[name]
-    figure = Figure(value / by if name in TIMES or part in ("latency", "call") else value * by)
+    figure = Figure(value * 2 if name in TIMES or part in ("latency", "call") else value / 2)
     if word in _LINKS:
         return dataclasses.replace(
             cluster, **{word: dataclasses.replace(getattr(cluster, word), **{part: figure})}

@@ -1,6 +1,5 @@
 """The commands that use what was trained: `python -m fdg.evaluate`, `answer`, `play`, `export` and `plot`."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from fdg.commands.command import RUN, RUNS, Command
 from fdg.commands.flags import Flag
-from fdg.commands.sweeping import member_of
+from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
 from fdg.training.writable import check_writable, writing
@@ -120,6 +119,8 @@ def _evaluate(given: dict[str, Any]) -> None:
 
         name, overrides = envs.parse(given["env"])
         env = envs.make(name, **overrides)
+    from fdg.training.run_directory import json_line
+
     kinds = {"greedy": [True], "sampled": [False], "both": [True, False]}[given["actions"]]
     print(f"{loaded!r}", flush=True)
     rows: list[dict[str, Any]] = []
@@ -128,7 +129,8 @@ def _evaluate(given: dict[str, Any]) -> None:
         print(found, flush=True)
         rows += found.rows()
     if rows:
-        _write_rows(out, [{"iteration": loaded.iteration, **row} for row in rows])
+        with writing(out):
+            out.write_bytes(b"".join(json_line({"iteration": loaded.iteration, **row}) for row in rows))
         print(f"each episode: {out}")
 
 
@@ -187,13 +189,6 @@ def _load(given: dict[str, Any]) -> Any:
         named = {"env": None if given["env"] is None else envs.absolute(given["env"])}
     run = load_with_names(given["run"], named, checkpoint=chosen, trust=trust, flags=("env",))
     return run if given.get("member") is None else member_of(run, given["member"])
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    from fdg.training.run_directory import plain
-
-    with writing(path):
-        path.write_text("".join(json.dumps(plain(row)) + "\n" for row in rows))
 
 
 _PROMPT = {"prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}}

@@ -155,7 +155,7 @@ def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
             if name in ("elementwise", "transcendental")
         ]
         gain = min(float(lanes), max(1.0, statistics.median(gains)))
-        found.setdefault("parallel", Figure((gain - 1) / (lanes - 1), 0.2, _measured()))
+        found.setdefault("parallel", Figure((gain - 1) / (lanes - 1), 0.2, MEASURED))
         found["parallel_bytes"] = Figure(1e5, 0.0, "taken, not measured")
     return found
 
@@ -241,11 +241,7 @@ def _spread(samples: Sequence[float]) -> float:
 
 
 def _figure(value: float, timed: Timed) -> Figure:
-    return Figure(value, round(timed.spread, 3), _measured())
-
-
-def _measured() -> str:
-    return MEASURED
+    return Figure(value, round(timed.spread, 3), MEASURED)
 
 
 _SHAPES = [
@@ -269,16 +265,16 @@ def _product_figures(lanes: int) -> dict[str, Figure]:
     largest = timed[str((512, 512, 512))]
     rate = 1 / a_flop if a_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.crowded
     found = {
-        "product/float32": Figure(rate, round(largest.spread, 3), _measured()),
-        "product_call": Figure(float(start), round(largest.spread, 3), _measured()),
+        "product/float32": Figure(rate, round(largest.spread, 3), MEASURED),
+        "product_call": Figure(float(start), round(largest.spread, 3), MEASURED),
     }
     if a_byte > _NEGLIGIBLE_S:
-        found["product_bytes"] = Figure(float(1 / a_byte), round(largest.spread, 3), _measured())
+        found["product_bytes"] = Figure(float(1 / a_byte), round(largest.spread, 3), MEASURED)
     else:
         found["product_bytes"] = Figure(1e15, 0.0, "products take no longer for what they read and write")
     if lanes > 1:
         gain = min(float(lanes), max(1.0, largest.crowded / largest.alone))
-        found["parallel"] = Figure((gain - 1) / (lanes - 1), round(largest.spread, 3), _measured())
+        found["parallel"] = Figure((gain - 1) / (lanes - 1), round(largest.spread, 3), MEASURED)
     return found
 
 
@@ -296,8 +292,8 @@ def _host_figures() -> dict[str, Figure]:
     an_array = max(0.0, (min(many) - min(few)) / (2 * 62))
     start = max(1e-7, min(few) - 4 * an_array)
     return {
-        "dispatch": Figure(start, round(_spread(few), 3), _measured()),
-        "argument": Figure(an_array, round(_spread(many), 3), _measured()),
+        "dispatch": Figure(start, round(_spread(few), 3), MEASURED),
+        "argument": Figure(an_array, round(_spread(many), 3), MEASURED),
     }
 
 
@@ -321,7 +317,7 @@ def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
         return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "taken: there is one device only")}
     one, many = _transfer_seconds(devices, 1), _transfer_seconds(devices, 16)
     an_array = max(0.0, (min(many) - min(one)) / 15)
-    return {"transfer": Figure(max(1e-7, min(one) - an_array), round(_spread(one), 3), _measured())}
+    return {"transfer": Figure(max(1e-7, min(one) - an_array), round(_spread(one), 3), MEASURED)}
 
 
 def _transfer_seconds(devices: Sequence[jax.Device], arrays: int) -> list[float]:

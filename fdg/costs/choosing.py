@@ -14,9 +14,9 @@ from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError, PlanError
 from fdg.garbage import infrequent_gc
 from fdg.placing.place import place
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.recall import Recall
-from fdg.showing.words import clip, quantity, table
+from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
@@ -114,14 +114,14 @@ class Choice:
         than = ""
         if quickest.seconds < best.seconds:
             than = (
-                f", not told from {quickest.candidate} on {_on(quickest)} at {_seconds(quickest.seconds)},"
+                f", not told from {quickest.candidate} on {_on(quickest)} at {duration(quickest.seconds)},"
                 f" which has more groups or devices"
             )
         elif other is not None:
             than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
         how = "measured" if best.measured is not None else "predicted"
         return (
-            f"{best.candidate} on {_on(best)}: {_seconds(best.seconds)} an iteration {how}{than};"
+            f"{best.candidate} on {_on(best)}: {duration(best.seconds)} an iteration {how}{than};"
             f" most of it is {self.prediction.bound}"
         )
 
@@ -154,7 +154,7 @@ class Choice:
             header, [_cells(row, measured) for row in shown], numeric=(1, 2, *((3,) if measured else ()))
         )
         if len(good) > most:
-            lines.append(f"  ... and {len(good) - most} more, up to {_seconds(good[-1].seconds)}")
+            lines.append(f"  ... and {len(good) - most} more, up to {duration(good[-1].seconds)}")
         reasons: dict[str, int] = {}
         for row in self.rows:
             if row.refused and row.refused != _LEFT_OUT:
@@ -171,27 +171,12 @@ def _on(row: Row) -> str:
 def _cells(row: Row, measured: bool) -> tuple[str, ...]:
     assert row.prediction is not None
     idle = max(row.prediction.idle.values(), default=0.0)
-    times = [_seconds(row.prediction.seconds)]
+    times = [duration(row.prediction.seconds)]
     if measured:
-        times.append("" if row.measured is None else _seconds(row.measured))
+        times.append("" if row.measured is None else duration(row.measured))
     whole = row.prediction.seconds or 1.0
     bound = f"{row.prediction.bound} ({row.prediction.shares.get(row.prediction.bound, 0.0) / whole:.0%})"
     return (str(row.candidate), str(row.candidate.devices), *times, f"{idle:.0%}", bound, row.candidate.asks)
-
-
-def _seconds(value: float) -> str:
-    """With its unit.
-
-    >>> _seconds(2.5e-5), _seconds(0.0251), _seconds(2.0)
-    ('25 us', '25.1 ms', '2 s')
-    """
-    return (
-        quantity(value * 1e6, "us")
-        if value < 1e-3
-        else quantity(value * 1e3, "ms")
-        if value < 1
-        else f"{value:.3g} s"
-    )
 
 
 def _takeable(rows: Iterable[Row]) -> list[Any]:

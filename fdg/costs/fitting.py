@@ -16,7 +16,7 @@ from fdg.costs.loads import loads
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, JOINED, seconds_of
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 
 _LARGE = 0.2  # errors from here on count less
 _KNOWN = 0.2  # what a factor of e from what is known counts, beside an error of a factor of e in one job

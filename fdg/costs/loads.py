@@ -22,7 +22,7 @@ from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.agents_loop import of_one
 from fdg.lowering.rewriting import Setting, rewritten
-from fdg.placing.plan import Plan, PlannedProgram
+from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
 
@@ -73,9 +73,8 @@ def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
       plan: any.
       target: the devices that it is for.
     """
-    arrays = [2 * len(plan.graph.state_axes)]
-    if plan.schedule is not None:
-        arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.schedule.calls()]
+    arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
+    arrays = arrays or [2 * len(plan.graph.state_axes)]
     return tuple(
         Load(planned.name, group, _shared(work, group), count, _exchanged(plan, planned))
         for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
@@ -112,9 +111,9 @@ def _exchanged(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
 
 def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
     """The group of each program, and what one of its devices does, for all the agents that it has."""
-    groups = {group.name: group for group in plan.groups}
-    if plan.schedule is not None:
-        for call, _ in plan.schedule.calls():
+    if isinstance(plan, SteppedPlan):
+        groups = {group.name: group for group in plan.groups}
+        for call, _ in plan.calls():
             axes, ends = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
             yield groups[call.group], _work(call.jaxpr, axes, ends, groups[call.group], target)
         return

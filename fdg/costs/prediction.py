@@ -3,7 +3,7 @@
     loads        what each program computes, on one device
     program_time its seconds, by class of operation
     traffic      seconds of collectives and transfers
-    stepping     the schedule as tasks of the host, the groups and the links
+    schedule_tasks  the schedule as tasks of the host, the groups and the links
     simulation   carries them out
 
 Overlap, idle time and the effect of staleness are what the simulation gives; there is no formula for them.
@@ -20,10 +20,10 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
 from fdg.costs.program_time import Seconds, seconds_of
+from fdg.costs.schedule_tasks import AHEAD, HOST, Cost, Stepper, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
-from fdg.costs.stepping import AHEAD, HOST, Cost, Stepper, loop_lengths
 from fdg.errors import FdgError
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
@@ -86,7 +86,7 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
         )
     model = _Model(plan, cluster)
     slow = _stragglers(cluster)
-    times = _of_one(model, slow) if plan.schedule is None else _of_steps(model, slow)
+    times = _of_steps(model, plan, slow) if isinstance(plan, SteppedPlan) else _of_one(model, slow)
     return model.prediction(times)
 
 
@@ -151,7 +151,7 @@ class _Model:
         """Cores of all machines; infinite where each device has its own."""
         if self.cluster.cores is None:
             return math.inf
-        share = 1.0 if self.plan.schedule is None else self.lost.shared
+        share = 1.0 if len(self.plan.groups) == 1 else self.lost.shared
         return self.cluster.cores * self.cluster.machines * share
 
     def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
@@ -176,7 +176,7 @@ class _Model:
                 count = calls / self.lost.meetings * times[load.program]  # bytes travel once
                 inside, between = inside + sent.inside * count, between + sent.between * count
                 routes[f"collectives of {load.group.name}"] += (sent.inside + sent.between) * count
-        for move, count in self.plan.schedule.moves() if self.plan.schedule is not None else ():
+        for move, count in self.plan.moves():
             sent = self.transfer(move)
             inside, between = inside + sent.inside * count, between + sent.between * count
             routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * count
@@ -189,14 +189,13 @@ class _Model:
 
     def costs(self) -> dict[Step, Cost]:
         """Of every call and move of the schedule."""
-        assert self.plan.schedule is not None
         kind = self.cluster.kind
         start, array = kind.rate("dispatch"), kind.rate("argument")
         found: dict[Step, Cost] = {}
-        for load, (call, _) in zip(self.loads, self.plan.schedule.calls(), strict=True):
+        for load, (call, _) in zip(self.loads, self.plan.calls(), strict=True):
             seconds = sum(self.parts(load).values()) + self.lost.seconds_to_start(len(load.group))
             found[call] = Cost(start + array * load.arrays, seconds, self.wanted(load))
-        for move, _ in self.plan.schedule.moves():
+        for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             work = traffic.handling(move, source, target)
             host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
@@ -244,12 +243,11 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
     return _Times(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
 
 
-def _of_steps(model: _Model, slow: Callable[[int], float]) -> _Times:
-    assert model.plan.schedule is not None
+def _of_steps(model: _Model, plan: SteppedPlan, slow: Callable[[int], float]) -> _Times:
     costs = model.costs()
-    lengths = loop_lengths(model.plan.schedule.steps)
+    lengths = loop_lengths(plan.schedule.steps)
     long = [length for length in lengths if length > 2 * _TRIPS]
-    run = functools.partial(_run, model, costs, slow)
+    run = functools.partial(_run, model, plan, costs, slow)
     base = run(dict.fromkeys(long, 2 * _TRIPS))
     total = collections.defaultdict(float, base)
     for length in long:
@@ -266,13 +264,17 @@ def _of_steps(model: _Model, slow: Callable[[int], float]) -> _Times:
 
 
 def _run(
-    model: _Model, costs: Mapping[Step, Cost], slow: Callable[[int], float], trips: Mapping[int, int]
+    model: _Model,
+    plan: SteppedPlan,
+    costs: Mapping[Step, Cost],
+    slow: Callable[[int], float],
+    trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
     """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
     of_host = 0.0 if model.cluster.cores is None else 1.0
-    stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
-    ahead = model.plan.delayed.staleness if model.plan.delayed is not None else 0
+    stepper = Stepper(simulation, plan, costs, of_host, slow, trips)
+    ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm = _WARM + ahead
     # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
     last = [stepper.iteration() for _ in range(warm + _COUNTED + AHEAD)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fdg import ctrl_c
 from fdg.ending import TIED
-from fdg.launching.ending import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
+from fdg.launching.restarting import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.processes import lines, ports
 
 
@@ -49,35 +49,31 @@ class Here:
                 for process in processes:
                     process.send_signal(number)
 
-        ctrl_c.be_patient(None)  # the processes end by themselves, and this one after them
-        before = [signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)]
-        try:
-            for i in range(self.count):
-                mine = triple(address, self.count, i)
-                # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
-                environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **own, **os.environ}
-                process = _start([*words, *mine], environment, quiet=i > 0)
-                processes.append(process)
-                if i:
-                    readers.append(
-                        threading.Thread(target=_forward_lines, args=(i, process, errors), daemon=True)
-                    )
-                    readers[-1].start()
-            return ending_of(_wait(processes), asked.is_set())
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.wait()  # they lock the run directory, which a restart needs
-                if process.stdin is not None:
-                    process.stdin.close()
-            for reader in readers:
-                reader.join(1)
-            if processes and processes[0].returncode != REFUSED:  # process 0 has printed it
-                print(*errors, sep="", end="", file=sys.stderr, flush=True)
-            for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-                signal.signal(number, handler)
-            ctrl_c.be_patient(0)
+        with ctrl_c.handled_by(forward):  # the processes end by themselves, and this one after them
+            try:
+                for i in range(self.count):
+                    mine = triple(address, self.count, i)
+                    # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
+                    environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **own, **os.environ}
+                    process = _start([*words, *mine], environment, quiet=i > 0)
+                    processes.append(process)
+                    if i:
+                        readers.append(
+                            threading.Thread(target=_forward_lines, args=(i, process, errors), daemon=True)
+                        )
+                        readers[-1].start()
+                return ending_of(_wait(processes), asked.is_set())
+            finally:
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    process.wait()  # they lock the run directory, which a restart needs
+                    if process.stdin is not None:
+                        process.stdin.close()
+                for reader in readers:
+                    reader.join(1)
+                if processes and processes[0].returncode != REFUSED:  # process 0 has printed it
+                    print(*errors, sep="", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Does nothing: there are no resources to release."""

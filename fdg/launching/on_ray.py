@@ -5,7 +5,6 @@ import dataclasses
 import math
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from fdg import ctrl_c, ray_cluster
 from fdg.ending import TIED
 from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
-from fdg.launching.ending import REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.launching.here import triple
+from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.processes import lines, ports
 
 _FOLLOW_SECONDS = 1.0  # of one look at a host's output
@@ -281,12 +280,5 @@ def _signals() -> Iterator[list[int]]:
         if len(asked) > 2:
             os._exit(128 + number)
 
-    ctrl_c.be_patient(None)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, keep) for number in numbers]
-    try:
+    with ctrl_c.handled_by(keep):
         yield asked
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-        ctrl_c.be_patient(0)

@@ -1,10 +1,90 @@
-"""A run that goes on from its last checkpoint where one of its processes was lost, with what is left."""
+"""How the processes of a run end, which of them caused a failure, and whether the run starts again."""
 
+import dataclasses
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fdg.launching.ending import Ending
+STOP_SECONDS = 20.0  # within which the others end by themselves after the message that one has failed
+LOST_SECONDS = 5.0  # the same, when one was killed or stopped: they can only notice
+
+REFUSED = 2  # exit status of an invalid request: a restart cannot help
+_ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One process of a run that has ended.
+
+    Attributes:
+      who: as errors name it.
+      status: exit status, the negative number of the signal that killed it, or None if it is gone without a
+        word: its machine or what watched it.
+      how: what became of it, where `status` does not say.
+    """
+
+    who: str
+    status: int | None
+    how: str = ""
+
+    def reason(self) -> str:
+        """Why it ended, in words; empty if the process printed its own error."""
+        if self.status is None:
+            return f"{self.who} is gone: {self.how}"
+        if self.status < 0:
+            return f"{self.who} was killed by {_name(-self.status)}"
+        return f"{self.who}: {self.how}" if self.how else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """The end of all processes of a run.
+
+    Attributes:
+      status: to exit with; 0 if all went well.
+      reason: which process failed first and how; empty where it has said so itself.
+      asked: whether the user ended it.
+    """
+
+    status: int
+    reason: str = ""
+    asked: bool = False
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another start from the last checkpoint can help: not what was refused, or ended by hand."""
+        return not self.asked and self.status not in (0, REFUSED, *_ENDED_BY_USER)
+
+
+def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
+    """Combines the endings of all processes, given in the order in which they ended.
+
+    A process that was killed or has vanished is the cause, even if another end was noticed first: the others
+    end because of it. They may abort (SIGABRT) when a collective times out.
+
+    >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
+    Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)
+    """
+    failed = [process for process in processes if process.status != 0]
+    if not failed:
+        return Ending(0, asked=asked)
+    first = min(failed, key=_blamed)
+    status = 1 if first.status is None else 128 - first.status if first.status < 0 else first.status
+    return Ending(status, first.reason(), asked)
+
+
+def _blamed(process: Process) -> int:
+    if process.status is None:
+        return 0
+    return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Engine(Protocol):

@@ -1,6 +1,7 @@
 """The mesh of a group of devices, and how arrays lie on it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,16 +13,21 @@ from fdg.placing.policy import Group
 SEED = "seed"  # the axis of a mesh of independent agents
 
 
+def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:
+    """A mesh of axes with these names and sizes, in the devices' order."""
+    names, sizes = zip(*axes, strict=True)
+    grid = np.array(devices, dtype=object).reshape(sizes)
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
 def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
     """A mesh of one axis, in the devices' order."""
-    return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
+    return mesh_of(devices, [(axis, len(devices))])
 
 
 def group_mesh(group: Group, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh of a group, of all devices given to the engine: one axis, or two if it shards parameters."""
-    names, sizes = zip(*group.mesh, strict=True)
-    chosen = np.array([devices[i] for i in group.devices], dtype=object)
-    return Mesh(chosen.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+    return mesh_of([devices[i] for i in group.devices], group.mesh)
 
 
 def is_of_cpus(mesh: Mesh) -> bool:

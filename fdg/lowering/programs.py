@@ -26,7 +26,7 @@ from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layo
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.lowering.tiles import have_a_core_each
 from fdg.placing.layout import Layout, Spec
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
 from fdg.placing.sharded import by_position

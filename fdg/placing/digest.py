@@ -25,7 +25,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.recall import Recall
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -44,7 +44,7 @@ def digests(plan: Plan) -> dict[str, str]:
         "assignment of fragments to groups": _sha(
             walker.text((plan.assignment, plan.groups, plan.graph.agents), {})
         ),
-        "schedule": _sha(walker.text(plan.schedule, {})),
+        "schedule": _sha(walker.text(getattr(plan, "schedule", None), {})),
     }
 
 

@@ -6,11 +6,11 @@ act -> step, ""                                  an edge of the graph whose ends
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fdg.batch.collective import Collective
 from fdg.placing.layout import moved_bytes
-from fdg.placing.scheduling.schedule import Move, Schedule
+from fdg.placing.scheduling.schedule import Move
 from fdg.tracing.graph import Edge
 
 BETWEEN = "(between fragments)"
@@ -77,9 +77,9 @@ def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Moveme
     ]
 
 
-def transfers(schedule: Schedule) -> list[Movement]:
+def transfers(moves: Iterable[tuple[Move, int]]) -> list[Movement]:
     """A schedule's moves."""
-    return [_transfer(move, times) for move, times in schedule.moves()]
+    return [_transfer(move, times) for move, times in moves]
 
 
 def _transfer(move: Move, times: int) -> Movement:

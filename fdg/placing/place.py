@@ -39,7 +39,7 @@ from fdg.placing.assignment import (
     merge_shared,
     warn_of_near_roles,
 )
-from fdg.placing.plan import Plan, PlannedProgram
+from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
@@ -140,7 +140,7 @@ def place(
     schedule = lay_out(partition(opened, graph.state_axes, sizes, where), groups, plan.sharded)
     schedule = reshard(schedule, groups, lends=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
-    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants))
+    return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
 
 
 def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group]) -> tuple[FDG, Delay | None]:
@@ -222,13 +222,12 @@ def _plan_whole(plan: Plan) -> Plan:
     return dataclasses.replace(plan, programs=(program,), notes=(*plan.notes, *notes))
 
 
-def _plan_steps(plan: Plan) -> Plan:
+def _plan_steps(plan: SteppedPlan) -> Plan:
     """Several programs, and transfers between them."""
-    assert plan.schedule is not None
     groups = {group.name: group for group in plan.groups}
     programs: list[PlannedProgram] = []
     notes = [*plan.notes, *resharding_notes(plan.schedule)]
-    for call, times in plan.schedule.calls():
+    for call, times in plan.calls():
         exchanged: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):
             jaxpr = call.jaxpr

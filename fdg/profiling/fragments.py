@@ -16,7 +16,7 @@ from fdg.lowering import host_calls
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
 from fdg.lowering.programs import on_mesh, one_agent
 from fdg.placing.layout import Layout
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.processes.arrays import put

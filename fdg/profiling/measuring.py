@@ -15,7 +15,7 @@ from fdg.arguments import checked
 from fdg.engine import Engine
 from fdg.errors import FdgError
 from fdg.lowering import host_calls
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.profiling.fragments import Placed, placed, programs
@@ -53,7 +53,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     plan = engine.plan
     fragments = placed(plan)
     whole = Iterations(engine, state)
-    apart = set(in_parts(plan)) if plan.schedule is not None else set()
+    apart = in_parts(plan)
     alone = programs(plan, engine.devices, _local_leaves(engine, state))
     alone = {name: one for name, one in alone.items() if name not in apart}
     compile_all(alone.values())

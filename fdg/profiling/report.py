@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from fdg.profiling.work import Product, Work
-from fdg.showing.words import clip, quantity, table
+from fdg.showing.words import clip, duration, quantity, table
 
 _PRODUCTS = 12  # that are shown
 
@@ -140,20 +140,6 @@ class Profile:
         return "\n".join(_lines(self))
 
 
-def seconds(value: float | None) -> str:
-    """Seconds with three significant digits.
-
-    >>> seconds(0.0343), seconds(2.5e-6), seconds(12.0), seconds(None)
-    ('34.3 ms', '2.5 us', '12 s', '-')
-    """
-    if value is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
 def _percent(part: float | None, whole: float = 1.0) -> str:
     """Of nothing there is no part.
 
@@ -168,8 +154,8 @@ def _lines(profile: Profile) -> Iterator[str]:
     agents = f", {profile.agents} agents" if profile.agents is not None else ""
     yield (
         f"{profile.algorithm} under {profile.policy} on {profile.num_devices} device{plural}{agents}: an"
-        f" iteration takes {seconds(profile.iteration_s)} (the shortest of {profile.rounds} rounds, as all"
-        f" times here; their median: {seconds(profile.usual_s)})"
+        f" iteration takes {duration(profile.iteration_s)} (the shortest of {profile.rounds} rounds, as all"
+        f" times here; their median: {duration(profile.usual_s)})"
     )
     yield ""
     header = (
@@ -180,8 +166,8 @@ def _lines(profile: Profile) -> Iterator[str]:
     if len(profile.groups) == 1:
         rest = profile.iteration_s - profile.fragments_s
         yield (
-            f"  fragments by themselves {seconds(profile.fragments_s)};"
-            f" {'' if rest >= 0 else '-'}{seconds(abs(rest))} is between them, or saved by running together"
+            f"  fragments by themselves {duration(profile.fragments_s)};"
+            f" {'' if rest >= 0 else '-'}{duration(abs(rest))} is between them, or saved by running together"
         )
     yield ""
     yield from _groups(profile)
@@ -204,14 +190,14 @@ def _fragment(profile: Profile, f: FragmentProfile) -> tuple[str, ...]:
         clip("  " * f.depth + f.name, 26),
         clip(f.role, 14),
         f"{'' if f.exact else '~'}{f.calls}",
-        seconds(f.seconds),
-        seconds(f.per_iteration),
+        duration(f.seconds),
+        duration(f.per_iteration),
         _percent(f.per_iteration, profile.iteration_s),
         _percent(profile.own_s(f.name), profile.iteration_s),
         quantity(all_calls),
         "-" if rate is None else quantity(rate),
-        seconds(f.products_s) if f.products_s else "-",
-        seconds(f.memory_s) if f.memory_s else "-",
+        duration(f.products_s) if f.products_s else "-",
+        duration(f.memory_s) if f.memory_s else "-",
         _percent(f.roofline),
     )
 
@@ -223,10 +209,10 @@ def _groups(profile: Profile) -> Iterator[str]:
         (
             clip(group.name, 24),
             str(group.devices),
-            seconds(group.busy_s),
-            seconds(None if group.busy_s is None else max(0.0, profile.iteration_s - group.busy_s)),
+            duration(group.busy_s),
+            duration(None if group.busy_s is None else max(0.0, profile.iteration_s - group.busy_s)),
             _percent(group.busy_s, profile.iteration_s),
-            seconds(group.fragments_s),
+            duration(group.fragments_s),
         )
         for group in profile.groups
     ]
@@ -247,7 +233,7 @@ def _products(products: Sequence[ProductProfile]) -> Iterator[str]:
             clip(p.group, 24),
             str(p.calls),
             _percent(p.product.flops * p.calls * p.devices, whole),
-            seconds(p.seconds),
+            duration(p.seconds),
             "-" if p.rate is None else quantity(p.rate),
             p.layout,
         )

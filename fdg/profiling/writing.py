@@ -14,7 +14,7 @@ from fdg.profiling.measuring import profile as measure
 from fdg.profiling.report import Profile
 from fdg.profiling.tracing import trace
 from fdg.profiling.work import Work
-from fdg.showing.timeline import timeline_svg, timeline_trace
+from fdg.showing.bars import timeline_svg, timeline_trace
 
 DIRECTORY = "profile"
 TIMELINE, TRACE = "timeline.svg", "timeline.json"

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
-from fdg.lowering.mesh import layout_sharding, partition_spec
+from fdg.lowering.mesh import layout_sharding, make_mesh, partition_spec
 from fdg.placing.layout import Layout, route
 from fdg.running.transfers import cut_up, join_up, part_shape
 
@@ -56,7 +56,7 @@ class Exchange:
     ):
         self.source, self.target, self.layouts = source, target, list(layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
-        self.union = Mesh(np.array(devices, dtype=object), (_ALL,), axis_types=(AxisType.Auto,))
+        self.union = make_mesh(devices, _ALL)
         self._position = {device: i for i, device in enumerate(devices)}
         self._routes = [route(a, b) for a, b in self.layouts]
         self._crossings = crossings or Crossings()

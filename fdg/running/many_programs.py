@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fdg.lowering.mesh import group_mesh
-from fdg.placing.plan import Plan
+from fdg.placing.plans import SteppedPlan
 from fdg.processes.arrays import absent, committed, put
 from fdg.running.lanes import kept, lanes_of
 from fdg.running.leaves import LeafCopies
@@ -33,8 +33,7 @@ class ManyPrograms:
 
     timeline: Timeline | None
 
-    def __init__(self, plan: Plan, devices: Sequence[jax.Device]):
-        assert plan.schedule is not None
+    def __init__(self, plan: SteppedPlan, devices: Sequence[jax.Device]):
         schedule = plan.schedule
         meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
         self.timeline = self._timeline = Timeline(list(meshes))

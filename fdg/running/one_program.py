@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg.lowering import programs as lowering
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.running import metrics
 from fdg.running.metrics import PendingMetrics
 from fdg.running.program import Program

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
-from fdg.lowering.mesh import layout_sharding
+from fdg.lowering.mesh import layout_sharding, mesh_of
 from fdg.placing.layout import Layout
-from fdg.placing.resharding import Change, CommonMesh
+from fdg.placing.resharding import Change
 
 
 class Resharder:
@@ -37,7 +37,7 @@ class Resharder:
         lends: bool = False,
     ):
         self._changes, self._lends = list(changes), lends
-        self._mesh = common_device_mesh(changes[0].mesh, source)
+        self._mesh = mesh_of(list(source.devices.flat), changes[0].mesh.axes)  # in the source's order
         self._ends = [layout_sharding(target, after) for _, after in layouts]
         self._names: list[str] = []
         self.programs: dict[str, Any] = {}
@@ -81,14 +81,6 @@ def _seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """The same buffers with an equivalent sharding, without a copy."""
     parts = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
-
-
-def common_device_mesh(mesh: CommonMesh, source: Mesh) -> Mesh:
-    """The common mesh of two groups, of the devices of the first of them."""
-    names, sizes = zip(*mesh.axes, strict=True)
-    devices: Sequence[Any] = list(source.devices.flat)  # in the source's order, which is the common one's
-    grid = np.array(devices, dtype=object).reshape(sizes)
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:

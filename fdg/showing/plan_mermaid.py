@@ -2,7 +2,7 @@
 
 import html
 
-from fdg.placing.plan import BETWEEN, Plan
+from fdg.placing.plans import BETWEEN, Plan
 from fdg.placing.policy import Group
 from fdg.showing.plan_outline import amount, crossings, from_to, outline
 from fdg.showing.words import COLOURS, OTHER, calls, quantity, span

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
-from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
+from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
 from fdg.placing.sharded import axes_text, spec_text
 from fdg.showing.words import ancestors, joined_by_and, listed, quantity, span
@@ -53,7 +53,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
         if m.program:
             collectives[m.program].append(m)
     runs = iter([RunLine(p, tuple(collectives[p.name])) for p in plan.programs])
-    if plan.schedule is None:
+    if not isinstance(plan, SteppedPlan):
         return tuple(runs)
     crossings = iter([m for m in plan.movements if m.how == "transfer"])
     opened = in_parts(plan)
@@ -234,13 +234,12 @@ def _sharded(plan: Plan) -> list[str]:
 
 def _held(plan: Plan, group: str) -> set[int]:
     """Positions of the state's leaves that a group keeps, or is handed in an iteration."""
-    if plan.schedule is None:
+    if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}
-    leaves = plan.schedule.leaves
-    arriving = {b.variable for move, _ in plan.schedule.moves() for _, b in move.pairs if b.group == group}
+    arriving = {b.variable for move, _ in plan.moves() for _, b in move.pairs if b.group == group}
     return {
         i
-        for i, places in enumerate(leaves)
+        for i, places in enumerate(plan.schedule.leaves)
         if any(value.group == group or value.variable in arriving for value in places)
     }
 

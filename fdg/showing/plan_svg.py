@@ -9,7 +9,7 @@ import html
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from fdg.placing.plan import BETWEEN, Plan
+from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.plan_outline import (
     Crossing,
     Line,
@@ -188,7 +188,7 @@ class _Drawing:
         x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD
         top, graph = y, self.plan.graph
         y += 20
-        whole = ", for all iterations" if self.plan.schedule is None else ""
+        whole = ", for all iterations" if len(self.plan.groups) == 1 else ""
         title = _fit(f"program {program.name}{whole}", width - 20, 11)
         body = _Canvas()
         body.text(x + 10, y - 5, title, 11, _FAINT)

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
+from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.showing.plan_outline import (
     Crossing,
     Line,

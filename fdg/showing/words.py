@@ -1,5 +1,6 @@
 """Numbers, names and tables, as all drawings write them."""
 
+import math
 from collections.abc import Sequence
 
 from fdg.tracing.graph import FDG, Fragment
@@ -28,6 +29,23 @@ def quantity(number: float, unit: str = "") -> str:
             return f"{number:.3g} {prefix}{unit}".strip()
         number /= 1000
     raise AssertionError
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds with three significant digits, in a unit that suits them; "-" for None.
+
+    >>> duration(2.5e-6), duration(0.0343), duration(2.0), duration(600.0), duration(math.inf)
+    ('2.5 us', '34.3 ms', '2 s', '10 min', 'never')
+    """
+    if seconds is None:
+        return "-"
+    if math.isinf(seconds):
+        return "never"
+    if seconds >= 120:
+        return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+    sizes = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+    unit, size = next((one for one in sizes if seconds >= 0.9995 * one[1]), ("ns", 1e-9))
+    return f"{seconds / size:.3g} {unit}"
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:

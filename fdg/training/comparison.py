@@ -7,7 +7,6 @@ intervals, and how probably one is better than another; with what was unequal be
 import dataclasses
 import functools
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from fdg.errors import FdgError
 from fdg.training import comparison_text, curves
 from fdg.training.comparison_text import TOGETHER
 from fdg.training.fairness import unequal
-from fdg.training.run_directory import plain
+from fdg.training.run_directory import json_line
 from fdg.training.statistics import (
     format_numbers,
     interquartile_mean,
@@ -194,7 +193,7 @@ class Comparison:
         texts = {
             "comparison.md": self.markdown(),
             "comparison.tex": self.latex(),
-            "comparison.json": json.dumps(plain(self.content()), indent=1, allow_nan=False) + "\n",
+            "comparison.json": json_line(self.content(), indent=1).decode(),
         }
         for name, text in texts.items():
             with writing(folder / name):

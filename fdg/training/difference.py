@@ -398,18 +398,12 @@ def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tupl
 
 def _at(one: Any, start: int | None, trust: bool) -> Run:
     """A run with the state of a checkpoint, or that of `init`."""
-    if isinstance(one, Run):
-        if one.path is None or start is None:
-            return one
-        given = one.algorithm
-        path = one.path
-    else:
-        given, path = None, one
-    if start is None:
-        return load(path, algorithm=given, trust=trust)
-    if start:
-        return load(path, algorithm=given, checkpoint=start, trust=trust)
-    run = load(path, algorithm=given, trust=trust)
+    given, path = (one.algorithm, one.path) if isinstance(one, Run) else (None, one)
+    if isinstance(one, Run) and (path is None or start is None):
+        return one
+    run = load(path, algorithm=given, checkpoint=start or "last", trust=trust)
+    if start != 0:
+        return run
     several = of_seeds(run.algorithm, run.agents)
     run.state, run.iteration = jax.jit(several.init)(first_start(several, run.seed)), 0
     return run

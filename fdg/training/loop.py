@@ -17,7 +17,6 @@ from fdg.processes import distributed
 from fdg.profiling.writing import profile_run, timeline_run
 from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
 from fdg.training.devices import check_all_busy, devices_of
@@ -25,12 +24,13 @@ from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, s
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
 from fdg.training.losses import LostEpisodes
-from fdg.training.opening import open_run, title
+from fdg.training.open_run import open_run, title
 from fdg.training.periodic_evaluation import PeriodicEvaluation
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
+from fdg.training.settling import settle
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions

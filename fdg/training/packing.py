@@ -14,7 +14,7 @@ from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular
 from fdg.training.evaluation import Evaluation, can_evaluate
 from fdg.training.loading import load
-from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, plain, read_config, read_summary
+from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
 from fdg.training.statistics import format_numbers
 from fdg.training.sweep import Sweep
 from fdg.training.writable import check_writable
@@ -60,7 +60,7 @@ def pack(
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
     out.mkdir(parents=True, exist_ok=True)
     shared = {name: value for name, value in config.items() if name not in _PRIVATE}
-    files.replace(out / "config.json", _json(shared))
+    files.replace(out / "config.json", json_line(shared, indent=2))
     for name in ("metrics.jsonl", "summary.json", CURVE):
         if (path / name).exists():
             _copy(path / name, out / name)
@@ -78,10 +78,6 @@ def _copy(source: Path, target: Path) -> None:
     with open_regular(source) as given, files.replacing(target) as taken:
         while block := given.read(1 << 20):
             taken.write(block)
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def _video(run: Any, out: Path) -> str:

@@ -21,9 +21,9 @@ import jax
 import algos
 import envs
 import policies
+from fdg.costs.candidate_times import iterations_of
 from fdg.costs.fitting import Sample, fitted
 from fdg.costs.machine import Calibration
-from fdg.costs.measuring import iterations_of
 from fdg.errors import FdgError
 from fdg.placing.place import place
 from fdg.profiling.measuring import Iterations

@@ -164,24 +164,15 @@ class Run:
         Raises:
           FdgError: the algorithm trains no language model that answers; a prompt that does not fit.
         """
+        how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
         if isinstance(self.algorithm, Sweep):
-            how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
             return self.member(agent).answer(prompts, seed=seed, **how)
         if not callable(getattr(self.algorithm, "answer", None)):
             raise FdgError(
                 f"{type(self.algorithm).__name__} answers no prompts, but acts: run.policy(observation), or"
                 " fdg evaluate RUN"
             )
-        return list(
-            self.algorithm.answer(
-                self._state_of(agent),
-                prompts,
-                seed,
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                system=system,
-            )
-        )
+        return list(self.algorithm.answer(self._state_of(agent), prompts, seed, **how))
 
     @property
     def eval_episodes(self) -> int:

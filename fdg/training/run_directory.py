@@ -72,7 +72,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
-            files.replace(path / "config.json", _dumps(config, indent=2).encode())
+            files.replace(path / "config.json", json_line(config, indent=2)[:-1])
         except OSError as error:
             raise FdgError(f"--out {path} cannot be written to: {error.strerror or error}") from error
         return run
@@ -97,7 +97,7 @@ class RunDirectory:
         with self._mended("metrics.jsonl"):
             if self._metrics is None:
                 self._metrics = files.open_to_append(self.path / "metrics.jsonl")
-            self._metrics.writelines(_dumps(row).encode() + b"\n" for row in rows)
+            self._metrics.writelines(map(json_line, rows))
             self._metrics.flush()
             if self._is_gone() or not os.fstat(self._metrics.fileno()).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
@@ -127,7 +127,7 @@ class RunDirectory:
             with files.replacing(path) as kept:
                 for row in rows.values():
                     if row is not None and row["iteration"] <= iteration:
-                        kept.write(_dumps(row).encode() + b"\n")
+                        kept.write(json_line(row))
                         last = row
         return last
 
@@ -138,7 +138,7 @@ class RunDirectory:
           FdgError: it cannot be written.
         """
         try:
-            files.replace(self.path / "config.json", _dumps(config, indent=2).encode())
+            files.replace(self.path / "config.json", json_line(config, indent=2)[:-1])
         except OSError as error:
             raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
@@ -148,7 +148,11 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        self.publish("summary.json", lambda file: file.write((_dumps(summary, indent=2) + "\n").encode()))
+        self.publish_json("summary.json", summary)
+
+    def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """`publish` of a file of JSON."""
+        self.publish(name, lambda file: file.write(json_line(content, indent=2)))
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
         """Replaces a file of the run, or of a folder in it, as a whole, by what `write` writes.
@@ -458,5 +462,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
+def json_line(value: Any, indent: int | None = None) -> bytes:
+    """`plain(value)` as JSON that ends with a line break."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False).encode() + b"\n"

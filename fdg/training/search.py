@@ -28,7 +28,7 @@ from fdg.kinds import to_json
 from fdg.processes import distributed
 from fdg.training.job import Job, lengths
 from fdg.training.loop import Outcome, carry_out, say
-from fdg.training.opening import open_run
+from fdg.training.open_run import open_run
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results

@@ -1,19 +1,17 @@
 """Results of a hyperparameter search: its trials, best first, as a table, JSON and a plot."""
 
 import dataclasses
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fdg.training.run_directory import RunDirectory, plain
+from fdg.training.curves import figure_of, style
+from fdg.training.run_directory import RunDirectory
 from fdg.training.space import Space, written
 from fdg.training.statistics import format_numbers, interval
-
-_ROWS = 20  # of the printed table
+from fdg.training.sweep_results import first_rows, shown_interval, shown_return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +64,7 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
         "trials": [{**dataclasses.asdict(trial), "interval": trial.interval} for trial in trials],
         "best": None if best is None else {"run": best.run, "values": best.values, "return": best.value},
     }
-    text = json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
-    run.publish("search.json", lambda file: file.write(text.encode()))
+    run.publish_json("search.json", content)
     if not trials:
         return []
     run.publish("search.png", lambda file: _draw(trials, file))
@@ -84,35 +81,17 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
 
 def table(trials: Sequence[Trial], names: Sequence[str]) -> str:
     """The trials, best first, as a table of at most twenty lines."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table("trial", *names, "return", "95% interval", "", box=box.SIMPLE_HEAD)
-    for column in grid.columns:
-        column.justify, column.no_wrap = "right", True
-    order = sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf)
-    for trial in order[:_ROWS]:
-        ends = "-" if trial.interval is None else " to ".join(format_numbers(*trial.interval))
+    rows = []
+    for trial in sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf):
         shown = (f"{v:.4g}" if isinstance(v := trial.values[name], float) else written(v) for name in names)
-        worth = format_numbers(trial.value)[0] if math.isfinite(trial.value) else "-"
-        grid.add_row(trial.run, *shown, worth, ends, "" if trial.state == "done" else trial.state)
-    out = io.StringIO()
-    Console(file=out, width=max(80, 16 * (len(names) + 4))).print(grid)
-    left = [f"... and {len(trials) - _ROWS} more"] if len(trials) > _ROWS else []
-    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), *left]).strip("\n")
+        state = "" if trial.state == "done" else trial.state
+        rows.append([trial.run, *shown, shown_return(trial.value), shown_interval(trial.interval), state])
+    return first_rows(["trial", *names, "return", "95% interval", ""], rows)
 
 
 def _draw(trials: Sequence[Trial], picture: Any) -> None:
     """Draws each trial's return, and the best so far."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from fdg.training.curves import style
-
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = figure_of()
     (_, points), (_, line) = style(0), style(1)
     values = np.array([trial.value for trial in trials], float)
     axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")

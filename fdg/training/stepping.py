@@ -18,7 +18,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark, fragments_in
-from fdg.placing.plan import Plan
+from fdg.placing.plans import Plan
 from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites

@@ -12,6 +12,7 @@ import numpy as np
 
 from fdg.errors import FdgError
 from fdg.reading import read_json
+from fdg.training.curves import figure_of, style
 from fdg.training.grid import spelled
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.statistics import format_numbers, interquartile_mean, interval
@@ -168,7 +169,7 @@ def report(
             "agents": list(found[best].agents),
         },
     }
-    _publish_json(run, "sweep.json", content)
+    run.publish_json("sweep.json", content)
     run.publish("sweep.csv", lambda file: file.write(_csv(found).encode()))
     if sweep.exploit_every is None:
         run.publish("sweep.png", lambda file: draw(found, title, measure, file))
@@ -191,37 +192,45 @@ def report(
 
 def table(found: Sequence[PointResult], measure: str) -> str:
     """The points, best first, as a table of at most twenty lines."""
+    rows = []
+    for one in sorted(found, key=lambda one: -_ranked(one.mean)):
+        values = [f"{value:g}" for value in one.values.values()]
+        rows.append(
+            [
+                *values,
+                shown_return(one.mean),
+                shown_interval(one.interval),
+                shown_return(one.iqm),
+                shown_return(one.training),
+            ]
+        )
+    return first_rows([*found[0].values, "return", "95% interval", "IQM", "training"], rows, measure)
+
+
+def first_rows(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> str:
+    """The first twenty rows of a table, flush right, and how many more there are."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    names = list(found[0].values)
-    grid = Table(*names, "return", "95% interval", "IQM", "training", box=box.SIMPLE_HEAD, title=measure)
+    grid = Table(*header, box=box.SIMPLE_HEAD, title=title)
     for column in grid.columns:
         column.justify, column.no_wrap = "right", True
-    order = sorted(range(len(found)), key=lambda i: (-_ranked(found[i].mean), i))
-    for i in order[:_ROWS]:
-        one = found[i]
-        ends = "-" if one.interval is None else " to ".join(format_numbers(*one.interval))
-        numbers = (_shown(one.mean), ends, _shown(one.iqm), _shown(one.training))
-        grid.add_row(
-            *(f"{value:g}" for value in one.values.values()),
-            *numbers,
-            style="bold" if i == order[0] else None,
-        )
+    for row in rows[:_ROWS]:
+        grid.add_row(*row)
     out = io.StringIO()
-    Console(file=out, width=max(80, 16 * (len(names) + 4))).print(grid)
-    left = f"... and {len(found) - _ROWS} more" if len(found) > _ROWS else ""
+    Console(file=out, width=max(80, 16 * (len(header) + 1))).print(grid)
+    left = f"... and {len(rows) - _ROWS} more" if len(rows) > _ROWS else ""
     return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), left]).strip("\n")
+
+
+def shown_interval(ends: tuple[float, float] | None) -> str:
+    """Both ends of an interval; "-" for none."""
+    return "-" if ends is None else " to ".join(format_numbers(*ends))
 
 
 def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
     """Draws each point's mean and interval over the hyperparameter of most values; the others make lines."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from fdg.training.curves import style
-
     names = list(found[0].values)
     counts = {name: len({one.values[name] for one in found}) for name in names}
     x = max(names, key=lambda name: counts[name])
@@ -229,9 +238,7 @@ def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -
     for one in found:
         rest = {name: value for name, value in one.values.items() if name != x and counts[name] > 1}
         lines.setdefault(spelled(rest), []).append(one)
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = figure_of()
     for i, (label, points) in enumerate(lines.items()):
         there = sorted((one for one in points if math.isfinite(one.mean)), key=lambda one: one.values[x])
         places, means = [one.values[x] for one in there], [one.mean for one in there]
@@ -259,14 +266,10 @@ def draw_schedules(
     rows: Sequence[Mapping[str, Any]], sweep: Sweep, best: int, title: str, picture: Any
 ) -> None:
     """Draws the hyperparameters of a population's agents over the training, the best agent's on top."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    from fdg.training.curves import style
 
     names = [name for name, values in sweep.grid if len(values) > 1] or [sweep.grid[0][0]]
     figure = Figure(figsize=(7.0, 1.0 + 2.4 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
     (_, faint), (_, strong) = style(0), style(1)
     for name, axes in zip(names, np.ravel(figure.subplots(len(names), 1, sharex=True)), strict=True):
         steps, values = per_agent(rows, sweep.agents, name)
@@ -308,7 +311,8 @@ def _ranked(value: float) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def _shown(value: float) -> str:
+def shown_return(value: float) -> str:
+    """A return; "-" for one that is not known."""
     return format_numbers(value)[0] if math.isfinite(value) else "-"
 
 
@@ -338,10 +342,3 @@ def _csv(found: Sequence[PointResult]) -> str:
         numbers = [*one.values.values(), one.mean, *ends, one.iqm, one.training, *one.returns.tolist()]
         writer.writerow(["" if value is None else value for value in plain(numbers)])
     return out.getvalue()
-
-
-def _publish_json(run: RunDirectory, name: str, content: Mapping[str, Any]) -> None:
-    import json
-
-    text = json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
-    run.publish(name, lambda file: file.write(text.encode()))

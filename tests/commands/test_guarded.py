@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import algos
-from fdg.commands import presets
+from fdg.commands import preset_flags
 from fdg.commands.cli import guarded
 from fdg.errors import FdgError, HostError
 
@@ -97,17 +97,17 @@ class Written(algos.PPO):
 
 
 def test_whose_presets_a_class_has():
-    assert presets.known(algos.PPO) == presets.known(Own) != ()
-    assert presets.known(Written) == () == presets.known(object)
+    assert preset_flags.known(algos.PPO) == preset_flags.known(Own) != ()
+    assert preset_flags.known(Written) == () == preset_flags.known(object)
     env = object()
-    found = presets.chosen(Written, None, "CartPole-v1", env, {})
+    found = preset_flags.chosen(Written, None, "CartPole-v1", env, {})
     assert found is not None and found.values == {"num_envs": 3}
-    assert presets.chosen(Written, None, "Pendulum-v1", env, {}) is None
-    assert presets.chosen(Written, "none", "CartPole-v1", env, {}) is None
-    assert presets.chosen(Written, None, "CartPole-v1", None, {}) is None
-    assert presets.chosen(object, None, "CartPole-v1", env, {}) is None
+    assert preset_flags.chosen(Written, None, "Pendulum-v1", env, {}) is None
+    assert preset_flags.chosen(Written, "none", "CartPole-v1", env, {}) is None
+    assert preset_flags.chosen(Written, None, "CartPole-v1", None, {}) is None
+    assert preset_flags.chosen(object, None, "CartPole-v1", env, {}) is None
     with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: omit it"):
-        presets.chosen(Written, "minatar", "Asterix-MinAtar", env, {})
+        preset_flags.chosen(Written, "minatar", "Asterix-MinAtar", env, {})
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_whose_presets_a_class_has():
 )
 def test_a_preset_or_the_settings_of_a_run(asked, resumes, keeps, said):
     if said is None:
-        presets.check_allowed(asked, resumes, keeps)
+        preset_flags.check_allowed(asked, resumes, keeps)
         return
     with pytest.raises(FdgError, match=said):
-        presets.check_allowed(asked, resumes, keeps)
+        preset_flags.check_allowed(asked, resumes, keeps)

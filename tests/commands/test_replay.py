@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.commands import lengths as flag
+from fdg.commands import replay as flag
 from fdg.commands.replay import Lengths, distribution, of_run, replay, report
 from tests.stream.reference import Clock, Sizes
 
@@ -103,7 +103,10 @@ def test_the_flag_of_a_plan(tmp_path):
     algorithm = types.SimpleNamespace(**fields)
     row = {"iteration": 1, "env_steps": 8, "wall_s": 1.0, "response_length": 3.0, "response_length_max": 3.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    by_run, by_word = flag.report(algorithm, None, str(tmp_path)), flag.report(algorithm, None, "constant:3")
+    by_run, by_word = (
+        flag.report_of(algorithm, None, str(tmp_path)),
+        flag.report_of(algorithm, None, "constant:3"),
+    )
     assert by_run == by_word and "stream of 6 slots, eta = 0 + 0: responses of 3 tokens" in by_run
     with pytest.raises(fdg.FdgError, match="SimpleNamespace generates no responses: use --algo grpo"):
-        flag.report(types.SimpleNamespace(), None, "constant:3")
+        flag.report_of(types.SimpleNamespace(), None, "constant:3")

@@ -12,7 +12,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import cli
-from fdg.placing.plan import BETWEEN
+from fdg.placing.plans import BETWEEN
 from tests.conformance import dialogue
 from tests.conformance.comparison import ALGORITHMS, start
 

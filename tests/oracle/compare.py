@@ -19,6 +19,7 @@ from fdg import FdgWarning
 from fdg.batch.lengths import divisors
 from fdg.placing import place
 from fdg.placing.agents_per_device import agents_together
+from fdg.placing.plans import SteppedPlan
 from tests.oracle.interpret import Algorithm
 from tests.oracle.placements import Placement, groups_of
 from tests.oracle.program import Program, fragments
@@ -251,7 +252,7 @@ def _names(said: list) -> str:
 
 
 def _unplanned(engine: Any, iterations: int) -> Verdict:
-    if engine.plan.schedule is not None:
+    if isinstance(engine.plan, SteppedPlan):
         planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
         if engine.moved_bytes != iterations * planned:
             return Verdict("unplanned", f"{engine.moved_bytes} bytes moved, {iterations * planned} planned")

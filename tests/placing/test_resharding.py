@@ -9,10 +9,11 @@ import pytest
 import fdg
 import policies
 from bench.resharding import ENGINES, neighbours, value
+from fdg.lowering.mesh import mesh_of
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import CommonMesh, change, common_mesh
-from fdg.running.resharder import common_device_mesh, resharding, shardings
+from fdg.running.resharder import resharding, shardings
 from policies.parameters import generating
 from tests.conformance.dialogue import Dialogue
 from tests.placing.schedules import assert_valid, described
@@ -37,7 +38,7 @@ COLLECTIVE = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-pe
 
 
 def compiled(way, devices):
-    mesh = common_device_mesh(way.mesh, jax.sharding.Mesh(np.array(devices), ("all",)))
+    mesh = mesh_of(devices, way.mesh.axes)
     before, _ = shardings(way, mesh)
     argument = jax.ShapeDtypeStruct(way.source.shape, np.float32, sharding=before)
     return resharding(way, mesh).lower(argument).compile()

@@ -12,7 +12,7 @@ from fdg import ray_cluster
 from fdg.commands import launch
 from fdg.ending import TIED
 from fdg.launching import ray_host
-from fdg.launching.ending import Ending, Process, ending_of
+from fdg.launching.restarting import Ending, Process, ending_of
 from tests.refusing import refused
 
 

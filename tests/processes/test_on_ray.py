@@ -11,7 +11,7 @@ import pytest
 from fdg import ray_cluster
 from fdg.errors import FdgError
 from fdg.launching import on_ray
-from fdg.launching.ending import REFUSED
+from fdg.launching.restarting import REFUSED
 from fdg.processes import lines
 
 

@@ -18,7 +18,10 @@ from tests.signatures import signatures
 
 HERE = Path(__file__).parent
 REMOVED = {
-    "0.1.0": {("Plan.__init__", "num_seeds"), ("Plan.__init__", "memory"), ("Profile.__init__", "num_seeds")}
+    "0.1.0": {
+        *(("Plan.__init__", name) for name in ("num_seeds", "memory", "schedule", "constants")),
+        ("Profile.__init__", "num_seeds"),
+    }
 }
 
 

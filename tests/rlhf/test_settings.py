@@ -18,7 +18,7 @@ from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
-from fdg.commands.presets import line as presets_line
+from fdg.commands.preset_flags import line as presets_line
 from fdg.errors import FdgError
 from fdg.settings.fields import OF_NETWORK
 from fdg.training.search import _changed_integers

@@ -9,7 +9,7 @@ import pytest
 import fdg
 import policies
 from fdg.running.timeline import Bar
-from fdg.showing.timeline import busy, timeline_svg, timeline_trace
+from fdg.showing.bars import busy, timeline_svg, timeline_trace
 from tests.running.test_lanes import Calls
 
 BARS = [

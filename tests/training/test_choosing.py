@@ -13,8 +13,8 @@ from fdg.commands.parse import parse as parsed
 from fdg.costs.choosing import Candidate
 from fdg.costs.machine import REFERENCE
 from fdg.errors import FdgError
-from fdg.training import choosing
-from fdg.training.choosing import settle
+from fdg.training import settling
+from fdg.training.settling import settle
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
 
@@ -26,7 +26,7 @@ def parse(line):
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Where programs, and choices, are kept."""
-    monkeypatch.setattr(choosing, "kept_in", lambda: tmp_path)
+    monkeypatch.setattr(settling, "kept_in", lambda: tmp_path)
     return tmp_path
 
 
@@ -35,7 +35,7 @@ def looked(monkeypatch):
     """How often candidates were looked at."""
     calls = []
     auto = policies.auto
-    monkeypatch.setattr(choosing.policies, "auto", lambda *args, **how: calls.append(1) or auto(*args, **how))
+    monkeypatch.setattr(settling.policies, "auto", lambda *args, **how: calls.append(1) or auto(*args, **how))
     return calls
 
 
@@ -96,12 +96,12 @@ def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
     plain, other = policies.GPUOnly(), policies.SingleLearnerCoarse()
     near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
     far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.7))
-    assert choosing._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.3 times as quick")
-    assert choosing._worth_it(far) == (other, 2, "it is quickest")
+    assert settling._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.3 times as quick")
+    assert settling._worth_it(far) == (other, 2, "it is quickest")
     best = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
-    assert choosing._worth_it(best)[2] == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
+    assert settling._worth_it(best)[2] == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
     alone = rows_of((Candidate(plain, 2), 1.0))
-    assert choosing._worth_it(alone)[2] == f"{plain}: nothing else can be carried out"
+    assert settling._worth_it(alone)[2] == f"{plain}: nothing else can be carried out"
 
 
 def test_where_one_device_is_quickest_no_other_policy_is_looked_at(directory, looked):
@@ -117,7 +117,7 @@ def test_without_rates_it_is_gpu_only(monkeypatch):
     def unknown(*args, **how):
         raise FdgError("no rates are known for devices of kind 'abacus'")
 
-    monkeypatch.setattr(choosing.policies, "auto", unknown)
+    monkeypatch.setattr(settling.policies, "auto", unknown)
     job = parse(f"{PUPIL} --devices 2 --program-cache off")
     settled = settle(job, fdg.trace(job.algorithm))
     assert settled.job.policy == policies.GPUOnly() and settled.said == ""
@@ -150,11 +150,11 @@ def test_of_several_processes_the_first_one_decides(monkeypatch):
         said.append(json.loads(json.dumps(value)))
         return said[:1]
 
-    monkeypatch.setattr(choosing.distributed, "count", lambda: 2)
-    monkeypatch.setattr(choosing.distributed, "exchange", exchange)
+    monkeypatch.setattr(settling.distributed, "count", lambda: 2)
+    monkeypatch.setattr(settling.distributed, "exchange", exchange)
     coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
-    first = choosing._of_all(((coarse, 4, "quick"), {"shuffle": "time"}))
+    first = settling._of_all(((coarse, 4, "quick"), {"shuffle": "time"}))
     assert first == ((coarse, 4, "quick"), {"shuffle": "time"})
-    assert choosing._of_all(((policies.GPUOnly(), 2, "another"), {"shuffle": "all"})) == first
+    assert settling._of_all(((policies.GPUOnly(), 2, "another"), {"shuffle": "all"})) == first
     said.clear()
-    assert choosing._of_all((None, {})) == (None, {})
+    assert settling._of_all((None, {})) == (None, {})

@@ -11,7 +11,7 @@ import pytest
 import envs
 import fdg
 import policies
-from fdg.commands import sweeping
+from fdg.commands import search_flags
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.evaluate import main as evaluate_main
@@ -260,6 +260,6 @@ def test_a_run_in_one_line(tmp_path):
 def test_a_member_by_its_words():
     """`best` is one, and so are values by their names, whatever letter they begin with."""
     run = types.SimpleNamespace(best="the best", member=lambda seed, **named: (seed, named))
-    assert sweeping.member_of(run, "best") == "the best"
-    assert sweeping.member_of(run, "seed=2,lr=1e-3") == (2, {"learning_rate": 1e-3})
-    assert sweeping.member_of(run, "anneal=0.5") == (None, {"anneal": 0.5})
+    assert search_flags.member_of(run, "best") == "the best"
+    assert search_flags.member_of(run, "seed=2,lr=1e-3") == (2, {"learning_rate": 1e-3})
+    assert search_flags.member_of(run, "anneal=0.5") == (None, {"anneal": 0.5})

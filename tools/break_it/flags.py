@@ -22,7 +22,7 @@ from jax.extend.backend import clear_backends
 from fdg.commands import calibrate, cli, diff, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
-from fdg.launching.ending import Ending
+from fdg.launching.restarting import Ending
 from tools.break_it.processes import KEPT
 
 _UNSAID = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - not declared by every version

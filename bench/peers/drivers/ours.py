@@ -16,9 +16,9 @@ import numpy as np
 import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
-from fdg.training.choosing import settle
 from fdg.training.devices import devices_of
 from fdg.training.job import Job
+from fdg.training.settling import settle
 from fdg.training.starting import compiled_and_begun
 
 

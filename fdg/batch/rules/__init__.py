@@ -6,7 +6,7 @@ kind, its name in that file's `RULES`, and a row in `tests/batch/sweep.py`, whic
 partitioner.
 """
 
-from fdg.batch.rules import elementwise, lookup, products, random, reduce, rowwise, shape
+from fdg.batch.rules import declared, elementwise, lookup, products, random, reduce, shape
 from fdg.batch.rules.result import Rule
 
 RULES: dict[str, Rule] = {
@@ -16,5 +16,5 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **lookup.RULES,
     **random.RULES,
-    **rowwise.RULES,
+    **declared.RULES,
 }

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from fdg.costs.simulation import Simulation
-from fdg.placing.plan import Plan
+from fdg.placing.plans import SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
 
@@ -57,13 +57,12 @@ class Stepper:
     def __init__(
         self,
         simulation: Simulation,
-        plan: Plan,
+        plan: SteppedPlan,
         costs: Mapping[Step, Cost],
         host_cores: float,
         slow: Slow,
         trips: Mapping[int, int],
     ):
-        assert plan.schedule is not None
         self._simulation, self._costs, self._host_cores, self._slow = simulation, costs, host_cores, slow
         self._schedule: Schedule = plan.schedule
         self._lanes = lanes_of(plan.groups)

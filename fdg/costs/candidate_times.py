@@ -17,17 +17,15 @@ from fdg.profiling.measuring import Iterations
 
 _SECONDS = 0.5  # of iterations, about, in a round
 _ROUNDS = 3
+_TIMED = 3  # candidates
 
 
-def measured(
-    choice: Choice, devices: Sequence[jax.Device], most: int = 3, num_seeds: int | None = None
-) -> Choice:
-    """The choice among the best few by what they take, and not by what was predicted.
+def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
+    """The choice among the best three by what they take, and not by what was predicted.
 
     Args:
       choice: from `policies.auto`.
       devices: those that it chose from. Of several processes, all have to call this.
-      most: candidates to time.
       num_seeds: as of `fdg.compile`.
 
     Raises:
@@ -36,7 +34,7 @@ def measured(
     begun = time.perf_counter()
     takeable = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]
     timed: list[Row] = []
-    for row in takeable[:most]:
+    for row in takeable[:_TIMED]:
         algorithm = choice.algorithm
         if row.candidate.variant:
             algorithm = dataclasses.replace(algorithm, **dict(row.candidate.variant))
@@ -50,7 +48,7 @@ def measured(
     if not good:
         raise FdgError(f"none of the best {len(timed)} candidates could be compiled: {timed[0].refused}")
     best = good[0]
-    rest = [row for row in choice.rows if row not in takeable[:most]]
+    rest = [row for row in choice.rows if row not in takeable[:_TIMED]]
     refused = [row for row in timed if row.prediction is None]
     assert best.prediction is not None
     return dataclasses.replace(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fdg import jaxprs
@@ -10,17 +10,17 @@ from fdg.drawn import Drawn
 from fdg.placing.memory import peak_by_group, program_bytes
 from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group
-from fdg.placing.scheduling.schedule import Schedule
+from fdg.placing.scheduling.schedule import Call, Move, Schedule
 from fdg.placing.sharded import ShardedLeaf, by_position
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
-__all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram"]
+__all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawn):
-    """What runs where.
+    """What runs where: one program for all iterations, or, of a `SteppedPlan`, several.
 
     Attributes:
       graph: the graph that was placed (with the policy's staleness written into it).
@@ -33,8 +33,6 @@ class Plan(Drawn):
       delayed: what the staleness delays, None without.
       unfit: for each group, the devices that the policy gave it and its batches do not divide over.
       notes: what else there is to know, a sentence each; printed at the end.
-      schedule: one iteration's steps, None where one program does all.
-      constants: values that the schedule's constants refer to.
       sharded: the leaves of the state that rules take.
       unused_rules: (group, regular expression) of rules that take no leaf.
       unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
@@ -50,8 +48,6 @@ class Plan(Drawn):
     delayed: Delay | None = None
     unfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
     notes: tuple[str, ...] = ()
-    schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
-    constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
     sharded: tuple[ShardedLeaf, ...] = ()
     unused_rules: tuple[tuple[str, str], ...] = ()
     unpredicted: tuple[str, ...] = ()
@@ -61,7 +57,7 @@ class Plan(Drawn):
         """Every edge and transfer, then every collective."""
         return (
             *staying(self.graph.edges, dict(self.assignment)),
-            *(transfers(self.schedule) if self.schedule is not None else ()),
+            *transfers(self.moves()),
             *exchanges(self.programs),
         )
 
@@ -72,10 +68,6 @@ class Plan(Drawn):
         Groups on the same devices have the same figure, of all that is there. `Engine.memory` has what XLA
         sets aside.
         """
-        if self.schedule is not None:
-            keys = {name: joined[0] for joined in self.sharing for name in joined}
-            peak = peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}, keys)
-            return tuple((name, peak[key]) for name, key in keys.items())
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
         if self.together is None:
@@ -112,7 +104,43 @@ class Plan(Drawn):
             f"{count} program{'s' if count != 1 else ''}>"
         )
 
+    def calls(self) -> Iterable[tuple[Call, int]]:
+        """The programs that the host steps, with how often an iteration runs each; none of one program."""
+        return ()
+
+    def moves(self) -> Iterable[tuple[Move, int]]:
+        """The transfers between groups, with how often an iteration makes each; none of one program."""
+        return ()
+
     def group_of(self, fragment: str) -> Group:
         """The group that a fragment lives on."""
         name = dict(self.assignment)[fragment]
         return next(group for group in self.groups if group.name == name)
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class SteppedPlan(Plan):
+    """A plan of several groups: the host steps programs and transfers in the order of a schedule.
+
+    Attributes:
+      schedule: one iteration's steps.
+      constants: values that the schedule's constants refer to.
+    """
+
+    schedule: Schedule = dataclasses.field(compare=False)
+    constants: Sequence[Any] = dataclasses.field(compare=False)
+
+    @functools.cached_property
+    def memory(self) -> tuple[tuple[str, int], ...]:
+        """As `Plan.memory`."""
+        keys = {name: joined[0] for joined in self.sharing for name in joined}
+        peak = peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}, keys)
+        return tuple((name, peak[key]) for name, key in keys.items())
+
+    def calls(self) -> Iterable[tuple[Call, int]]:
+        """As `Plan.calls`."""
+        return self.schedule.calls()
+
+    def moves(self) -> Iterable[tuple[Move, int]]:
+        """As `Plan.moves`."""
+        return self.schedule.moves()

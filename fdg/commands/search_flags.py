@@ -21,8 +21,7 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
     """
     from fdg.training.grid import grid_text, parse_grid
 
-    words = [word.partition("=") for word in text.split()]
-    grid = parse_grid(" ".join(_full_name(name) + equals + values for name, equals, values in words))
+    grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
         if name in given:
             option = name.replace("_", "-")
@@ -61,8 +60,7 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
         kind = kinds[name]
         return reader(kind), is_tuple(kind), kind in (int, int | None)
 
-    words = [word.partition("=") for word in text.split()]
-    return parse_space(" ".join(_full_name(name) + equals + v for name, equals, v in words), read)
+    return parse_space(_with_full_names(text), read)
 
 
 def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], resolver: Any) -> None:
@@ -133,6 +131,11 @@ def _single(grid: Any, text: str) -> Any:
         if len(values) != 1:
             raise FdgError(f"--member {text}: give one value of {name}")
     return grid
+
+
+def _with_full_names(text: str) -> str:
+    words = (word.partition("=") for word in text.split())
+    return " ".join(_full_name(name) + equals + values for name, equals, values in words)
 
 
 def _full_name(name: str) -> str:

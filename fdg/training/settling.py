@@ -18,9 +18,9 @@ import jax
 import fdg
 import policies
 from fdg import costs, jaxprs
+from fdg.costs.candidate_times import measured
 from fdg.costs.choosing import Choice
 from fdg.costs.machine import cluster_of, host_cluster
-from fdg.costs.measuring import measured
 from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
 from fdg.processes import distributed
