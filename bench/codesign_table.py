@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import scipy.stats
+import scipy  # imports `stats` when it is asked for
 
 from envs.codesign import accuracy, children, images, reading
 

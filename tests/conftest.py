@@ -57,6 +57,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
 
+_KEPT_PROGRAMS = 2000  # of a megabyte each
+
 _START_PROCESSES = (
     *("tests/processes/", "tests/training/", "tests/commands/", "tests/language/", "tests/test_"),
     *("tests/envs/test_host", "tests/running/test_program_cache", "tests/conformance/"),
@@ -93,9 +95,10 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Compiled programs of one module would otherwise stay in memory until the last."""
+    """Compiled programs of all modules would fill the memory; most of them compile the same small ones."""
     yield
-    jax.clear_caches()
+    if len(jax.devices()[0].client.live_executables()) > _KEPT_PROGRAMS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)

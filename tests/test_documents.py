@@ -9,17 +9,17 @@ from pathlib import Path
 import jax
 import matplotlib
 import matplotlib.pyplot as plt
-import nbformat
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.pylabtools import select_figure_formats
-from IPython.utils.capture import capture_output
 
 import algos
 import fdg
 import policies
 from docs import draw_policies
 from fdg.commands.cli import plan_main, train_main
+from tests.later import Later
+
+nbformat, interactive = Later("nbformat"), Later("IPython.core.interactiveshell")
+pylab, capture = Later("IPython.core.pylabtools"), Later("IPython.utils.capture")
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -91,11 +91,11 @@ def shell(monkeypatch, tmp_path, host_devices):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     before = matplotlib.get_backend()
     matplotlib.use("agg")
-    shell = InteractiveShell.instance()
+    shell = interactive.InteractiveShell.instance()
     shell.display_formatter.active_types = shell.display_formatter.format_types
-    select_figure_formats(shell, {"png"})
+    pylab.select_figure_formats(shell, {"png"})
     yield shell
-    InteractiveShell.clear_instance()
+    interactive.InteractiveShell.clear_instance()
     vars(builtins).pop("__IPYTHON__", None)  # by which Jumanji would take this for a notebook
     plt.close("all")
     matplotlib.use(before)
@@ -113,7 +113,7 @@ def run_notebook(shell, name, **instead):
             source = re.sub(rf"^{assigned} = .*$", f"{assigned} = {value}", source, flags=re.MULTILINE)
         if cell.cell_type != "code":
             continue
-        with capture_output() as captured, jax.numpy_rank_promotion("allow"):
+        with capture.capture_output() as captured, jax.numpy_rank_promotion("allow"):
             result = shell.run_cell(source)
             result.raise_error()
         printed.append(captured.stdout)

@@ -1,7 +1,6 @@
 """Environments of a user's own for gymnax, brax, Jumanji and Gymnasium are taken; others get the fix."""
 
 import gymnasium
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +10,12 @@ import algos
 import envs
 from envs import host
 from fdg.errors import FdgError
-from tests.envs import foreign_envs as theirs
 from tests.envs import thermostat
 from tests.envs.conformance import assert_conforms
+from tests.later import Later
 
 HERE, HOST = "tests.envs.foreign_envs", "tests.envs.thermostat"
+gymnax, theirs = Later("gymnax"), Later(HERE)
 
 
 def walked(env, action, steps=4):
