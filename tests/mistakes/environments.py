@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import envs
 
@@ -107,6 +108,11 @@ class Holds(Counts):
 
     def count(self):
         self.held[0] = self.held[0] + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class HoldsAnArray(Holds):
+    held: Any = dataclasses.field(default_factory=lambda: np.zeros(1), compare=False)
 
 
 class CountsForItsClass(Counts):

@@ -1,10 +1,8 @@
 """Mistakes in environments: what is done, and what of the error has to be there: the cause and the fix."""
 
-import numpy as np
-
 import envs
 from tests.mistakes import environments as faulty
-from tests.mistakes.setting import ENV, observation_first, on, ppo, trace_with, unpack
+from tests.mistakes.setting import ENV, observation_first, ppo, trace_with, unpack
 
 MISTAKES = {
     "a name as environment": (lambda: ppo(env="CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
@@ -38,52 +36,28 @@ MISTAKES = {
         "let it take these",
     ),
     "reset by a seed": (lambda: ENV.reset(seed=0), "unknown argument of reset 'seed'", "known: keys"),
-    "step gives four": (on(faulty.GivesFour()), "step gives 4 values: return five", "one flag `done`"),
-    "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "info is a dictionary"),
-    "step gives a dict": (
-        on(faulty.GivesADict()),
-        "a value of type dict",
-        "return five, (state, observation",
-    ),
-    "reward is None": (on(faulty.NoReward()), "step gives None as reward", "return five"),
-    "reset gives one": (on(faulty.ObservesAlone()), "reset gives a value of type", "(state, observation)"),
-    "reset as in Gymnasium": (on(faulty.ObservationAndInfo()), "type dict as observation", "in that order"),
-    "somebody else's space": (on(faulty.SpaceOfAnotherPackage()), "its action_space is", "envs.Discrete"),
-    "a number as space": (on(faulty.SpaceAsANumber()), "its action_space is 2", "envs.Discrete"),
-    "half a step": (on(faulty.LimitOfHalfAStep()), "max_episode_steps is 2.5", "an integer of at least 1"),
-    "a number as name": (on(faulty.NumberedName()), "its name is 7", "give a string"),
-    "if in step": (on(faulty.AsksTheState()), "line", "use jnp.where"),
-    "a batch of pairs": (lambda: trace_with(faulty.BatchOfPairs()), "step gives", "envs.TimeStep"),
-    "rewards of integers": (
-        lambda: trace_with(faulty.RewardsOfWholeNumbers()),
-        "reward as int32[4]",
-        "it is float32[4]",
-    ),
-    "one flag for all": (lambda: trace_with(faulty.OneFlagForAll()), "terminated as bool[]", "it is bool[4]"),
-    "a step without its state": (
-        lambda: trace_with(faulty.StepAlone()),
-        "an envs.TimeStep alone",
-        "return (state, step)",
-    ),
-    "observation of one": (lambda: trace_with(faulty.ForgetsTheBatch()), "(1,)", "expected (4, 1)"),
-    "state without batch": (
-        lambda: trace_with(faulty.StateWithoutBatch()),
-        "reset gives state[1]",
-        "leading axis",
-    ),
-    "self.t += 1 in step": (on(faulty.Counts()), "step assigns self.t = 1, which was 0", "in the state"),
-    "a count in a list": (on(faulty.Holds()), "step assigns self.held[0] = 1, which was 0", "in the state"),
-    "a count in an array": (on(faulty.Holds(held=np.zeros(1))), "step assigns self.held", "in the state"),
-    "a count in its class": (
-        on(faulty.CountsForItsClass()),
-        "self.__class__.t = 1, which was 0",
-        "the state",
-    ),
-    "a state that is kept": (
-        on(faulty.KeepsTheState()),
-        "assigns self.kept[0], a traced value",
-        "as a metric",
-    ),
+    "step gives four": (faulty.GivesFour, "step gives 4 values: return five", "one flag `done`"),
+    "step gives six": (faulty.GivesSix, "step gives 6 values: return five", "info is a dictionary"),
+    "step gives a dict": (faulty.GivesADict, "a value of type dict", "return five, (state, observation"),
+    "reward is None": (faulty.NoReward, "step gives None as reward", "return five"),
+    "reset gives one": (faulty.ObservesAlone, "reset gives a value of type", "(state, observation)"),
+    "reset as in Gymnasium": (faulty.ObservationAndInfo, "type dict as observation", "in that order"),
+    "somebody else's space": (faulty.SpaceOfAnotherPackage, "its action_space is", "envs.Discrete"),
+    "a number as space": (faulty.SpaceAsANumber, "its action_space is 2", "envs.Discrete"),
+    "half a step": (faulty.LimitOfHalfAStep, "max_episode_steps is 2.5", "an integer of at least 1"),
+    "a number as name": (faulty.NumberedName, "its name is 7", "give a string"),
+    "if in step": (faulty.AsksTheState, "line", "use jnp.where"),
+    "a batch of pairs": (faulty.BatchOfPairs, "step gives", "envs.TimeStep"),
+    "rewards of integers": (faulty.RewardsOfWholeNumbers, "reward as int32[4]", "it is float32[4]"),
+    "one flag for all": (faulty.OneFlagForAll, "terminated as bool[]", "it is bool[4]"),
+    "a step without its state": (faulty.StepAlone, "an envs.TimeStep alone", "return (state, step)"),
+    "observation of one": (faulty.ForgetsTheBatch, "(1,)", "expected (4, 1)"),
+    "state without batch": (faulty.StateWithoutBatch, "reset gives state[1]", "leading axis"),
+    "self.t += 1 in step": (faulty.Counts, "step assigns self.t = 1, which was 0", "in the state"),
+    "a count in a list": (faulty.Holds, "step assigns self.held[0] = 1, which was 0", "in the state"),
+    "a count in an array": (faulty.HoldsAnArray, "step assigns self.held", "in the state"),
+    "a count in its class": (faulty.CountsForItsClass, "self.__class__.t = 1, which was 0", "the state"),
+    "a state that is kept": (faulty.KeepsTheState, "assigns self.kept[0], a traced value", "as a metric"),
     "a wider wrapper": (
         lambda: trace_with(faulty.Wider(ENV)),
         "wrapper Wider of environment 'corridor': begin gives a value of type float32[4, 2]",

@@ -25,8 +25,14 @@ def trace_with(env):
     return fdg.trace(ppo(env=env))
 
 
-def on(single):
-    return lambda: trace_with(envs.vectorize(single))
+def attempt(mistake):
+    """Calls what a table lists; of a class, traces an instance: an algorithm, or PPO on an environment."""
+    if not isinstance(mistake, type):
+        mistake()
+    elif hasattr(mistake, "reset"):
+        trace_with(mistake() if issubclass(mistake, faulty.Batch) else envs.vectorize(mistake()))
+    else:
+        fdg.trace(mistake())
 
 
 def network(policy, value):

@@ -22,10 +22,10 @@ from tests.mistakes.setting import (
     Roleless,
     applying,
     asks_the_observation,
+    attempt,
     evaluate,
     logs_the_observation,
     network,
-    on,
     place,
     ppo,
     run_of,
@@ -126,71 +126,35 @@ MISTAKES = {
     ),
     "a class as algorithm": (lambda: fdg.trace(broken.Counter), "is a class", "write Counter(...)"),
     "no algorithm": (lambda: fdg.trace("ppo"), "str has no method init", "init(key) -> state"),
-    "a word in the state": (
-        lambda: fdg.trace(broken.Named()),
-        "state['name'] as the str 'mine'",
-        "leave it out",
-    ),
-    "a function in the state": (lambda: fdg.trace(broken.HoldsAFunction()), "state['act']", "a field of the"),
-    "text in an array": (
-        lambda: fdg.trace(broken.HoldsText()),
-        "state['words'] as an array of <U1",
-        "leave it out",
-    ),
-    "beyond 32 bits": (lambda: fdg.trace(broken.TooLarge()), "state['steps'] as 1099511627776", "a smaller"),
-    "no key": (lambda: fdg.trace(broken.StartsWithoutAKey()), "init takes ()", "is called with (key)"),
-    "no state": (lambda: fdg.trace(broken.ForgetsTheState()), "init returned None", "return the state"),
-    "a key too many": (
-        lambda: fdg.trace(broken.TakesTheKeyToo()),
-        "takes (key, state)",
-        "called with (state)",
-    ),
-    "another name": (lambda: fdg.trace(broken.AsksForAnotherName()), "line", "raises KeyError: 'step'"),
-    "unlike shapes": (
-        lambda: fdg.trace(broken.AddsUnlikeShapes()),
-        "(`return",
-        "shapes for broadcasting: (4,), (3,)",
-    ),
-    "no metrics": (lambda: fdg.trace(broken.ForgetsMetrics()), "returned dict", "return (state, metrics)"),
-    "a list of metrics": (lambda: fdg.trace(broken.MetricsAsAList()), "type list", "return a flat dict"),
-    "a metric of None": (lambda: fdg.trace(broken.MetricOfNone()), "'loss' as None", "leave it out"),
-    "a metric of text": (lambda: fdg.trace(broken.MetricOfText()), "'phase' as 'warm-up'", "are numbers"),
-    "four metrics in one": (lambda: fdg.trace(broken.MetricOfFour()), "shape (4,)", "jnp.mean"),
-    "a numbered metric": (lambda: fdg.trace(broken.NumberedMetric()), "named 0", "names are strings"),
-    "a field that is lost": (
-        lambda: fdg.trace(broken.DropsAField()),
-        "another structure",
-        "keep every field",
-    ),
-    "another dtype": (
-        lambda: fdg.trace(broken.Widens()),
-        "from int32[] to float32[]",
-        "return the shape and",
-    ),
-    "a word as next state": (
-        lambda: fdg.trace(broken.TextInTheNextState()),
-        "iterate returns state['count']",
-        "leave",
-    ),
-    "if": (lambda: fdg.trace(broken.AsksIf()), "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
-    "while": (lambda: fdg.trace(broken.LoopsWhile()), "(`while state", "jax.lax.while_loop"),
-    "float()": (lambda: fdg.trace(broken.TakesAFloat()), "needs the number", "keep it an array"),
-    "NumPy": (lambda: fdg.trace(broken.AsksNumPy()), "NumPy was given a traced", "use jax.numpy"),
-    "an index of a list": (lambda: fdg.trace(broken.IndexesAList()), "index a list", "jnp.stack"),
-    "a mask as index": (lambda: fdg.trace(broken.MasksAnArray()), "a traced mask", "jnp.where(mask"),
-    "range()": (
-        lambda: fdg.trace(broken.RangesOverATracer()),
-        "RangesOverATracer.iterate, line",
-        "lengths from",
-    ),
-    "self.n += 1": (
-        lambda: fdg.trace(broken.CountsOnItself()),
-        "assigns self.n = 1, which was 0",
-        "in the state",
-    ),
-    "a tracer that is kept": (lambda: fdg.trace(broken.KeepsATracer()), "assigns self.last", "in the state"),
+    "a word in the state": (broken.Named, "state['name'] as the str 'mine'", "leave it out"),
+    "a function in the state": (broken.HoldsAFunction, "state['act']", "a field of the"),
+    "text in an array": (broken.HoldsText, "state['words'] as an array of <U1", "leave it out"),
+    "beyond 32 bits": (broken.TooLarge, "state['steps'] as 1099511627776", "a smaller"),
+    "no key": (broken.StartsWithoutAKey, "init takes ()", "is called with (key)"),
+    "no state": (broken.ForgetsTheState, "init returned None", "return the state"),
+    "a key too many": (broken.TakesTheKeyToo, "takes (key, state)", "called with (state)"),
+    "another name": (broken.AsksForAnotherName, "line", "raises KeyError: 'step'"),
+    "unlike shapes": (broken.AddsUnlikeShapes, "(`return", "shapes for broadcasting: (4,), (3,)"),
+    "no metrics": (broken.ForgetsMetrics, "returned dict", "return (state, metrics)"),
+    "a list of metrics": (broken.MetricsAsAList, "type list", "return a flat dict"),
+    "a metric of None": (broken.MetricOfNone, "'loss' as None", "leave it out"),
+    "a metric of text": (broken.MetricOfText, "'phase' as 'warm-up'", "are numbers"),
+    "four metrics in one": (broken.MetricOfFour, "shape (4,)", "jnp.mean"),
+    "a numbered metric": (broken.NumberedMetric, "named 0", "names are strings"),
+    "a field that is lost": (broken.DropsAField, "another structure", "keep every field"),
+    "another dtype": (broken.Widens, "from int32[] to float32[]", "return the shape and"),
+    "a word as next state": (broken.TextInTheNextState, "iterate returns state['count']", "leave"),
+    "if": (broken.AsksIf, "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
+    "while": (broken.LoopsWhile, "(`while state", "jax.lax.while_loop"),
+    "float()": (broken.TakesAFloat, "needs the number", "keep it an array"),
+    "NumPy": (broken.AsksNumPy, "NumPy was given a traced", "use jax.numpy"),
+    "an index of a list": (broken.IndexesAList, "index a list", "jnp.stack"),
+    "a mask as index": (broken.MasksAnArray, "a traced mask", "jnp.where(mask"),
+    "range()": (broken.RangesOverATracer, "RangesOverATracer.iterate, line", "lengths from"),
+    "self.n += 1": (broken.CountsOnItself, "assigns self.n = 1, which was 0", "in the state"),
+    "a tracer that is kept": (broken.KeepsATracer, "assigns self.last", "in the state"),
     "a tracer in a list outside": (
-        lambda: fdg.trace(broken.LogsATracer()),
+        broken.LogsATracer,
         "LogsATracer.iterate assigns tests.mistakes.algorithms.LOG[",
         "return it as a metric",
     ),
@@ -199,11 +163,7 @@ MISTAKES = {
         "its field widths is a list",
         "make it a tuple",
     ),
-    "a fragment of what does not hash": (
-        lambda: fdg.trace(broken.Thawed()),
-        "does not hash",
-        "make it a dataclass(frozen=True)",
-    ),
+    "a fragment of what does not hash": (broken.Thawed, "does not hash", "make it a dataclass(frozen=True)"),
     "an axis too far": (lambda: fdg.trace(broken.AxisTooFar("")), "batch axis 1 but shape (8,)", "below 1"),
     "axes that differ": (lambda: fdg.trace(broken.AxesThatDiffer("")), "differ in size", "in_axes/out_axes"),
     "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
@@ -333,7 +293,7 @@ MISTAKES = {
 def test_a_mistake_is_told_its_cause_and_its_fix(mistake, devices):
     do, cause, fix = MISTAKES[mistake]
     with pytest.raises(FdgError) as caught:
-        do()
+        attempt(do)
     text = str(caught.value)
     assert cause in text and fix in text, text
     assert "\n" not in text and len(text) < 400, text
@@ -343,36 +303,24 @@ WARNINGS = {
     "a role one letter off": (lambda: place(broken.OfRole("leaner")), "'leaner'", "did you mean 'learner'?"),
     "a role in capitals": (lambda: place(broken.OfRole("Actor")), "'Actor'", "did you mean 'actor'?"),
     "a role cut short": (lambda: place(broken.OfRole("env")), "'env'", "did you mean 'environment'?"),
-    "NumPy's random numbers": (lambda: fdg.trace(broken.DrawsWithNumPy()), "of NumPy", "use jax.random"),
-    "NumPy's random numbers by a generator": (
-        lambda: fdg.trace(broken.DrawsWithItsOwnNumPy()),
-        "of NumPy",
-        "use jax.random",
-    ),
-    "a count in a global": (
-        lambda: fdg.trace(broken.CountsInAGlobal()),
-        "TRACES['count'] to",
-        "in the state",
-    ),
+    "NumPy's random numbers": (broken.DrawsWithNumPy, "of NumPy", "use jax.random"),
+    "NumPy's random numbers by a generator": (broken.DrawsWithItsOwnNumPy, "of NumPy", "use jax.random"),
+    "a count in a global": (broken.CountsInAGlobal, "TRACES['count'] to", "in the state"),
     "a constant key in step": (
-        on(faulty.Noisy()),
+        faulty.Noisy,
         "of environments.py (`noise = jax.random.normal(jax.random.key(0))`) draws from a constant key",
         "use the key that step is given",
     ),
-    "a constant key": (
-        lambda: fdg.trace(broken.DrawsFromAConstant()),
-        "a constant key",
-        "or one of the state",
-    ),
+    "a constant key": (broken.DrawsFromAConstant, "a constant key", "or one of the state"),
     **{
         f"a key that stays: {wrong.__name__}": (
-            lambda wrong=wrong: fdg.trace(wrong()),
+            wrong,
             "draws from state['key'], which it returns as it was",
             "return the new key",
         )
         for wrong in (broken.Draws, broken.DrawsInAFragment, broken.DrawsInALoop, broken.DrawsFromAPart)
     },
-    "Python's random numbers": (lambda: fdg.trace(broken.DrawsWithPython()), "of Python", "use jax.random"),
+    "Python's random numbers": (broken.DrawsWithPython, "of Python", "use jax.random"),
 }
 
 
@@ -380,7 +328,7 @@ WARNINGS = {
 def test_what_runs_and_is_hardly_meant_is_warned_of(mistake):
     do, cause, fix = WARNINGS[mistake]
     with pytest.warns(FdgWarning) as caught:
-        do()
+        attempt(do)
     (one,) = caught
     assert cause in str(one.message) and fix in str(one.message)
 
