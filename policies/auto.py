@@ -11,7 +11,7 @@ import jax
 from fdg.agents import apart, of_seeds
 from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
-from fdg.costs.machine import cluster_of, host_cluster
+from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace
@@ -152,11 +152,9 @@ def auto(
 def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
     if isinstance(devices, Cluster):
         return devices
-    if isinstance(devices, int):
-        if devices < 1:
-            raise FdgError(f"devices={devices}: at least one is needed")
-        return host_cluster("cpu", "cpu", devices)
-    return cluster_of(jax.devices() if devices is None else list(devices))
+    if isinstance(devices, int) and devices < 1:
+        raise FdgError(f"devices={devices}: at least one is needed")
+    return cluster_for(jax.devices() if devices is None else devices)
 
 
 def _platforms(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters
+from policies.parameters import Lags
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Central(ShardsParameters):
+class Central(Lags):
     """Gradients go up and parameters come down, once an update.
 
     The layout of parameter servers (Li et al., OSDI 2014) and, with `staleness`, of A3C (Mnih et al., arXiv
@@ -20,7 +20,8 @@ class Central(ShardsParameters):
       servers: devices that update, each with a copy of the parameters.
       staleness: how many iterations old the workers' parameters are; 0 is synchronous.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the servers; workers hold whole parameters.
+    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
+    of the servers; workers hold whole parameters.
     """
 
     workers: int | None = dataclasses.field(

@@ -1,4 +1,4 @@
-"""Parameters and optimiser state that are split over a group's devices: two fields that policies share."""
+"""Fields that policies share: how parameters are split over devices, and how old those of actors are."""
 
 import dataclasses
 from typing import Any
@@ -62,14 +62,14 @@ class ShardsParameters:
         parameter_rules(self.parameters)  # of a word too: here, where the mistake is
 
     def __repr__(self) -> str:
-        """As of any dataclass, without these two fields where they are as they were."""
+        """As of any dataclass, without fields that only have names where they are as they were."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
         own = [field for field in fields if field.repr and not self._is_left(field)]
         words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
         return f"{type(self).__qualname__}({words})"
 
     def _is_left(self, field: dataclasses.Field) -> bool:
-        return field.name in ("model_parallel", "parameters") and getattr(self, field.name) == field.default
+        return bool(field.kw_only) and getattr(self, field.name) == field.default
 
     def sharded(self, group: Group) -> Group:
         """The group, with the mesh and the rules that these fields say."""
@@ -77,6 +77,24 @@ class ShardsParameters:
         if rules is None:
             rules = DECLARED if self.model_parallel > 1 else ()
         return dataclasses.replace(group, model=self.model_parallel, parameters=parameter_rules(rules))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Lags(ShardsParameters):
+    """The field of a policy whose actors may use parameters that are parts of an iteration old.
+
+    Attributes:
+      lag: the same as `staleness`, in micro-batches: with `M` of them in an iteration, `lag=k*M` is
+        `staleness=k`. Micro-batch `n` of a run is generated with the parameters that `(n - lag) // M` updates
+        have made, or the first ones. `M` is the length of the scan that calls the actors; where an algorithm
+        has none, only `staleness` is possible. Give one of the two.
+    """
+
+    lag: int = dataclasses.field(
+        default=0,
+        kw_only=True,
+        metadata={"help": "as staleness, in micro-batches"},
+    )
 
 
 def generating(group: Group, name: str, width: int) -> Group:

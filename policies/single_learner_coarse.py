@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters
+from policies.parameters import Lags
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class SingleLearnerCoarse(ShardsParameters):
+class SingleLearnerCoarse(Lags):
     """Environments and actors together on some devices, the learner on others.
 
     Trajectories go up and parameters come down, once an iteration. With `staleness` both sides work at the
@@ -21,7 +21,8 @@ class SingleLearnerCoarse(ShardsParameters):
       learners: devices that learn, the batch split over them.
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners; actors hold whole parameters.
+    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
+    of the learners; actors hold whole parameters.
     """
 
     actors: int | None = dataclasses.field(

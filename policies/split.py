@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fdg.placing.policy import Group
 from policies.colocated import LEARNING
 from policies.groups import divide
-from policies.parameters import ShardsParameters, generating
+from policies.parameters import Lags, generating
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Split(ShardsParameters):
+class Split(Lags):
     """Prompts, generation and rewards on some devices; reference, critic and training on the others.
 
     Samples go up and parameters come down, once an iteration. With `staleness` both sides work at the same
@@ -23,7 +23,8 @@ class Split(ShardsParameters):
       rewards: devices of the role `reward` alone; None: the actors'.
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
+    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
+    of the learners.
     """
 
     actors: int | None = dataclasses.field(

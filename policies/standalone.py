@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters, generating
+from policies.parameters import Lags, generating
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Standalone(ShardsParameters):
+class Standalone(Lags):
     """Actors, reference, critic, reward and learner each on devices of their own.
 
     The layout of OpenRLHF (Hu et al., arXiv 2405.11143). A group whose role the algorithm does not have is
@@ -25,7 +25,8 @@ class Standalone(ShardsParameters):
       generation_parallel: actors that split parameters among them, rows of so many devices.
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
+    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
+    of the learners.
     """
 
     actors: int | None = dataclasses.field(

@@ -78,6 +78,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         import fdg
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
+        from fdg.costs.machine import cluster_for
         from fdg.training.devices import devices_of
         from fdg.training.settling import settle
 
@@ -87,18 +88,18 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         if elsewhere:
             with _said_if_slow("tracing ..."):
                 found = cluster.lines(job, elsewhere)
+            found += [replay.report_of(job.algorithm, job.policy, drawn)] if drawn else []
             print(*found, sep="\n\n", flush=True)
             return 0
         with _said_if_slow("tracing ..."):
             settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
         job, graph = settled.job, settled.graph
         devices, why = (job.devices, "") if job.devices is not None else devices_of(job, graph)
-        said = [
-            *([settled.said] if settled.said else []),
-            graph,
-            fdg.place(graph, job.policy, devices, job.agents),
-            *([replay.report_of(job.algorithm, job.policy, drawn)] if drawn else []),
-        ]
+        plan = fdg.place(graph, job.policy, devices, job.agents)
+        said = [*([settled.said] if settled.said else []), graph, plan]
+        if drawn:
+            stream = replay.report_of(job.algorithm, job.policy, drawn)
+            said.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
         print(*said, *([f"devices: {why}"] if why else []), sep="\n\n", flush=True)
         return 0
 

@@ -13,8 +13,10 @@ from fdg.commands.flags import Flag
 from fdg.commands.sensitivity import sensitivity, shown
 from fdg.costs.choosing import check_memory
 from fdg.costs.hardware import Cluster
+from fdg.costs.lag import quickest_lag
 from fdg.errors import FdgError, PlanError
 from fdg.training.job import Job, steps_of
+from fdg.training.settings import AUTO_LAG
 
 FLAGS = (
     Flag("cluster", str | None, None, "a TOML file: hosts, devices, links, prices (docs/scale.md)"),
@@ -184,6 +186,9 @@ def _point(
     cluster = whole.of(count)
     if isinstance(policy, policies.Auto):
         policy = _chosen(policy, algorithm, cluster, graph, job.agents).policy
+    elif job.described.get("lag") == AUTO_LAG:
+        choice = quickest_lag(graph, policy, count, cluster, job.agents)
+        policy = dataclasses.replace(policy, lag=choice.lag)
     plan = fdg.place(graph, policy, count, job.agents)
     check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)

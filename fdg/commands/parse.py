@@ -129,6 +129,7 @@ class CommandLine:
             "policy": of.policy,
             "policy_fields": self._policy_fields(file, base, of, flags),
             "staleness": known.get("staleness", Names.staleness),
+            "lag": known.get("lag", Names.lag),
             "hyperparameters": values,
         }
         settings.check({**run, **config})
@@ -162,13 +163,18 @@ class CommandLine:
     ) -> dict[str, Any]:
         from fdg.training.description import read_fields
 
-        staleness = self.given.get("staleness")
+        staleness, lag = self.given.get("staleness"), self.given.get("lag")
         if of.policy in AUTO and staleness:
             settings.check_range("staleness", staleness)
             raise FdgError(
                 f"--staleness {staleness}: under --policy {of.policy} it is the most that may be"
                 f" chosen: use --max-staleness {staleness}, or name a policy, such as"
                 " --policy single_learner_coarse"
+            )
+        if of.policy in AUTO and lag:
+            raise FdgError(
+                f"--lag {lag}: --policy {of.policy} chooses among whole iterations (--max-staleness 1):"
+                " name a policy, such as --policy split"
             )
         fields = {flag.name: flag.default for flag in flags.policy}
         if base.get("policy") == of.policy:  # the fields of another mean nothing to it

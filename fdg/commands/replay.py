@@ -18,7 +18,10 @@ import numpy as np
 from algos.rlhf import streaming as sizes_of
 from fdg.arguments import quoted
 from fdg.commands.flags import Flag
+from fdg.costs.hardware import Cluster
+from fdg.costs.prediction import predict
 from fdg.errors import FdgError
+from fdg.placing.plans import Plan
 from fdg.showing.words import table
 from fdg.stream import Stream, zeros
 from fdg.training.run_directory import read_metrics
@@ -193,7 +196,7 @@ class Replay:
 def replay(
     lengths: Lengths,
     sizes: dict[str, Any],
-    staleness: int = 0,
+    lag: int = 0,
     max_age: int | None = None,
     iterations: int = 24,
 ) -> Replay:
@@ -202,7 +205,7 @@ def replay(
     Args:
       lengths: of the responses.
       sizes: the fields of `fdg.stream.Stream`, without its source.
-      staleness: the policy's.
+      lag: the policy's, in micro-batches.
       max_age: with `late="mask"`; None for `ahead`.
       iterations: that count; those before, in which slots fill, do not.
     """
@@ -212,7 +215,7 @@ def replay(
 
     def one(state: Any, n: Any) -> tuple[Any, Any]:
         iteration = n // parts
-        version = jnp.maximum(iteration - staleness, 0)
+        version = jnp.maximum((n - lag) // parts, 0)
         rows, state = stream.take(jnp.float32(0), version, state)
         ages = jnp.clip(iteration - rows["first"][:, None] - jnp.arange(_AGES)[None], 0, _AGES - 1)
         counts = zeros((_AGES,), jnp.int32).at[ages].add(rows["drawn"])
@@ -228,7 +231,7 @@ def replay(
     passed, filled = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
     most = _AGES
     if stream.late == "mask" and stream.order == "finished":
-        most = (stream.ahead if max_age is None else max_age) + staleness
+        most = eta(stream.ahead if max_age is None else max_age, lag, parts)
     kept = by_age[: most + 1]
     return Replay(
         passed * lengths.step / iterations,
@@ -240,9 +243,34 @@ def replay(
     )
 
 
-def report(lengths: Lengths, sizes: dict[str, Any], staleness: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and of what else it might be, and what binds."""
-    ahead, slots = sizes["ahead"], sizes["slots"]
+def _fitting(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
+    """The smallest `ahead` of some with which slots are busy; None if they are with none of these."""
+    for more in (1, 2, 4, 8):
+        one = {**sizes, "ahead": sizes["ahead"] + more}
+        if replay(lengths, one, lag, max_age, iterations=12).busy >= _FULL:
+            return one["ahead"]
+    return None
+
+
+def eta(ahead: int, lag: int, micro_batches: int) -> int:
+    """Updates that a token is older than the newest parameters at most, `ahead + ceil(lag / micro_batches)`.
+
+    >>> eta(2, 3, 8), eta(2, 9, 8), eta(0, 0, 8)
+    (3, 4, 0)
+    """
+    return ahead + -(-lag // micro_batches)
+
+
+def report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
+    """A table of a stream and of what else it might be, and what binds.
+
+    Args:
+      lengths: of the responses.
+      sizes: as of `replay`.
+      lag: the policy's, in micro-batches.
+      max_age: as of `replay`.
+    """
+    ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
     most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
@@ -258,7 +286,7 @@ def report(lengths: Lengths, sizes: dict[str, Any], staleness: int = 0, max_age:
         variants["late=mask"] = {**sizes, "late": "mask"}
     if 2 * slots <= most - sizes["batch"] * sizes["group"]:
         variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
-    found = {name: replay(lengths, one, staleness, max_age) for name, one in variants.items()}
+    found = {name: replay(lengths, one, lag, max_age) for name, one in variants.items()}
     given = found["as given"]
     rows = [
         (
@@ -281,9 +309,15 @@ def report(lengths: Lengths, sizes: dict[str, Any], staleness: int = 0, max_age:
         binds = "the time of a tick itself: its slots are busy"
     elif not ahead:
         binds = f"the longest response of each batch: {binds}"
+    elif given.busy < _FULL:
+        binds = f"eta = {eta(ahead, lag, parts)}, too small for these lengths: {binds}"
+    if gain >= 1.05 and given.busy < _FULL and (fits := _fitting(lengths, sizes, lag, max_age)) is not None:
+        binds += f"; ahead={fits} (eta = {eta(fits, lag, parts)}) keeps {_FULL:.0%} of the slots busy"
     return "\n".join(
         [
-            f"stream of {slots} slots, eta = {ahead} + {staleness}: responses of {lengths.said}",
+            f"stream of {slots} slots: responses of {lengths.said}",
+            f"eta = {eta(ahead, lag, parts)} = ahead {ahead} + ceil(lag {lag} / {parts} micro-batches):"
+            " no token is more updates old",
             *table(header, rows, range(1, len(header))),
             f"what binds: {binds}",
         ]
@@ -320,4 +354,15 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
         else distribution(given)
     )
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
-    return report(drawn, sizes, getattr(policy, "staleness", 0) or 0, algorithm.max_age)
+    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * sizes["micro_batches"]
+    return report(drawn, sizes, lag, algorithm.max_age)
+
+
+def idle(plan: Plan, cluster: Cluster) -> str:
+    """A line on how long the groups of a plan are predicted to be idle, and what most of an iteration is."""
+    prediction = predict(plan, cluster)
+    shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())
+    return (
+        f"idle: {shares} of an iteration, predicted with responses of the longest length;"
+        f" most of it is {prediction.bound}"
+    )

@@ -263,6 +263,15 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     return dataclasses.replace(found, hosts_per_machine=min(processes, distributed.sharing()))
 
 
+def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
+    """The cluster that some devices are; for a number, so many of this machine's CPU devices.
+
+    Raises:
+      FdgError: nothing is known of their kind; says how to measure it.
+    """
+    return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
+
+
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
     """So many devices of this machine's kind.
 

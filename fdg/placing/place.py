@@ -48,7 +48,7 @@ from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
-from fdg.placing.staleness import Delay, DelayedState, delay, own_state
+from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag, with_staleness
 from fdg.recall import Recall
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace
@@ -100,8 +100,9 @@ def place(
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
     warn_of_near_roles(graph, placement)
+    graph, ages = _ages(graph, policy)
     by_policy, given = assign(graph, placement), graph
-    graph, delayed = _with_staleness(graph, policy, by_policy)
+    graph, delayed = _delayed(graph, ages, policy, by_policy)
     if graph.agents is not None:
         check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
         if not any(group.shards or group.model > 1 for group in placement.values()):
@@ -143,19 +144,37 @@ def place(
     return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
 
 
-def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group]) -> tuple[FDG, Delay | None]:
-    staleness = getattr(policy, "staleness", 0)
-    if not isinstance(staleness, int) or staleness < 0:
-        raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
-    if staleness > _MOST_STALENESS:
-        raise PlanError(f"{policy}: staleness={staleness}: give at most {_MOST_STALENESS} iterations")
-    if not staleness:
+def _ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
+    """The graph, cut where the age of the actors' parameters changes, and the ages; None without a delay."""
+    staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
+    for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
+        if not isinstance(value, int) or value < 0:
+            raise PlanError(f"{policy}: {name}={value!r}: give a whole number of {unit}, 0 or more")
+    if staleness and lag:
+        raise PlanError(
+            f"{policy}: staleness={staleness} counts iterations, and lag={lag} micro-batches: give one of"
+            " them"
+        )
+    if not (staleness or lag):
+        return graph, None
+    graph, ages = with_lag(graph, lag, str(policy)) if lag else (graph, with_staleness(graph, staleness))
+    if ages.oldest > _MOST_STALENESS:
+        most = _MOST_STALENESS * max(ages.micro_batches, 1)
+        these = f", which are {_MOST_STALENESS} iterations" if lag else ""
+        raise PlanError(f"{policy}: {ages}: give at most {most} {ages.unit}{these}")
+    return graph, ages
+
+
+def _delayed(
+    graph: FDG, ages: Ages | None, policy: Policy, assignment: Mapping[str, Group]
+) -> tuple[FDG, Delay | None]:
+    if ages is None:
         return graph, None
     names = {name: group.name for name, group in assignment.items()}
     synchronous = graph
     kept = {name: getattr(graph, name) for name in ("parameter_rules", "between_agents", "agents")}
     graph, delayed = _DELAYED(
-        graph.jaxpr, (*names.items(), staleness), lambda: delay(synchronous, names, staleness, policy)
+        graph.jaxpr, (*names.items(), ages.lag, ages.oldest), lambda: delay(synchronous, names, ages, policy)
     )
     return dataclasses.replace(graph, **kept), delayed
 

@@ -177,8 +177,9 @@ def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
 class Policy(Protocol):
     """A distribution policy: a frozen, hashable dataclass.
 
-    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use. A
-    class attribute `uses_host = True` asks for the host's CPU beside the accelerators (see `with_host`).
+    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use,
+    and a field `lag` how many micro-batches (`policies.parameters.Lags`). A class attribute
+    `uses_host = True` asks for the host's CPU beside the accelerators (see `with_host`).
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
@@ -235,7 +236,7 @@ def check_policy(policy: Any) -> None:
 
 def _has_rule(field: dataclasses.Field) -> bool:
     """Whether a field's numbers have a rule of their own that refuses them, and says what would fit."""
-    return bool(field.metadata.get("devices")) or field.name == "staleness"
+    return bool(field.metadata.get("devices")) or field.name in ("staleness", "lag")
 
 
 def checked_devices(devices: Any) -> list[Any]:

@@ -153,8 +153,10 @@ def _staleness(plan: Plan) -> list[str]:
     if plan.delayed is None:
         return []
     back, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
+    lag, parts = plan.delayed.lag, plan.delayed.micro_batches
+    setting = f"lag {lag}" if lag else f"staleness {back}"
     if not plan.delayed.leaves:
-        return [f"staleness {back}: delays nothing, for no group with an actor reads what another one makes"]
+        return [f"{setting}: delays nothing, for no group with an actor reads what another one makes"]
     readers = joined_by_and(list(plan.delayed.readers))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
     names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
@@ -162,12 +164,15 @@ def _staleness(plan: Plan) -> list[str]:
     what = listed([name or "the state" for name in names], 32)
     verb = "reads" if len(plan.delayed.readers) == 1 else "read"
     late = f"as at the start of iteration t-{back}"
-    lines = [f"staleness {back}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
+    if first := lag and lag % parts:
+        newer = f"t-{back - 1}" if back > 1 else "t"
+        late += f" in the first {first} of {parts} micro-batches, of iteration {newer} in the others"
+    lines = [f"{setting}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
     if len(plan.groups) == 1:
         shared = "the one device" if len(plan.groups[0]) == 1 else "all devices"
         lines.append(
-            f"staleness {back}: actors and learners share {shared}, and never work at the same time: give"
-            " more (--devices 2), or leave staleness out"
+            f"{setting}: actors and learners share {shared}, and never work at the same time: give"
+            f" more (--devices 2), or leave {setting.partition(' ')[0]} out"
         )
     return lines
 

@@ -360,7 +360,7 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A run's configuration without its seeds, as a hashable key: runs with equal keys are one curve."""
     parts = {"algo": config.get("algo"), "env": config.get("env"), "policy": config.get("policy")}
     parts |= config.get("policy_fields", {})
-    parts |= {"staleness": config.get("staleness", 0)}
+    parts |= {name: config.get(name, 0) for name in ("staleness", "lag")}
     parts |= config.get("hyperparameters", {})
     return tuple((name, str(value)) for name, value in parts.items())
 

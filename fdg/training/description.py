@@ -14,10 +14,11 @@ from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
-from fdg.training.settings import read_value
+from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import Sweep, swept
 
-_KEPT_APART = ("env", "staleness")
+_DELAYS = ("staleness", "lag")  # of the actors' parameters
+_KEPT_APART = ("env", *_DELAYS)
 
 
 def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         "env": None if env is None else _env_name(env),
         "policy": _name_of(type(policy), {name: policies.get(name) for name in policies.names()}),
         "policy_fields": _fields(policy),
-        "staleness": getattr(policy, "staleness", 0),
+        **{delay: getattr(policy, delay, 0) for delay in _DELAYS},
         "hyperparameters": _fields(algorithm),
     }
     try:
@@ -149,25 +150,28 @@ def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     """The policy of a configuration whose `policy_fields` are Python values.
 
     Raises:
-      FdgError: a field does not fit, or there is a staleness and the policy has none; names those that do.
+      FdgError: a field does not fit, or there is a staleness or lag and the policy has none; names those
+        that do.
     """
-    name, staleness, values = config["policy"], config.get("staleness", 0), dict(config["policy_fields"])
+    name, values = config["policy"], dict(config["policy_fields"])
     cls = resolver.policy_class(name)
-    if _has_staleness(cls):
-        values["staleness"] = staleness
-    elif staleness:
-        able = [other for other in policies.names() if _has_staleness(policies.get(other))]
-        fix = f"use --policy {' or '.join(able)}" if able else "leave it out"
-        raise FdgError(
-            f"--staleness {staleness}: under {name}, actors always have the newest parameters: {fix}"
-        )
+    for delay in _DELAYS:
+        asked = config.get(delay, 0)
+        if _has(cls, delay):
+            values[delay] = 0 if asked == AUTO_LAG else asked
+        elif asked:
+            able = [other for other in policies.names() if _has(policies.get(other), delay)]
+            fix = f"use --policy {' or '.join(able)}" if able else "leave it out"
+            raise FdgError(
+                f"--{delay} {asked}: under {name}, actors always have the newest parameters: {fix}"
+            )
     if name == "auto:measure":
         values["measure"] = True
     return _construct(cls, name, values)
 
 
-def _has_staleness(policy_class: Any) -> bool:
-    return any(field.name == "staleness" for field in dataclass_fields(policy_class))
+def _has(policy_class: Any, name: str) -> bool:
+    return any(field.name == name for field in dataclass_fields(policy_class))
 
 
 def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:

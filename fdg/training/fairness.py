@@ -51,6 +51,7 @@ def _facts(one: Curves) -> dict[str, Any]:
         "by hand": _by_hand(config),
         "measure": _measure(one, summaries),
         "staleness": config.get("staleness") or 0,
+        "lag": config.get("lag") or 0,
         "sweep": config.get("sweep"),
         "versions": ", ".join(sorted(versions)),
         "unfinished": "" if all(ended) else f"{ended.count(False)} of {len(ended)} runs{_why(runs, ended)}",
@@ -121,6 +122,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "measure": lambda values: f"final returns are measured differently: {_each(values)}",
     "staleness": lambda values: f"staleness differs: {_each(values)}",
+    "lag": lambda values: f"lag differs, in micro-batches: {_each(values)}",
     "sweep": lambda values: (
         "points of a sweep, of which the best is chosen by its own result: "
         + _few([side for side, text in values.items() if text], "and")

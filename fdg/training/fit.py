@@ -172,7 +172,7 @@ def make_job(
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     try:
-        check({**settings, "staleness": getattr(policy, "staleness", 0)})
+        check({**settings, **{name: getattr(policy, name, 0) for name in ("staleness", "lag")}})
         job = Job(
             algorithm=algorithm,
             policy=policy,

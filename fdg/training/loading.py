@@ -73,14 +73,14 @@ def load_with_names(
     policy: Any = None
     if algorithm is None:
         algorithm, policy = rebuild(config, resolver, str(path))
-    elif config.get("staleness"):
+    elif _is_delayed(config):
         policy = rebuild_policy(config, resolver, str(path))
     if not isinstance(algorithm, Sweep):  # the caller may have given the algorithm without its sweep
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
-    if config.get("staleness"):  # the state then has older versions too
+    if _is_delayed(config):  # the state then has older versions too
         plan = fdg.place(graph, policy, device_count(path, config))
         graph, delayed = plan.graph, plan.delayed
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -106,6 +106,10 @@ def load_with_names(
         agents=agents,
         finished=read_summary(path) is not None,
     )
+
+
+def _is_delayed(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("staleness") or config.get("lag"))
 
 
 def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:

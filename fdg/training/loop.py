@@ -144,6 +144,13 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     return next(size for size in range(most, 0, -1) if num_iterations % size == 0)
 
 
+def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
+    """The bound on the age of a stream's tokens, in updates; None where nothing is ahead or late."""
+    ahead = getattr(unswept(algorithm), "ahead", None)
+    late = 0 if plan.delayed is None else plan.delayed.staleness
+    return ahead + late if ahead is not None and (ahead or late) else None
+
+
 @dataclasses.dataclass
 class _Sitting:
     """One process's work on a run, from its start or its last checkpoint to its end or an interruption."""
@@ -221,6 +228,7 @@ class _Sitting:
                     lambda: self.samples,
                     lambda: engine.busy_seconds(waits=False),
                     last,
+                    _eta(job.algorithm, engine.plan),
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
                 wall_s = recorder.wall_s

@@ -106,6 +106,8 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
     >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
     >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})
     'queue 37 | lag 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
+    >>> stream_line([{**row, "eta": 4}], {})
+    'queue 37 | lag 1.2 (at most 3, eta 4) | slots 96% busy'
     >>> stream_line([{"slots_busy": 0.96, "queued": 37, "running": 12}], {})  # by a respondent that stays
     'queue 37 | slots 96% busy'
     """
@@ -119,7 +121,8 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
         parts.append(f"queue {rows[-1]['queued']:.0f}")
     if lags:
         mean, oldest = sum(lag for lag, _ in lags) / len(lags), max(most for _, most in lags)
-        parts.append(f"lag {mean:.1f} (at most {oldest:.0f})")
+        bound = f", eta {rows[-1]['eta']}" if "eta" in rows[-1] else ""
+        parts.append(f"lag {mean:.1f} (at most {oldest:.0f}{bound})")
     parts.append(f"slots {100 * sum(row['slots_busy'] for row in rows) / len(rows):.0f}%")
     parts += [f"{group} {100 * share:.0f}%" for group, share in busy.items()]
     return " | ".join(parts) + " busy"

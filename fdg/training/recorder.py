@@ -55,6 +55,10 @@ class Recorder:
     Attributes:
       wall_s: seconds spent in training until the last call that was recorded.
       wants_to_stop: whether a callback has said so.
+
+    Args:
+      eta: the most updates by which a token of a stream may be older than the newest parameters, a column of
+        the metrics; None without a stream.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Recorder:
         samples: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         busy: Callable[[], Mapping[str, float]] = dict,
         last_row: Mapping[str, Any] | None = None,
+        eta: int | None = None,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
@@ -78,6 +83,7 @@ class Recorder:
         self._finite, self._lost, self._last_row = finite, lost, last_row
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._samples = samples
+        self._eta = {} if eta is None else {"eta": eta}
         self._busy, self._busy_s = busy, dict(busy())
         self._constant_returns = ConstantReturns(
             job.num_iterations,
@@ -126,6 +132,7 @@ class Recorder:
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
                     **_row({name: values[i] for name, values in metrics.items()}, self._per_agent),
                     **lost,
+                    **self._eta,
                     **_rate(metrics, i, seconds / iterations),
                 }
             )

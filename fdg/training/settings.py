@@ -19,6 +19,7 @@ MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
 MOST_EPISODES = 100_000  # of an evaluation, which plays them in parallel
 AUTO = ("auto", "auto:measure")  # values of --policy that choose a policy
+AUTO_LAG = "auto"  # the value of --lag that chooses one
 _SEEDS = 2**32
 _NESTED = ("hyperparameters", "policy_fields")
 
@@ -55,6 +56,12 @@ class Names:
         "iterations by which the actors' parameters lag behind the learner's; 0: synchronous",
         least=0,
         most=1_000,
+    )
+    lag: int | Literal["auto"] = setting(
+        0,
+        "the same in micro-batches, so that it may be part of an iteration; auto: the smallest lag that is"
+        " predicted to be within 5% of the fastest, and config.json has its number",
+        least=0,
     )
 
 
@@ -254,7 +261,7 @@ def check_range(name: str, value: Any) -> None:
     """
     field, _ = kept(Names, Settings)[name]
     least, most = field.metadata.get("least"), field.metadata.get("most")
-    if value is None or least is None:
+    if value is None or least is None or isinstance(value, str):
         return
     if value < least:
         raise FdgError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")

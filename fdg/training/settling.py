@@ -20,13 +20,16 @@ import policies
 from fdg import costs, jaxprs
 from fdg.costs.candidate_times import measured
 from fdg.costs.choosing import Choice
-from fdg.costs.machine import cluster_of, host_cluster
+from fdg.costs.lag import quickest_lag
+from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
+from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.running.program_cache import kept_in
 from fdg.training.devices import available_devices, quickest_count
 from fdg.training.job import Job
+from fdg.training.settings import AUTO_LAG
 
 _Found = tuple[Any, int, str]  # a policy, how many devices, and why
 
@@ -47,7 +50,7 @@ class Settled:
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
-    """Chooses the policy of a job; one that has a policy stays as it is.
+    """Chooses the policy of a job, or its lag; one that has both stays as it is.
 
     Of several processes, all have to call it, and all get what the first one chose.
 
@@ -57,6 +60,8 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     Raises:
       FdgError: nothing can be chosen.
     """
+    if job.described.get("lag") == AUTO_LAG:
+        return _with_lag(job, graph, plans_only)
     if not isinstance(job.policy, policies.Auto):
         return Settled(job, graph, "")
     devices: Any = job.devices
@@ -76,6 +81,29 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     job = _with_policy(job, job.policy, policy, count)
     same = job.algorithm == choice.algorithm
     return Settled(job, choice.graph if same else fdg.trace(job.algorithm), choice.table)
+
+
+def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
+    """The smallest lag within 5% of the best prediction; the first of several processes chooses."""
+    if job.policy.staleness:
+        raise FdgError(
+            f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
+            " are: give one of them"
+        )
+    devices: Any = job.devices
+    if not plans_only or devices is None:
+        devices = available_devices(job.devices)
+        if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
+            devices = devices[: job.devices_chosen or quickest_count(job, graph, devices[: job.cores])[0]]
+        devices = with_host(job.policy, devices)
+    choice = quickest_lag(graph, job.policy, devices, cluster_for(devices), job.agents)
+    lag, said = choice.lag, choice.table
+    if distributed.count() > 1:
+        lag, said = distributed.exchange([lag, said])[0]
+    job = dataclasses.replace(
+        job, policy=dataclasses.replace(job.policy, lag=lag), described={**job.described, "lag": lag}
+    )
+    return Settled(job, graph, said)
 
 
 def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
@@ -171,7 +199,7 @@ def _worth_it(choice: Choice) -> _Found:
 def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
     """The job with what was chosen for it; `count` devices, None for a choice that is still to be made."""
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
-    staleness = fields.pop("staleness", 0)
+    staleness, lag = fields.pop("staleness", 0), fields.pop("lag", 0)
     hyperparameters = {
         name: getattr(job.algorithm, name) if name in asked.changeable else value
         for name, value in job.described["hyperparameters"].items()
@@ -182,6 +210,7 @@ def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
         "policy_asked": job.described["policy"],
         "policy_fields": fields,
         "staleness": staleness,
+        "lag": lag,
         "hyperparameters": hyperparameters,
     }
     is_chosen = count is not None and job.devices is None and distributed.count() == 1
@@ -203,8 +232,7 @@ def _kept_at(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> P
     directory = kept_in()
     if directory is None:
         return None
-    cluster = host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
-    rates = dataclasses.replace(cluster, note="")  # which speaks of other work just now
+    rates = dataclasses.replace(cluster_for(devices), note="")  # which speaks of other work just now
     words = [_ADDRESS.sub("", str(graph.jaxpr)), repr(rates), repr(devices), repr(job.policy)]
     words += [repr(job.agents), repr(job.devices), jax.__version__]
     known = hashlib.sha256("\n".join(words).encode())

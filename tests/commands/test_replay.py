@@ -1,12 +1,15 @@
 """What a stream will do by the lengths of its responses, compared with the clock in plain Python."""
 
 import json
+import math
+import re
 import types
 
 import numpy as np
 import pytest
 
 import fdg
+import policies
 from fdg.commands import replay as flag
 from fdg.commands.replay import Lengths, distribution, of_run, replay, report
 from tests.stream.reference import Clock, Sizes
@@ -22,17 +25,19 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("more", [{}, {"late": "mask"}, {"ahead": 0}])
-def test_a_replay_is_the_clock_of_the_reference(more):
-    lengths, sizes, staleness, iterations = distribution("lognormal:6,30"), {**SIZES, **more}, 1, 6
-    found = replay(lengths, sizes, staleness, iterations=iterations)
+@pytest.mark.parametrize(
+    ("more", "lag"), [({}, 2), ({}, 1), ({"late": "mask"}, 2), ({"late": "mask"}, 3), ({"ahead": 0}, 2)]
+)
+def test_a_replay_is_the_clock_of_the_reference(more, lag):
+    lengths, sizes, iterations = distribution("lognormal:6,30"), {**SIZES, **more}, 6
+    found = replay(lengths, sizes, lag, iterations=iterations)
     clock = Clock(Sizes(**sizes), lambda response: int(lengths.ticks[response % len(lengths.ticks)]))
     before = 2 * (sizes["ahead"] + 1)
-    ages, most = [], sizes["ahead"] + staleness
+    ages, most = [], sizes["ahead"] + math.ceil(lag / 2)
     for n in range((before + iterations) * 2):
         if n == before * 2:
             start = clock.counts()
-        take = clock.take(max(0, n // 2 - staleness))
+        take = clock.take(max(0, (n - lag) // 2))
         if n >= before * 2:
             ages += [n // 2 - version for drawn in take.drawn for _, version in drawn]
     end = clock.counts()
@@ -95,6 +100,19 @@ def test_the_longest_response_binds_where_none_begins_ahead():
     assert "what binds: the longest response of each batch: ahead=1 would give" in said
 
 
+def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
+    """One response of each 8 is 16 times as long as the others: all wait for it where one batch is ahead."""
+    lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
+    said = report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
+    ((ahead, eta),) = re.findall(
+        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", said
+    )
+    ahead, eta = int(ahead), int(eta)
+    assert (
+        eta == ahead + 1 and replay(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
+    )
+
+
 def test_the_flag_of_a_plan(tmp_path):
     """Lengths by a word, or those of a run, for whatever generates responses."""
     given = {"algo": "grpo", "lengths": "constant:3"}
@@ -107,6 +125,9 @@ def test_the_flag_of_a_plan(tmp_path):
         flag.report_of(algorithm, None, str(tmp_path)),
         flag.report_of(algorithm, None, "constant:3"),
     )
-    assert by_run == by_word and "stream of 6 slots, eta = 0 + 0: responses of 3 tokens" in by_run
+    assert by_run == by_word and "stream of 6 slots: responses of 3 tokens" in by_run
+    assert "eta = 0 = ahead 0 + ceil(lag 0 / 2 micro-batches)" in by_run
+    for policy, said in ((policies.Split(lag=3), "lag 3"), (policies.Split(staleness=2), "lag 4")):
+        assert f"eta = 2 = ahead 0 + ceil({said} / 2" in flag.report_of(algorithm, policy, "constant:3")
     with pytest.raises(fdg.FdgError, match="SimpleNamespace generates no responses: use --algo grpo"):
         flag.report_of(types.SimpleNamespace(), None, "constant:3")

@@ -36,6 +36,7 @@ CASES = [
         (policies.Colocated(), {"ahead": 1, "slots": 5, "order": "prompt"}),
         (policies.Split(staleness=1), {"ahead": 3, "slots": 6}),
         (policies.Split(staleness=2), {"ahead": 1, "micro_batches": 4, "late": "mask"}),
+        (policies.Split(lag=3), {"ahead": 1, "slots": 6, "micro_batches": 2}),
     )
 ]
 
@@ -109,18 +110,19 @@ def check(name, policy, devices, iterations=12, **fields):
     assert len(set(lengths.values())) > 3, "all are as long: nothing is tried"
 
     clock = Clock(sizes, lambda response: max(1, lengths[response] - 1))
-    staleness, oldest = getattr(policy, "staleness", 0), 0
+    parts, oldest = sizes.micro_batches, 0
+    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
     for i in range(iterations - sizes.ahead - 1):
         before, ages, of = (clock.t, clock.busy), [], []
-        for _ in range(sizes.micro_batches):
-            take = clock.take(max(0, i - staleness))
+        for part in range(parts):
+            take = clock.take(max(0, (i * parts + part - lag) // parts))
             of.append(take.responses)
             for response, drawn in zip(take.responses, take.drawn, strict=True):
                 versions = [version for _, version in drawn]
                 tokens = [versions[0], *versions][: lengths[response]]
                 ages += [i - version for version in tokens]
-        parts = np.asarray(of).reshape(sizes.micro_batches, -1, group).transpose(1, 0, 2).reshape(-1)
-        assert met[i] == [units[response // group] for response in parts], f"iteration {i}: other problems"
+        by_row = np.asarray(of).reshape(parts, -1, group).transpose(1, 0, 2).reshape(-1)
+        assert met[i] == [units[response // group] for response in by_row], f"iteration {i}: other problems"
         counted, ticks = clock.counts(), clock.t - before[0]
         expected = {
             "staleness": np.mean(ages),

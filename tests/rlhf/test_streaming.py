@@ -130,6 +130,12 @@ def test_ages_are_as_counted_by_hand(devices):
     assert ages.check("grpo", policies.Split(staleness=1), devices[:1], iterations=8, ahead=2) == 3
 
 
+def test_a_lag_of_parts_of_an_iteration_is_counted_by_the_same_clock(devices):
+    """Lag 1 of 2 micro-batches: the first of an iteration is drawn by the parameters of the last."""
+    fields = {"iterations": 6, "ahead": 1, "micro_batches": 2, "slots": 6}
+    assert ages.check("grpo", policies.Split(lag=1), devices[:2], **fields) == 2
+
+
 def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
     given = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 1}
     assert streaming.sizes(algos.GRPO(**given), 4)["slots"] == 8

@@ -39,7 +39,7 @@ from fdg.running.transfers import Mover
 from tools.break_it.language import counted
 
 ROLES = ("actor", "reward", "reference", "learner")
-LAGS = (0, 1, 2)  # iterations; runs take turns
+LAGS = (0, 1, 3, 4)  # micro-batches, of which an iteration has 3, or 2 of language; runs take turns
 
 
 class Pause:
@@ -110,13 +110,13 @@ class Stages:
 class Apart:
     """Each role on a device of its own."""
 
-    staleness: int = 0
+    lag: int = 0
 
     def place(self, devices):
         return {role: Group(f"{role}s", (i,)) for i, role in enumerate(ROLES)}
 
 
-def language(name, pause, staleness):
+def language(name, pause, lag):
     """An algorithm that streams, whose fragments all sleep, and its policy: four groups."""
 
     def paused(fragment):
@@ -142,7 +142,7 @@ def language(name, pause, staleness):
         ahead=2, slots=6, micro_batches=2, learning_rate=1e-2,
     )  # fmt: skip
     apart = {"rewards": 1} if name == "grpo" else {"critics": 1}
-    return algorithm, policies.Standalone(actors=1, staleness=staleness, **apart)
+    return algorithm, policies.Standalone(actors=1, lag=lag, **apart)
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def main(words=None):
         fdg.host_devices(4)
         found = digests(runs, given.seconds, jax.devices(), algo=given.algo)
     apart = {lag: sum(one != every[0] for one in every[1:]) for lag, every in found.items()}
-    print(f"{sum(len(every) - 1 for every in found.values())} runs; that differ, by staleness: {apart}")
+    print(f"{sum(len(every) - 1 for every in found.values())} runs; that differ, by lag: {apart}")
     return int(any(apart.values()))
 
 

@@ -27,12 +27,13 @@ def values_of(kind, field):
     """Values that a setting may have."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
-    plain = (set(get_args(kind)) or {kind}) - {type(None)}
+    words = [one for one in get_args(kind) if get_origin(one) is Literal]
+    plain = (set(get_args(kind)) or {kind}) - {type(None), *words}
     least, most = field.metadata.get("least", 0), field.metadata.get("most", 10**9)
     whole = [least, most, random.Random(field.name).randint(least, most)]
     by_kind = {int: whole, float: [-1.5, 3.0, float("inf")], bool: [True, False], str: ["a", "none", "3"]}
     optional = [None] if type(None) in get_args(kind) else []
-    return [*by_kind[plain.pop()], *optional]
+    return [*by_kind[plain.pop()], *optional, *(value for one in words for value in get_args(one))]
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -72,7 +73,8 @@ def test_a_resumed_run_may_change_how_it_is_carried_out_and_not_what_it_computes
         "policy_fields": {"actors": 2},
     }
     refused = {name for name in KEPT if settings.contradiction(before, {name: "now"})}
-    assert refused == {"algo", "env", "staleness", "seed", "num_seeds", "sweep", "exploit_every", "search"}
+    names = {"algo", "env", "staleness", "lag", "seed", "num_seeds", "sweep", "exploit_every", "search"}
+    assert refused == names
     assert settings.contradiction(before, {"hyperparameters": {"rate": 2}}) == ("rate", 1, 2)
     assert settings.contradiction(before, {"rate": 2}) == ("rate", 1, 2)
     assert settings.contradiction(before, {"actors": 3}) is None

@@ -124,7 +124,7 @@ STREAMS: Mapping[str, Killed] = {
         ("dpo ahead", 1, "dpo --respondent policy --ahead 2 --slots 4 --micro-batches 2"),
         (
             "grpo ahead in processes", 2,
-            "grpo --ahead 1 --slots 4 --micro-batches 2 --late mask --policy split --staleness 1 --devices 2",
+            "grpo --ahead 1 --slots 4 --micro-batches 2 --late mask --policy split --lag 1 --devices 2",
         ),
         (
             "ppo_rlhf ahead in processes", 2,

@@ -8,6 +8,7 @@ The delay is written into the iteration itself, before placement. The state gets
 leaves, and the delayed group's fragments read the oldest entry. The result is an ordinary graph, so training
 gives the same numbers on any number of devices, one included.
 
+`lag` says how old what each fragment reads is, in parts of an iteration too, for which it cuts a scan in two.
 `values` tracks which state leaves and fragments each value comes from. `readers` decides which version of it
 each fragment reads. `versions` rewrites the iteration, with one variable for each version that is read.
 """
@@ -19,6 +20,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.placing.staleness.lag import Ages, micro_batches, with_lag, with_staleness
 from fdg.placing.staleness.readers import Readers
 from fdg.placing.staleness.state import Delay, DelayedState, own_state
 from fdg.placing.staleness.values import Block, Value
@@ -26,11 +28,20 @@ from fdg.placing.staleness.versions import Written
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
-__all__ = ["Delay", "DelayedState", "delay", "own_state"]
+__all__ = [
+    "Ages",
+    "Delay",
+    "DelayedState",
+    "delay",
+    "micro_batches",
+    "own_state",
+    "with_lag",
+    "with_staleness",
+]
 
 
-def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any) -> tuple[FDG, Delay]:
-    """Rewrites a graph so that groups with actors use parameters from `staleness` iterations ago.
+def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) -> tuple[FDG, Delay]:
+    """Rewrites a graph so that groups with actors use parameters from some iterations ago.
 
     A group is delayed if it has a fragment of the role `actor`. For it, a leaf of the state is delayed if
 
@@ -38,7 +49,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
       or through code between fragments), and
     - a fragment of another group computes the leaf's next value.
 
-    In iteration t the group reads the leaf from the start of iteration t - staleness; in the first
+    In iteration t a fragment of the group reads the leaf from the start of iteration t - age; in the first
     iterations, its initial value. All other reads get the newest value: reads by other groups, of other
     leaves, and of values that another group computes in the same iteration.
 
@@ -49,6 +60,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
 
     Args:
       assignment: the group of each fragment, as the policy names it.
+      ages: of what each fragment reads, in iterations.
 
     Raises:
       PlanError: an actor uses a value that another group updates within the same loop; it cannot be told
@@ -60,14 +72,14 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
     names = [
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
     ]
-    where = f"{policy}: staleness={staleness}"
-    readers = Readers(graph.fragments, assignment, staleness, block.ends[:count], names, where)
+    readers = Readers(graph.fragments, assignment, ages, block.ends[:count], names, str(policy))
     new = Written(block, [{None}] * len(block.ends), readers)
 
     old = [{reader for reader in new.need.get(v, ()) if readers.version(v, reader)} for v in leaves]
     delayed = [i for i, found in enumerate(old) if found]
     late = set().union(*old)
-    what = Delay(staleness, tuple(delayed), tuple(f.name for f in graph.fragments if f.name in late))
+    staleness, by_lag = ages.oldest, (ages.lag, ages.micro_batches)
+    what = Delay(staleness, tuple(delayed), tuple(f.name for f in graph.fragments if f.name in late), *by_lag)
     shapes = jax.tree.leaves(graph.state)
     state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
     if not delayed:

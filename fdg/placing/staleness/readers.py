@@ -7,6 +7,7 @@ from jax.extend import core
 
 from fdg.errors import PlanError
 from fdg.fragment import fragments_in
+from fdg.placing.staleness.lag import Ages
 from fdg.placing.staleness.values import Origins, Value
 from fdg.tracing.graph import Fragment
 
@@ -26,25 +27,28 @@ class Readers:
         self,
         fragments: Iterable[Fragment],
         groups: Mapping[str, str],
-        staleness: int,
+        ages: Ages,
         next_leaves: Sequence[Value],
         leaf_names: Sequence[str],
         where: str,
     ):
-        """Takes each fragment's group, and each state leaf's next value and name.
+        """Takes each fragment's group and age, and each state leaf's next value and name.
 
-        `where` names the policy and its staleness, for errors.
+        `where` names the policy, for errors.
         """
-        self.groups, self.leaf_names, self.where = groups, leaf_names, where
+        self.groups, self.leaf_names, self.ages = groups, leaf_names, ages.of
+        self.where, self.without, self.unit = f"{where}: {ages}", ages.without, ages.unit
         self.around = {f.name: f.parent for f in fragments}
         self.actors = {f.name for f in fragments if f.role == "actor"}
-        self.ages = {groups[name]: staleness for name in self.actors}  # of each group that waits
+        self.waiting = {groups[name] for name in self.actors}
         self._old: dict[Reader, Version] = {None: NEWEST}
         self._versions: dict[tuple[Origins, Version], Version] = {}
         self._origins: dict[Origins, Origins] = {}
         names = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
         self.makers = [{groups[name] for name in some} for some in names]
-        self._late = {i for i, made in enumerate(self.makers) if any(made - {group} for group in self.ages)}
+        self._late = {
+            i for i, made in enumerate(self.makers) if any(made - {group} for group in self.waiting)
+        }
 
     def old(self, reader: Reader) -> Version:
         """The version of the state that a fragment reads.
@@ -55,10 +59,10 @@ class Readers:
         if reader not in self._old:
             assert reader is not None
             group, outer = self.groups[reader], self.around[reader]
-            waits = {i for i, made in enumerate(self.makers) if group in self.ages and made - {group}}
+            waits = {i for i, made in enumerate(self.makers) if group in self.waiting and made - {group}}
             makes = {i for i, made in enumerate(self.makers) if group in made} - waits
-            own = {(i, self.ages[group]) for i in waits} if outer is None else self.old(outer)
-            self._old[reader] = frozenset((i, age) for i, age in own if i not in makes)
+            own = {(i, self.ages[reader]) for i in waits} if outer is None else self.old(outer)
+            self._old[reader] = frozenset((i, age) for i, age in own if age and i not in makes)
         return self._old[reader]
 
     def version(self, value: Value, reader: Reader) -> Version:
@@ -110,7 +114,7 @@ class Readers:
                         f"{self.where}: fragment {self._named(fragment)} makes a {value.aval.str_short()} or"
                         f" hands {self._leaves(value)} on, and it cannot be told which: it reads"
                         f" {'an older version' if own else 'the newest'}, and {who} needs {needed}; compute"
-                        f" it in every case (jnp.where, not a branch or while loop), or use staleness=0"
+                        f" it in every case (jnp.where, not a branch or while loop), or use {self.without}"
                     )
 
     def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Value], need: Need) -> None:
@@ -120,7 +124,7 @@ class Readers:
                 raise PlanError(
                     f"{self.where}: code between fragments ({eqn.primitive.name}) has an effect, and"
                     f" cannot be repeated with the older {self._leaves(*operands)} for"
-                    f" {self._named(reader)}: put it into a fragment, or use staleness=0"
+                    f" {self._named(reader)}: put it into a fragment, or use {self.without}"
                 )
 
     def check_turns(self, start: Value, end: Value, readers: Iterable[Reader]) -> None:
@@ -138,8 +142,8 @@ class Readers:
                 while (outer := self.around[other]) is not None and groups[outer] == groups[other]:
                     other = outer
                 raise PlanError(
-                    f"{self.where} counts iterations, but within one iteration {self._named(actor)} and"
-                    f" {self._named(other)} take turns with the same parameters: use staleness=0, or let"
+                    f"{self.where} counts {self.unit}, but within one iteration {self._named(actor)} and"
+                    f" {self._named(other)} take turns with the same parameters: use {self.without}, or let"
                     f" the loop around them end before the update"
                 )
 
@@ -155,7 +159,7 @@ class Readers:
                 raise PlanError(
                     f"{self.where}: a {kind} between fragments depends on {self._leaves(choice)}, of which"
                     f" {self._named(reader)} reads an older version than others, and it cannot go both ways:"
-                    f" decide it in a fragment, or use staleness=0"
+                    f" decide it in a fragment, or use {self.without}"
                 )
 
     def check_unknown(
@@ -171,7 +175,7 @@ class Readers:
             raise PlanError(
                 f"{self.where}: {self._leaves(*operands)} cannot be followed through {eqn.primitive.name} to"
                 f" {', '.join(map(repr, affected)) or 'its readers'}: use a scan, cond or while loop, or"
-                f" staleness=0"
+                f" {self.without}"
             )
 
     def _named(self, fragment: str) -> str:

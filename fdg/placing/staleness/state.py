@@ -52,14 +52,18 @@ class Delay:
     """What was delayed.
 
     Attributes:
-      staleness: by how many iterations.
+      staleness: by how many iterations at most.
       leaves: positions of the delayed leaves in the algorithm's state, in order.
       readers: the fragments that read older versions, in the graph's order.
+      lag: the policy's, in micro-batches; 0 where it has a staleness in whole iterations.
+      micro_batches: of an iteration; 0 where the policy has a staleness in whole iterations.
     """
 
     staleness: int
     leaves: tuple[int, ...]
     readers: tuple[str, ...] = ()
+    lag: int = 0
+    micro_batches: int = 0
 
     def start(self, state: Any) -> DelayedState:
         """The first state: no parameters are older than the initial ones."""

@@ -1,0 +1,168 @@
+"""Lag in micro-batches: a scan over micro-batches is cut where the age of the actors' parameters changes.
+
+    scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the iteration before);  scan 5 trips: act(w)
+
+Micro-batches are the trips of the scan that calls the actors, `M` an iteration. With lag `d`, micro-batch
+`n` of the run reads the parameters that `(n - d) // M` updates have made, or the first ones: those of
+`ceil(d / M)` iterations ago in the first `d mod M` trips, of `d // M` iterations ago in the others.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.errors import PlanError, listed
+from fdg.fragment import FragmentMark, fragments_in
+from fdg.placing.staleness.values import control_flow
+from fdg.recall import Recall
+from fdg.tracing.graph import FDG
+from fdg.tracing.trace import read_graph
+
+
+class Ages(NamedTuple):
+    """How old the parameters are that each fragment reads, if it waits for others.
+
+    Attributes:
+      of: in iterations, by fragment.
+      lag: in micro-batches; 0 for a staleness in whole iterations.
+      micro_batches: `M`, trips of the scan that calls the actors; 0 for a staleness in whole iterations.
+    """
+
+    of: dict[str, int]
+    lag: int = 0
+    micro_batches: int = 0
+
+    @property
+    def oldest(self) -> int:
+        """The largest age."""
+        return -(-self.lag // self.micro_batches) if self.lag else max(self.of.values(), default=0)
+
+    def __str__(self) -> str:
+        """The setting, as a policy's field."""
+        return f"lag={self.lag}" if self.lag else f"staleness={self.oldest}"
+
+    @property
+    def unit(self) -> str:
+        """What it counts."""
+        return "micro-batches" if self.lag else "iterations"
+
+    @property
+    def without(self) -> str:
+        """The setting that delays nothing."""
+        return "lag=0" if self.lag else "staleness=0"
+
+
+def with_staleness(graph: FDG, staleness: int) -> Ages:
+    """The same number of iterations for every fragment."""
+    return Ages({fragment.name: staleness for fragment in graph.fragments})
+
+
+def micro_batches(graph: FDG) -> int | None:
+    """`M`, the trips of the one scan between fragments that calls actors; None without such a scan.
+
+    Raises:
+      PlanError: there are several.
+    """
+    actors = {f.name for f in graph.fragments if f.role == "actor"}
+    found = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
+    if len(found) > 1:
+        trips = listed([eqn.params["length"] for eqn in found], "and")
+        raise PlanError(
+            f"lag: {graph.name} calls actors in {len(found)} scans (of {trips} trips), and micro-batches are"
+            " the trips of one: give staleness, in iterations"
+        )
+    return found[0].params["length"] if found else None
+
+
+def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
+    """Cuts the scan over micro-batches at trip `lag mod M`, and says how old what each fragment reads is.
+
+    What comes before the scan reads as its first micro-batch, what comes after it as its last. A lag that `M`
+    divides cuts nothing.
+
+    Args:
+      where: the policy, for errors.
+
+    Raises:
+      PlanError: no scan calls actors, or several do.
+    """
+    trips = micro_batches(graph)
+    if not trips:
+        actors = [f.name for f in graph.fragments if f.role == "actor" and f.parent is None]
+        what = f"no scan calls '{actors[0]}'" if actors else f"{graph.name} has no actor"
+        raise PlanError(
+            f"{where}: lag={lag} counts micro-batches, and {what}: use staleness={lag}, which counts"
+            " iterations, or two micro_batches or more"
+        )
+    older, first = divmod(lag, trips)
+    if not first:
+        return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
+    cut, border = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
+    cut = dataclasses.replace(
+        cut,
+        parameter_rules=graph.parameter_rules,
+        between_agents=graph.between_agents,
+        agents=graph.agents,
+    )
+    return cut, Ages({f.name: older + (i < border) for i, f in enumerate(cut.fragments)}, lag, trips)
+
+
+_CUT: Recall[tuple[FDG, int]] = Recall(most=32)
+
+
+def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
+    """The outermost scans between fragments that call actors."""
+    for eqn in equations:
+        if FragmentMark.of(eqn) is not None or actors.isdisjoint(fragments_in([eqn])):
+            continue
+        if eqn.primitive.name == "scan":
+            yield eqn
+        elif control_flow(eqn) == "call":
+            yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
+
+
+def _cut(graph: FDG, first: int) -> tuple[FDG, int]:
+    """The graph with the scan in two, cut at trip `first`, and how many fragments come before the second."""
+    actors = {f.name for f in graph.fragments if f.role == "actor"}
+    (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
+    count, border = 0, 0
+
+    def rule(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        nonlocal count, border
+        for eqn in block.eqns:
+            if eqn is scan:
+                border = count + len(fragments_in([eqn]))
+                yield from _in_two(eqn, first)
+            elif list(_scans([eqn], actors)):
+                yield inside(eqn, how=object())
+            else:
+                yield eqn
+                count += len(fragments_in([eqn]))
+
+    jaxpr = jaxprs.rewrite_blocks(graph.jaxpr, rule)
+    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), border
+
+
+def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
+    """A scan as two, the first of which makes so many trips, and its stacked results put together again."""
+    constants, carried = jaxprs.scan_sizes(eqn.params)
+    length, reverse = eqn.params["length"], eqn.params["reverse"]
+
+    def both(*operands: Any) -> list[Any]:
+        carry, rows = operands[constants : constants + carried], operands[constants + carried :]
+        stacked = []
+        for begin, end in ((0, first), (first, length)):
+            here = (length - end, length - begin) if reverse else (begin, end)
+            some = [jax.lax.slice_in_dim(x, *here) for x in rows]
+            params = {**eqn.params, "length": end - begin}
+            ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *some], params)
+            carry = ends[:carried]
+            stacked.append(ends[carried:])
+        parts = zip(*(stacked[::-1] if reverse else stacked), strict=True)
+        return [*carry, *(jax.lax.concatenate(some, 0) for some in parts)]
+
+    return jaxprs.traced(both, eqn.invars, eqn.outvars)[0]

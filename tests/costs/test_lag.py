@@ -1,0 +1,75 @@
+"""`quickest_lag`: the smallest lag within 5% of the best prediction, against all of them looked at."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fdg
+import policies
+from fdg.costs.lag import quickest_lag
+from fdg.costs.prediction import predict
+from fdg.errors import FdgError
+from tests.costs.machines import cluster, link
+
+PARTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Balanced:
+    """Products of matrices; those of generating are `of_generating` times those of learning."""
+
+    of_generating: int = 1
+
+    def init(self, key):
+        return {"weight": jnp.ones((256, 256)), "rows": jnp.ones((256, 256))}
+
+    def iterate(self, state):
+        def worked(x, weight, times):
+            return jax.lax.fori_loop(0, 8 * times, lambda _, x: jnp.dot(x, weight) * 1e-3, x)
+
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def respond(weight, rows):
+            return worked(rows, weight, self.of_generating)
+
+        @fdg.fragment("learner", in_axes=(None, 0, None), out_axes=None)
+        def gradient(weight, rows, total):
+            return total + worked(rows, weight, 1).T @ rows
+
+        @fdg.fragment("learner", in_axes=None, out_axes=None)
+        def update(weight, total):
+            return weight + total
+
+        def one(total, _):
+            return gradient(state["weight"], respond(state["weight"], state["rows"]), total), None
+
+        total, _ = jax.lax.scan(one, jnp.zeros((256, 256)), None, PARTS)
+        return {**state, "weight": update(state["weight"], total)}, {}
+
+
+TWO = cluster(2, figures={"product/float32": 1e9}, inside=link("inside", bandwidth=1e12))
+
+
+@pytest.mark.parametrize("of_generating", [1, 3])
+def test_the_smallest_lag_near_the_best(of_generating):
+    graph = fdg.trace(Balanced(of_generating))
+    found = quickest_lag(graph, policies.Split(), 2, TWO)
+    seconds = [
+        predict(fdg.place(graph, policies.Split(lag=lag), 2), TWO).seconds for lag in range(2 * PARTS + 1)
+    ]
+    near = [lag for lag, one in enumerate(seconds) if one <= 1.05 * min(seconds)]
+    assert found.lag == near[0] and found.micro_batches == PARTS
+    assert all(found.predictions[lag].seconds == seconds[lag] for lag in found.predictions)
+    assert 1 <= found.lag < PARTS and seconds[0] > 1.1 * min(seconds)
+    assert f"lag: {found.lag} of 4 micro-batches an iteration" in found.table
+
+
+def test_no_lag_where_it_brings_nothing():
+    """On one device nothing overlaps."""
+    assert quickest_lag(fdg.trace(Balanced()), policies.Split(), 1, TWO).lag == 0
+
+
+def test_what_has_no_lag_says_so():
+    with pytest.raises(FdgError, match="lag: GPUOnly has none"):
+        quickest_lag(fdg.trace(Balanced()), policies.GPUOnly(), 2, TWO)
