@@ -354,8 +354,15 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
         else distribution(given)
     )
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
-    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * sizes["micro_batches"]
-    return report(drawn, sizes, lag, algorithm.max_age)
+    parts = sizes["micro_batches"]
+    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
+    said = report(drawn, sizes, lag, algorithm.max_age)
+    if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
+        said += (
+            f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, for its loss"
+            f" needs the whole batch, so generation overlaps with all of it from lag {parts} on"
+        )
+    return said
 
 
 def idle(plan: Plan, cluster: Cluster) -> str:

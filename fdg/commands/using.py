@@ -94,7 +94,7 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
 ABOUT: Mapping[str, str] = {
     "evaluate": "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
     " training ended with, and give the eval_return of summary.json to the last digit.",
-    "answer": "Says what a trained language model answers: to each prompt, or to each line of standard input.",
+    "answer": "Says what a trained language model answers: to each prompt, or each line of standard input.",
     "play": "Plays episodes with a trained agent, and writes them side by side as a video.",
     "export": "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
     " to a folder, in Hugging Face's format.",

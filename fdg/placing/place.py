@@ -138,7 +138,8 @@ def place(
     )
     sizes = {group.name: group.rows for group in groups}
     where = {group.name: platforms[group.devices[0]] for group in groups}
-    schedule = lay_out(partition(opened, graph.state_axes, sizes, where), groups, plan.sharded)
+    newer = frozenset() if ages is None else ages.newer
+    schedule = lay_out(partition(opened, graph.state_axes, sizes, where, newer), groups, plan.sharded)
     schedule = reshard(schedule, groups, lends=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
     return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))

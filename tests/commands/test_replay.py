@@ -129,5 +129,9 @@ def test_the_flag_of_a_plan(tmp_path):
     assert "eta = 0 = ahead 0 + ceil(lag 0 / 2 micro-batches)" in by_run
     for policy, said in ((policies.Split(lag=3), "lag 3"), (policies.Split(staleness=2), "lag 4")):
         assert f"eta = 2 = ahead 0 + ceil({said} / 2" in flag.report_of(algorithm, policy, "constant:3")
+    short = "lag 1 is short: learning begins after the last of 2 micro-batches"
+    assert short in flag.report_of(algorithm, policies.Split(lag=1), "constant:3")
+    algorithm._learns_by_parts = True
+    assert "is short" not in flag.report_of(algorithm, policies.Split(lag=1), "constant:3")
     with pytest.raises(fdg.FdgError, match="SimpleNamespace generates no responses: use --algo grpo"):
         flag.report_of(types.SimpleNamespace(), None, "constant:3")

@@ -61,7 +61,7 @@ def test_the_smallest_lag_near_the_best(of_generating):
     near = [lag for lag, one in enumerate(seconds) if one <= 1.05 * min(seconds)]
     assert found.lag == near[0] and found.micro_batches == PARTS
     assert all(found.predictions[lag].seconds == seconds[lag] for lag in found.predictions)
-    assert 1 <= found.lag < PARTS and seconds[0] > 1.1 * min(seconds)
+    assert 1 <= found.lag < PARTS and near[0] > 0
     assert f"lag: {found.lag} of 4 micro-batches an iteration" in found.table
 
 

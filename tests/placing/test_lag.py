@@ -129,6 +129,37 @@ def test_three_groups_on_their_devices(devices):
     np.testing.assert_array_equal(reads, [max(0, (n - 1) // 2) for n in range(6)])
 
 
+class Whole(Counting):
+    """Learns after the scan, which actors then run by themselves."""
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def respond(version, rows):
+            return rows + version
+
+        @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+        def learn(version, rows):
+            return version + 1.0 + 0.0 * jnp.sum(rows)
+
+        def one(rows, _):
+            rows = respond(state["version"], rows)
+            return rows, rows
+
+        rows, every = jax.lax.scan(one, state["rows"], None, self.parts)
+        new = {"version": learn(state["version"], every), "rows": rows}
+        return new, {f"read_{i}": jnp.mean(every[i]) for i in range(self.parts)}
+
+
+def test_the_older_part_of_a_scan_is_a_program_that_does_not_wait():
+    """Both parts in one program would wait for the newest parameters, and overlap with no update."""
+    graph = fdg.trace(Whole(4))
+    for lag, programs in ((0, ["respond"]), (1, ["respond", "respond.2"]), (4, ["respond"])):
+        plan = fdg.place(graph, policies.Split(lag=lag), 2)
+        assert [p.name for p in plan.programs if p.group == "actors"] == programs
+    made = np.cumsum([max(0, (n - 1) // 4) for n in range(12)])
+    assert read(seen(graph, policies.Split(lag=1), 3), 4) == made.tolist()
+
+
 # --- what cannot be ---
 
 

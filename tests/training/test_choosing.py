@@ -158,3 +158,23 @@ def test_of_several_processes_the_first_one_decides(monkeypatch):
     assert settling._of_all(((policies.GPUOnly(), 2, "another"), {"shuffle": "all"})) == first
     said.clear()
     assert settling._of_all((None, {})) == (None, {})
+
+
+def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
+    """So that a run's numbers follow from its file, and not from the machine."""
+    job = parse(f"{PUPIL} --policy single_learner_coarse --lag auto --devices 2")
+    assert job.described["lag"] == "auto"
+    settled = settle(job, fdg.trace(job.algorithm))
+    lag = settled.job.policy.lag
+    assert type(lag) is int and settled.job.config["lag"] == lag and lag in range(5)
+    assert f"lag: {lag} of 2 micro-batches an iteration" in settled.said
+    again = settle(settled.job, fdg.trace(job.algorithm))
+    assert (again.job.policy, again.said) == (settled.job.policy, "")
+
+
+def test_a_lag_is_not_chosen_where_there_is_a_staleness():
+    job = parse(f"{PUPIL} --policy single_learner_coarse --devices 2 --staleness 1 --lag auto")
+    with pytest.raises(
+        FdgError, match="--lag auto and --staleness 1: both say how old actors' parameters are"
+    ):
+        settle(job, fdg.trace(job.algorithm))

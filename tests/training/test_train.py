@@ -147,10 +147,12 @@ def test_one_group_has_no_groups_to_speak_of(tmp_path, capsys, host_devices):
     assert not {"groups", "moved_bytes"} & strict_json((tmp_path / "run" / "summary.json").read_text()).keys()
 
 
-@pytest.mark.parametrize("policy", ["single_learner_coarse", "central"])
-def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, host_devices):
+@pytest.mark.parametrize(
+    ("policy", "delay", "number"), [("single_learner_coarse", "lag", 3), ("central", "staleness", 2)]
+)
+def test_stale_runs_are_saved_and_go_on(policy, delay, number, tmp_path, monkeypatch, capsys, host_devices):
     """The checkpoint holds the older parameters as well: resumed, the run is the same bit for bit."""
-    words = [*PUPIL, "--policy", policy, "--staleness", "2", "--devices", "3", "--num-updates", "1"]
+    words = [*PUPIL, "--policy", policy, f"--{delay}", str(number), "--devices", "3", "--num-updates", "1"]
     words += ["--total-steps", "400", "--checkpoint-every", "10", "--out"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert train_main([*words, str(whole)]) == 0
@@ -166,10 +168,10 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
         assert train_main([*words, str(stopped)]) == 143
     assert 17 <= len(rows(stopped)) < 50
     history = [name for name in stored(stopped, len(rows(stopped))) if "history" in name]
-    assert len(history) == 2  # the weight, one and two iterations old
+    assert len(history) == 2  # the weight, one and two iterations old; a lag of 3 is of 2 micro-batches each
     capsys.readouterr()
     assert train_main([*PUPIL, "--resume", str(stopped)]) == 0
-    assert "staleness=2" in capsys.readouterr().out
+    assert f"{delay}={number}" in capsys.readouterr().out
     assert timeless(stopped) == timeless(whole)
     mine, theirs = stored(stopped, 50), stored(whole, 50)
     assert mine.keys() == theirs.keys()
@@ -180,8 +182,8 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
     for group in summaries[1]["groups"].values():  # of the second session alone
         assert 0 < group["busy_s"] + group["idle_s"] < summaries[1]["wall_s"]
 
-    assert train_main([*PUPIL, "--resume", str(stopped), "--staleness", "1"]) == 2
-    assert "--staleness 1 contradicts the run's 2" in capsys.readouterr().err
+    assert train_main([*PUPIL, "--resume", str(stopped), f"--{delay}", "1"]) == 2
+    assert f"--{delay} 1 contradicts the run's {number}" in capsys.readouterr().err
 
 
 def test_periods_beyond_the_run_are_warned_of(tmp_path, capsys):

@@ -41,16 +41,19 @@ class Levels:
         return str(self.draft)
 
 
-def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Levels:
+def assign_levels(
+    placement: Placement, values: Values, num_leaves: int, newer: frozenset[str] = frozenset()
+) -> Levels:
     """Assigns each operation its level, and records the transfers between groups.
 
     Args:
       num_leaves: the first this many carried values are the state's leaves; the rest (the token of side
         effects) is initialised like a constant.
+      newer: fragments of operations that come a level after all before them on their group.
     """
     region, residents = placement.region, placement.residents[None]
     carried = region.inputs[: placement.num_carried]
-    builder = _Builder(placement, values, region, dict(zip(carried, residents, strict=True)))
+    builder = _Builder(placement, values, region, dict(zip(carried, residents, strict=True)), newer)
     ends = [
         {g: builder.bring_back(v, g, leaf) for g in placement.ordered(groups)}
         for v, leaf, groups in zip(region.outputs, carried, residents, strict=False)
@@ -96,8 +99,14 @@ class _Builder:
     """
 
     def __init__(
-        self, placement: Placement, values: Values, region: Region, held: Mapping[core.Var, frozenset[str]]
+        self,
+        placement: Placement,
+        values: Values,
+        region: Region,
+        held: Mapping[core.Var, frozenset[str]],
+        newer: frozenset[str] = frozenset(),
     ):
+        self.newer = newer
         self.placement, self.values, self.region = placement, values, region
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.inputs if v not in held}
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
@@ -177,6 +186,8 @@ class _Builder:
         inputs = [self.bring(v, group, operation.fragments) for v in operation.inputs]
         ready = (self._ready[value] for value in inputs)
         level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
+        if not self.newer.isdisjoint(operation.fragments):
+            level = max(level, 1 + max((at for g, at in self._programs if g == group), default=-1))
         self._programs.setdefault((group, level), []).append(operation)
         for v in operation.outputs:
             self._define(v, group, level, "program")

@@ -17,16 +17,17 @@ from fdg.placing.scheduling.drafts import Draft, ProgramDraft
 _NEVER = 1 << 30
 
 
-def merge(draft: Draft, groups: Sequence[str]) -> Draft:
+def merge(draft: Draft, groups: Sequence[str], newer: frozenset[str] = frozenset()) -> Draft:
     """The draft with as few programs as the data between the groups allow, in its loops as well.
 
     Args:
       groups: in the policy's order.
+      newer: fragments whose program does not take in one without any of them: it would have to wait, too.
     """
     programs = {(program.group, program.level): program for program in draft.programs}
     maker = {(v, p.group): p for p in draft.programs for op in p.operations for v in op.outputs}
     moved = {arrival.target: arrival.source for arrival in draft.arrivals}
-    while found := _mergeable(draft, programs, maker, moved, groups):
+    while found := _mergeable(draft, programs, maker, moved, groups, newer):
         early, late = found
         both = ProgramDraft(late.group, late.level, early.operations + late.operations)
         del programs[early.group, early.level]
@@ -46,7 +47,7 @@ def merge(draft: Draft, groups: Sequence[str]) -> Draft:
 
 
 def _mergeable(
-    draft: Draft, programs: dict, maker: dict, moved: dict, groups: Sequence[str]
+    draft: Draft, programs: dict, maker: dict, moved: dict, groups: Sequence[str], newer: frozenset[str]
 ) -> tuple[ProgramDraft, ProgramDraft] | None:
     """Two programs in a row of a group, of which the first can wait for the second."""
     limit: dict[ProgramDraft, int] = collections.defaultdict(lambda: _NEVER)  # it must run before this level
@@ -65,6 +66,7 @@ def _mergeable(
     for group in groups:
         levels = sorted(level for g, level in programs if g == group)
         for early, late in itertools.pairwise(levels):
-            if late < limit[programs[group, early]]:
+            waits = [not newer.isdisjoint(programs[group, level].fragments) for level in (early, late)]
+            if late < limit[programs[group, early]] and waits != [False, True]:
                 return programs[group, early], programs[group, late]
     return None

@@ -44,6 +44,7 @@ def partition(
     axes: Sequence[int | None],
     sizes: Mapping[str, int],
     platforms: Mapping[str, str] | None = None,
+    newer: frozenset[str] = frozenset(),
 ) -> Schedule:
     """Places every operation of an opened iteration, and gathers them into programs.
 
@@ -52,8 +53,10 @@ def partition(
       sizes: number of devices of each group, in the policy's order. The first group runs whatever no rule
         assigns.
       platforms: platform of each group's devices; None if all are the same.
+      newer: fragments that wait for parameters that those before them do not need (`staleness.lag`): an
+        operation with some begins a program.
     """
-    return passes(opened, axes, sizes, platforms).schedule
+    return passes(opened, axes, sizes, platforms, newer).schedule
 
 
 def passes(
@@ -61,6 +64,7 @@ def passes(
     axes: Sequence[int | None],
     sizes: Mapping[str, int],
     platforms: Mapping[str, str] | None = None,
+    newer: frozenset[str] = frozenset(),
 ) -> Passes:
     """As `partition`, with what stands between the passes."""
     order, where = tuple(sizes), tuple((platforms or {}).items())
@@ -72,7 +76,9 @@ def passes(
     )
     units = _units(placed, sizes)
     return _PASSES(
-        placed, (tuple(axes), tuple(units.items())), lambda: _passes(opened, placed, axes, units, order)
+        placed,
+        (tuple(axes), tuple(units.items()), newer),
+        lambda: _passes(opened, placed, axes, units, order, newer),
     )
 
 
@@ -97,11 +103,12 @@ def _passes(
     axes: Sequence[int | None],
     units: Mapping[frozenset[str], int],
     order: Sequence[str],
+    newer: frozenset[str],
 ) -> Passes:
     carried = [*axes, *[None] * opened.has_token]
     values = Values(batch_axes(placed, carried, units))
-    levelled = assign_levels(placed, values, len(axes))
-    merged = merge(levelled.draft, order)
+    levelled = assign_levels(placed, values, len(axes), newer)
+    merged = merge(levelled.draft, order, newer)
     ordered = in_order(merged, order)
     names, origins = program_names(ordered, placed), find_origins(placed.region, len(carried))
     steps = Lifetimes(names, origins).steps(ordered, "iteration")

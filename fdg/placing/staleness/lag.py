@@ -30,11 +30,14 @@ class Ages(NamedTuple):
       of: in iterations, by fragment.
       lag: in micro-batches; 0 for a staleness in whole iterations.
       micro_batches: `M`, trips of the scan that calls the actors; 0 for a staleness in whole iterations.
+      newer: fragments of the second part of a scan that is cut. They wait for what those of the first part do
+        not, so no program has both.
     """
 
     of: dict[str, int]
     lag: int = 0
     micro_batches: int = 0
+    newer: frozenset[str] = frozenset()
 
     @property
     def oldest(self) -> int:
@@ -101,17 +104,19 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     older, first = divmod(lag, trips)
     if not first:
         return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
-    cut, border = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
+    cut, border, count = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
     cut = dataclasses.replace(
         cut,
         parameter_rules=graph.parameter_rules,
         between_agents=graph.between_agents,
         agents=graph.agents,
     )
-    return cut, Ages({f.name: older + (i < border) for i, f in enumerate(cut.fragments)}, lag, trips)
+    names = [fragment.name for fragment in cut.fragments]
+    ages = {name: older + (i < border) for i, name in enumerate(names)}
+    return cut, Ages(ages, lag, trips, frozenset(names[border : border + count]))
 
 
-_CUT: Recall[tuple[FDG, int]] = Recall(most=32)
+_CUT: Recall[tuple[FDG, int, int]] = Recall(most=32)
 
 
 def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
@@ -125,17 +130,20 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
             yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 
-def _cut(graph: FDG, first: int) -> tuple[FDG, int]:
-    """The graph with the scan in two, cut at trip `first`, and how many fragments come before the second."""
+def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
+    """The graph with the scan in two, cut at trip `first`; how many fragments come before the second, and how
+    many it has.
+    """
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
+    inside_it = len(fragments_in([scan]))
     count, border = 0, 0
 
     def rule(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
         nonlocal count, border
         for eqn in block.eqns:
             if eqn is scan:
-                border = count + len(fragments_in([eqn]))
+                border = count + inside_it
                 yield from _in_two(eqn, first)
             elif list(_scans([eqn], actors)):
                 yield inside(eqn, how=object())
@@ -144,7 +152,7 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int]:
                 count += len(fragments_in([eqn]))
 
     jaxpr = jaxprs.rewrite_blocks(graph.jaxpr, rule)
-    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), border
+    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), border, inside_it
 
 
 def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
