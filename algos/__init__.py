@@ -8,6 +8,8 @@ from algos.agent import Bonus
 from algos.c51 import C51
 from algos.crossq import CrossQ
 from algos.dqn import DQN
+from algos.droq import DroQ
+from algos.fast_td3 import FastTD3
 from algos.given import Network
 from algos.impala import IMPALA
 from algos.ippo import IPPO
@@ -18,6 +20,7 @@ from algos.qmix import QMIX
 from algos.qr_dqn import QRDQN
 from algos.recurrent import RecurrentNetwork
 from algos.recurrent_ppo import RecurrentPPO
+from algos.redq import REDQ
 from algos.rlhf.dpo import DPO
 from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
@@ -26,6 +29,7 @@ from algos.rlhf.sft import SFT
 from algos.rollout import Actor
 from algos.sac import SAC
 from algos.td3 import TD3
+from algos.tqc import TQC
 from algos.transforms import Transform
 from algos.vdn import VDN
 from envs import Environment, check_spec, own
@@ -50,13 +54,17 @@ __all__ = [
     "PQN",
     "QMIX",
     "QRDQN",
+    "REDQ",
     "SAC",
     "SFT",
     "TD3",
+    "TQC",
     "VDN",
     "Actor",
     "Bonus",
     "CrossQ",
+    "DroQ",
+    "FastTD3",
     "Network",
     "RecurrentNetwork",
     "RecurrentPPO",
@@ -80,9 +88,13 @@ _ALGORITHMS = {
     "pqn": PQN,
     "sac": SAC,
     "td3": TD3,
+    "fast_td3": FastTD3,
     "qr_dqn": QRDQN,
     "c51": C51,
     "crossq": CrossQ,
+    "redq": REDQ,
+    "droq": DroQ,
+    "tqc": TQC,
     "vdn": VDN,
     "qmix": QMIX,
 }
@@ -94,8 +106,8 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     """Names of all algorithms, or of those that act in environments, or that learn to answer in text.
 
     >>> names("environments")
-    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
-    'qr_dqn', 'c51', 'crossq', 'vdn', 'qmix')
+    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
+    'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """

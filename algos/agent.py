@@ -12,6 +12,7 @@ import optax
 import fdg
 from algos import distributions, given, networks, optimizers, presets, rollout
 from algos.given import Architecture, Network
+from algos.hyperspherical import projected
 from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
 from envs.checking import check_batch_reset, check_batch_step
@@ -271,7 +272,7 @@ class Agent(HasPresets):
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
-        return optax.apply_updates(parameters, updates), optimizer_state
+        return projected(optax.apply_updates(parameters, updates)), optimizer_state
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -342,8 +343,9 @@ class Agent(HasPresets):
                 f" jax.tree.map(lambda x: x[0], state), or all by jax.vmap"
             )
 
-    def _spread(self, network: Any) -> None:
+    def _spread(self, field: str) -> None:
         """Puts the settings of an architecture into the fields that it stands for."""
+        network = getattr(self, field, None)
         if not isinstance(network, Architecture):
             return
         settings = dict(network.settings)
@@ -351,10 +353,10 @@ class Agent(HasPresets):
         require(
             self,
             all(hasattr(self, name) for name in settings),
-            f"network has {', '.join(f'{name}={value}' for name, value in settings.items())}: use"
+            f"{field} has {', '.join(f'{name}={value}' for name, value in settings.items())}: use"
             f" {listed(able) or 'another'}",
         )
-        for name, value in {**settings, "network": None}.items():
+        for name, value in {**settings, field: None}.items():
             object.__setattr__(self, name, value)
 
     def _check_types(self) -> None:
@@ -362,7 +364,8 @@ class Agent(HasPresets):
         check_spec(self.env)
         kinds = {f.name: f.metadata.get("holds") for f in dataclasses.fields(self)}
         given = {name for name, kind in kinds.items() if kind in ("network", "bonus", "transform")}
-        self._spread(getattr(self, "network", None))
+        for name in ("network", "actor_network"):
+            self._spread(name)
         for name in given:
             value = getattr(self, name)
             if foreign.hashable(value) is not value:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.given import Network
-from algos.layers import Activation, Layers, checked_widths
+from algos.layers import Activation, Layers, Torso, checked_widths
 from algos.memories import MemoryKind
 from algos.networks import actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
@@ -42,6 +42,7 @@ def agent_q_network(
     dueling: bool = False,
     layer_norm: bool = False,
     convolve: bool = True,
+    torso: Torso = "dense",
     memory: MemoryKind | None = None,
     identity: bool = True,
 ) -> RecurrentNetwork:
@@ -54,7 +55,7 @@ def agent_q_network(
         observation_space, action_space: of one agent. What is `privileged` is not seen.
         num_agents: `A`.
         hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
-        activation, layer_norm, convolve: as for `networks.actor_critic`.
+        activation, layer_norm, convolve, torso: as for `networks.actor_critic`.
         dueling: as for `networks.q_network`.
         memory: what remembers; None: nothing does.
         identity: each agent also sees its number, one-hot.
@@ -72,7 +73,7 @@ def agent_q_network(
     widths = checked_widths(observation_space, hidden, activation, convolve)
     module = AgentQNetwork(
         observation_space, distributions.sizes(action_space), num_agents,
-        Layers(widths, activation, convolve, layer_norm), memory, dueling, identity,
+        Layers(widths, activation, convolve, layer_norm, torso), memory, dueling, identity,
     )  # fmt: skip
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 

@@ -20,6 +20,7 @@ from algos.given import Network
 from algos.layers import Layers, features, head, hidden_layers
 from algos.networks import actor_features
 from envs.composite import ObservationSpace
+from fdg.errors import FdgError
 
 _EPSILON = 1e-3  # added to variances
 _LARGEST_RATIO, _LARGEST_SHIFT = 3.0, 5.0  # r_max and d_max of the paper, section 4.1
@@ -106,6 +107,10 @@ class _Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, how: "_How", inputs: Any, more: jax.Array | None = None) -> jax.Array:
+        if self.layers.torso != "dense":
+            raise FdgError(
+                f"torso='{self.layers.torso}': these layers are normalised by batch: set torso='dense'"
+            )
         x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *how)
         for width in self.layers.hidden or ():
             x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *how)

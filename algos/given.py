@@ -240,6 +240,17 @@ def twins(output: Any, count: int, numbers: int = 1) -> None:
         _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")
 
 
+def ensemble(output: Any, critics: int, count: int, numbers: int = 1) -> None:
+    """Refuses what is not a value of each critic, `[E, N]`; or so many numbers of each, `[E, N, numbers]`.
+
+    Raises:
+      FdgError: of another shape.
+    """
+    more, what = ((), "value") if numbers == 1 else ((numbers,), f"{numbers} numbers")
+    why = f"{what} of each of num_critics={critics} critics for each sample"
+    _check("critic_network gives", output, (critics, count, *more), why)
+
+
 def _check(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
     if not hasattr(value, "shape") or value.shape != shape:
         raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos import hyperspherical
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -21,6 +22,7 @@ from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
 
 Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
+Torso = Literal["dense", "simba"]
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
 _VECTOR_HIDDEN = (64, 64)
@@ -50,6 +52,11 @@ class Layers(Part):
     activation: Activation = hyperparameter("tanh", "activation function of the layers")
     convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    torso: Torso = hyperparameter(
+        "dense",
+        "what the hidden layers are: dense, or simba: SimbaV2's residual blocks, one for each of hidden,"
+        " whose widths are equal",
+    )
 
     def sized(self, space: ObservationSpace) -> Self:
         """The same with widths: where there are none, those that suit the observations."""
@@ -69,18 +76,24 @@ class PolicyLayers(Layers):
 class Trunk(nn.Module):
     """Dense layers and a head, of what `features` gives, to `[N, outputs]`; images are convolved first.
 
-    With `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016,
-    arXiv 1607.06450). `more [N, G]`, if given, joins the features that the dense layers see.
+    With `layers.torso` of "simba" they are SimbaV2's (`algos/hyperspherical.py`), which have neither an
+    activation of choice nor dropout. With `layers.layer_norm` each layer but the head is normalised before
+    its activation (Ba et al. 2016, arXiv 1607.06450). `more [N, G]`, if given, joins the features that the
+    dense layers see. With a rate of `dropout` and `keys [N]`, features of the dense layers are dropped
+    (`dropped`).
     """
 
     layers: Layers
     outputs: int
     head_scale: float
+    dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, inputs: Any, more: jax.Array | None = None) -> jax.Array:  # noqa: D102
-        x = hidden_layers(inputs, self.layers, self.layers.hidden or (), more)
-        return head(x, self.outputs, self.head_scale)
+    def __call__(  # noqa: D102
+        self, inputs: Any, more: jax.Array | None = None, keys: jax.Array | None = None
+    ) -> jax.Array:
+        x = hidden_layers(inputs, self.layers, self.layers.hidden or (), more, self.dropout, keys)
+        return head(x, self.outputs, self.head_scale, self.layers.torso)
 
 
 class Convolution(nn.Module):
@@ -118,7 +131,12 @@ class Convolution(nn.Module):
 
 # The two below are called inside a module's `__call__`; their layers belong to that module.
 def hidden_layers(
-    inputs: Any, layers: Layers, hidden: Sequence[int], more: jax.Array | None = None
+    inputs: Any,
+    layers: Layers,
+    hidden: Sequence[int],
+    more: jax.Array | None = None,
+    dropout: float = 0.0,
+    keys: jax.Array | None = None,
 ) -> jax.Array:
     """All layers of a `Trunk` but the head, of these widths, to `[N, hidden[-1]]`.
 
@@ -140,14 +158,40 @@ def hidden_layers(
     if more is not None:
         columns.append(more)
     x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=-1)
+    if layers.torso == "simba" and hidden:
+        return _blocks(x, hidden)
     # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
-    for width in hidden:
-        x = activate(nn.Dense(width, kernel_init=kernel_init)(x))
+    for index, width in enumerate(hidden):
+        x = nn.Dense(width, kernel_init=kernel_init)(x)
+        x = activate(x if keys is None else dropped(x, dropout, keys, index))
     return x
 
 
-def head(x: jax.Array, outputs: int, scale: float) -> jax.Array:
-    """The last layer, `[N, F]` to `[N, outputs]`."""
+def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.Array:
+    """Features `[N, F]`, of which a share `rate` is zero and the others are divided by `1 - rate`.
+
+    Srivastava et al. 2014 (JMLR 15). Each sample has its own key, so the numbers do not depend on how a
+    minibatch is split: `keys [N]`, from which the layer at `index` derives its own.
+    """
+    own = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(own)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
+    """SimbaV2's residual blocks, in place of dense layers: `[N, F]` to `[N, hidden[-1]]`."""
+    if len(set(hidden)) > 1:
+        raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
+    x = hyperspherical.embedding(x, hidden[0])
+    for _ in hidden:
+        x = hyperspherical.block(x, len(hidden))
+    return x
+
+
+def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> jax.Array:
+    """The last layer, `[N, F]` to `[N, outputs]`; after a torso of unit length two, without a `scale`."""
+    if torso == "simba":
+        return hyperspherical.UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 

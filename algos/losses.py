@@ -156,6 +156,23 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.mean(jnp.square(value - target))
 
 
+def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) -> jax.Array:
+    """How far quantiles `[N, K]` are from targets `[N, K']`, every one from every other: `[N]`.
+
+    Quantile regression (Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10): the sum over quantiles of
+    the mean over targets. Errors are squares up to the `threshold` kappa, and lines from there on.
+    """
+    error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
+    size = jnp.abs(error)
+    huber = (
+        jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
+        / threshold
+    )
+    at = (jnp.arange(quantiles.shape[1]) + 0.5) / quantiles.shape[1]  # the midpoints of lemma 2
+    tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
+    return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
+
+
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
     """`value_error` with clipping: a value gains nothing by moving further than `clip` from `old_value`.
 

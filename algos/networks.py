@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.distributions import Distribution
 from algos.given import Architecture, Network, pair
-from algos.layers import Activation, Layers, PolicyLayers, Trunk, checked_widths, features
+from algos.layers import Activation, Layers, PolicyLayers, Torso, Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
@@ -29,6 +29,7 @@ def actor_critic(
     initial_log_std: float | jax.Array = 0.0,
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
 ) -> Network:
     """An actor and a critic that share nothing.
 
@@ -61,6 +62,8 @@ def actor_critic(
         convolve: images are convolved; else they are flattened as all other shapes are, which is quicker, and
             enough where they are small.
         layer_norm: normalise each layer but the heads before its activation.
+        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/hyperspherical.py`), one for each
+            of `hidden`, whose widths are equal.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -71,7 +74,7 @@ def actor_critic(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    layers = PolicyLayers(widths, activation, convolve, layer_norm, float_or_array(initial_log_std))
+    layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
     module = ActorCritic(observation_space, action_space, layers)
     return Network(_Init(module), _Apply(module))
 
@@ -83,6 +86,7 @@ def gaussian_actor(
     activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
 ) -> Network:
     """An actor whose standard deviations depend on the observation, as its means do.
 
@@ -96,7 +100,9 @@ def gaussian_actor(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     outputs = 2 * math.prod(action_space.shape)
-    module = GaussianActor(observation_space, outputs, Layers(widths, activation, convolve, layer_norm))
+    module = GaussianActor(
+        observation_space, outputs, Layers(widths, activation, convolve, layer_norm, torso)
+    )
     return Network(_Init(module), _Apply(module))
 
 
@@ -107,6 +113,7 @@ def deterministic_actor(
     activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
 ) -> Network:
     """An actor that gives actions themselves, before what bounds them: `[N, D]` float32 for `D` components.
 
@@ -114,7 +121,9 @@ def deterministic_actor(
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
     outputs = math.prod(action_space.shape)
-    module = GaussianActor(observation_space, outputs, Layers(widths, activation, convolve, layer_norm))
+    module = GaussianActor(
+        observation_space, outputs, Layers(widths, activation, convolve, layer_norm, torso)
+    )
     return Network(_Init(module), _Apply(module))
 
 
@@ -124,6 +133,7 @@ def twin_critics(
     activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
     outputs: int = 1,
 ) -> Network:
     """Two independent critics of an observation and an action together.
@@ -139,7 +149,7 @@ def twin_critics(
     ((8,), False)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = TwinCritics(observation_space, Layers(widths, activation, convolve, layer_norm), outputs)
+    module = TwinCritics(observation_space, Layers(widths, activation, convolve, layer_norm, torso), outputs)
     return Network(_Init(module), _Apply(module))
 
 
@@ -151,6 +161,7 @@ def q_network(
     dueling: bool = False,
     layer_norm: bool = False,
     convolve: bool = True,
+    torso: Torso = "dense",
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
@@ -168,7 +179,7 @@ def q_network(
             1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
             each its A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
         layer_norm: normalise each layer before its activation.
-        convolve: as in `actor_critic`.
+        convolve, torso: as in `actor_critic`.
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))
@@ -182,7 +193,7 @@ def q_network(
             f" {action_space}"
         )
     choices = distributions.sizes(action_space)
-    layers = Layers(widths, activation, convolve, layer_norm)
+    layers = Layers(widths, activation, convolve, layer_norm, torso)
     module = QNetwork(observation_space, choices, layers, dueling)
     return Network(_Init(module), _Apply(module))
 
@@ -237,6 +248,17 @@ def convolutional(
 ) -> Architecture:
     """Convolutions of each image, then dense layers of these widths; without widths, the default ones."""
     return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
+
+
+def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = None) -> Architecture:
+    """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have length one.
+
+    `SAC(env=env, actor_network=simba(128, 2))` is `SAC(env=env, hidden=(128, 128), torso="simba")`: in
+    `actor_network` it stands for the layers of all networks. The paper has one block of 128 for the actor and
+    two of 512 for the critics: `simba(128, 1, critic=(512, 2))`, where an algorithm has `critic_hidden`.
+    """
+    wide = None if critic is None else (critic[0],) * critic[1]
+    return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
 
 
 def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:

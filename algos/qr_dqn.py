@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributional import DistributionalDQN, of_action
+from algos.losses import quantile_error
 from algos.replay import Transition
 from fdg.settings.fields import hyperparameter, require_positive
 
@@ -52,14 +53,8 @@ class QRDQN(DistributionalDQN):
         """As of `DQN`: quantile regression (equations 9 and 10)."""
         quantiles = of_action(self._numbers(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
-        # Equations 9 and 10: every quantile against every target's.
-        error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
-        size = jnp.abs(error)
-        kappa = self.huber_threshold
-        huber = jnp.where(size <= kappa, 0.5 * jnp.square(error), kappa * (size - 0.5 * kappa)) / kappa
-        at = (jnp.arange(self.quantiles) + 0.5) / self.quantiles  # the midpoints of lemma 2
-        tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
-        loss = jnp.mean(weight * jnp.sum(jnp.mean(tilted, axis=2), axis=1))
+        error = quantile_error(quantiles, target, self.huber_threshold)
+        loss = jnp.mean(weight * error)
         mean_error = jnp.mean(target, axis=1) - jnp.mean(quantiles, axis=1)
         return loss, (mean_error, {"loss": loss, "value": jnp.mean(quantiles)})
 

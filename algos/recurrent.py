@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from algos import distributions, given
 from algos.given import Network
-from algos.layers import Activation, Layers, PolicyLayers, checked_widths, head, hidden_layers
+from algos.layers import Activation, Layers, PolicyLayers, Torso, checked_widths, head, hidden_layers
 from algos.memories import MemoryKind
 from algos.networks import actor_and_critic_features
 from envs.composite import ObservationSpace
@@ -67,6 +67,7 @@ def recurrent_actor_critic(
     central: bool = False,
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
     memory: MemoryKind | None = None,
 ) -> RecurrentNetwork:
     """An actor and a critic that share nothing, each with a memory of its own.
@@ -85,7 +86,7 @@ def recurrent_actor_critic(
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents have
             the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
         central: one critic sees the observations of all agents side by side, and gives a value for each.
-        convolve, layer_norm: as for `networks.actor_critic`.
+        convolve, layer_norm, torso: as for `networks.actor_critic`.
         memory: another kind than a GRU, whose `size` is then `memory_size`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
@@ -106,7 +107,7 @@ def recurrent_actor_critic(
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        PolicyLayers(widths, activation, convolve, layer_norm, float_or_array(initial_log_std)),
+        PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std)),
         memory,
         num_agents,
         central,
@@ -235,7 +236,7 @@ class MemoryTrunk(nn.Module):
             size = self.remembers.size
             out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
             x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
-        x = head(x, self.outputs, self.head_scale)
+        x = head(x, self.outputs, self.head_scale, self.layers.torso)
         return x.reshape(*sequence, self.outputs), memory
 
 

@@ -91,7 +91,7 @@ class RandomNetworkDistillation(Part):
         space = algorithm.env.observation_space
         return Distillation(
             space,
-            dataclasses.replace(algorithm.layers.sized(space), layer_norm=False),
+            dataclasses.replace(algorithm.layers.sized(space), layer_norm=False, torso="dense"),
             self.rnd_features,
             self.intrinsic_discount,
             algorithm.gae_lambda,

@@ -149,6 +149,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("ppo", {}), "ppo-atari-envpool proximal-policy-optimization"),
     **_each(("td3", {"policy_delay": 1, "target_noise": 0.0}), "ddpg ddpg-continuous-action"),
     **_each(("td3", {"atoms": 51}), "d4pg"),
+    **_each(("fast_td3", {}), "fasttd3"),
     **_each(
         "sac acts in a Box: of Discrete actions use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
     ),
@@ -157,7 +158,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(_nearest("a2c"), "acktr acer"),
     **_each(_nearest("impala"), "appo"),
     **_each(_nearest("qr_dqn"), "iqn fqf"),
-    **_each(_nearest("crossq"), "tqc redq droq"),
     **_each(_INDEPENDENT, "ia2c maa2c independent-ppo multi-agent-ppo multi-agent-a2c maddpg iac"),
     **_each(
         "it learns from a file of steps, which no algorithm here does: the nearest is --algo td3", "td3-bc"

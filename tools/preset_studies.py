@@ -121,7 +121,7 @@ _OFF_POLICY = ("learning_rate=3e-4,1e-3",)
 _VALUES = ("learning_rate=1e-4,2.5e-4,1e-3",)
 SWEPT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ppo", "recurrent_ppo", "ippo", "mappo", "a2c", "a3c", "impala"), _ACTOR_CRITICS),
-    **dict.fromkeys(("sac", "td3", "crossq"), _OFF_POLICY),
+    **dict.fromkeys(("sac", "td3", "fast_td3", "crossq", "redq", "droq", "tqc"), _OFF_POLICY),
     **dict.fromkeys(("dqn", "qr_dqn", "c51", "vdn", "qmix"), _VALUES),
     "pqn": ("learning_rate=2.5e-4,5e-4,1e-3", "q_lambda=0.65,0.9"),
 }

@@ -240,5 +240,66 @@ PRESETS["TD3"] = {
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
+# Pendulum is solved with fewer steps of the environment where each has more gradient steps.
+_PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].but(
+    "with fewer environment steps, and two gradient steps for each; the first that was tried",
+    total_steps=10_000,
+    updates_per_step=2.0,
+    policy_delay=2,
+)
+PRESETS["REDQ"] = {
+    "pendulum": _PENDULUM_ENSEMBLE.but("here for REDQ with five critics", num_critics=5),
+    "continuous-control": NORMALIZING_OFF_POLICY,
+}
+PRESETS["DroQ"] = {
+    "pendulum": _PENDULUM_ENSEMBLE.but("here for DroQ"),
+    "continuous-control": NORMALIZING_OFF_POLICY,
+}
+PRESETS["TQC"] = {
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].but(
+        "with critics of the actor's size, here for TQC", critic_hidden=(64, 64)
+    ),
+    "continuous-control": NORMALIZING_OFF_POLICY,
+}
+
+# For HumanoidBench these are the class's defaults. A CPU has neither the environments nor the products.
+FAST_ON_CPU: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "num_envs": 16,
+    "buffer_size": 1_000_000,
+    "batch_size": 256,
+    "learning_starts": 5_000,
+    "updates_per_step": 0.25,
+    "hidden": (256, 128),
+    "critic_hidden": (256, 128),
+}
+PRESETS["FastTD3"] = {
+    "pendulum": Entry(
+        "SAC's on Pendulum with sixteen environments and twice the steps, and returns of Pendulum; the first"
+        " that was tried",
+        {
+            "total_steps": 200_000,
+            "num_envs": 16,
+            "buffer_size": 200_000,
+            "batch_size": 256,
+            "learning_starts": 1_000,
+            "updates_per_step": 0.125,
+            "learning_rate": 1e-3,
+            "anneal_learning_rate": True,
+            "target_rate": 0.05,
+            "weight_decay": 0.01,
+            "value_min": -1_500.0,
+            "value_max": 0.0,
+            "hidden": (64, 64),
+            "critic_hidden": (64, 64),
+        },
+    ),
+    "continuous-control": Entry(
+        "FastTD3's defaults for HumanoidBench (fast_td3/hyperparams.py); on a CPU smaller, not tuned",
+        {},
+        on_cpu=FAST_ON_CPU,
+    ),
+}
+
 for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

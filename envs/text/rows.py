@@ -66,8 +66,8 @@ def refuse_calls(rows: Sequence[Row]) -> None:
         for i, one in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
             if one.get("tool_calls"):
                 raise FdgError(
-                    f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and its tokenizer"
-                    " has no chat template to write them by: write the call as its content, leave the row"
+                    f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and its"
+                    " tokenizer has no chat template to write them by: write the call as its content, leave the row"
                     " out, or begin with a checkpoint that has a template (model=)"
                 )
 

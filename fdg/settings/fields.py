@@ -71,6 +71,7 @@ def keep_absolute(algorithm: Any) -> None:
 
 OF_NETWORK = frozenset(
     "network actor_network critic_network hidden critic_hidden convolve activation layer_norm"
+    " num_critics critic_layer_norm torso"
     " normalize_observation dueling atoms quantiles mixer_size hypernetwork"
     " recurrent memory memory_size memory_window memory_layers memory_heads"
     " decoder model tokenizer adapters hidden_size num_layers num_heads num_kv_heads intermediate_size"

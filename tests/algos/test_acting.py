@@ -25,6 +25,16 @@ CASES = {
     "pqn": ("probe:masked", {}),
     "sac": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
     "crossq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
+    "redq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
+    "droq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
+    "tqc": (
+        "probe:continuous",
+        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "critic_hidden": (8,)},
+    ),
+    "fast_td3": (
+        "probe:continuous",
+        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "critic_hidden": (8,)},
+    ),
     "td3": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
     "qr_dqn": (
         "probe:masked",

@@ -19,6 +19,10 @@ ENVIRONMENTS = {
     "sac": ("Pendulum-v1", "brax:ant"),
     "td3": ("Pendulum-v1",),
     "crossq": ("Pendulum-v1",),
+    "fast_td3": ("Pendulum-v1",),
+    "redq": ("Pendulum-v1",),
+    "droq": ("Pendulum-v1",),
+    "tqc": ("Pendulum-v1",),
 }
 
 

@@ -25,6 +25,11 @@ from tests.running.order import is_in_order
 
 NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
 
+REPLAYING = {
+    "num_envs": 8, "updates_per_step": 0.25, "learning_starts": 16, "batch_size": 8, "buffer_size": 64,
+    "hidden": (8,),
+}  # fmt: skip
+
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
     "ippo": lambda: algos.IPPO(
@@ -178,6 +183,34 @@ SMALL = {
         policy_delay=2,
         renorm_after=4,
     ),
+    "redq": lambda: algos.REDQ(
+        env=envs.make("probe:continuous"), num_critics=3, policy_delay=2, critic_hidden=(8,), **REPLAYING
+    ),
+    "droq": lambda: algos.DroQ(
+        env=envs.make("probe:continuous"),
+        dropout=0.25,
+        policy_delay=2,
+        normalize_observation=True,
+        **REPLAYING,
+    ),
+    "tqc": lambda: algos.TQC(
+        env=envs.make("probe:continuous"),
+        num_critics=3,
+        quantiles=4,
+        dropped_quantiles=1,
+        critic_hidden=(8,),
+        **REPLAYING,
+    ),
+    "fast_td3": lambda: algos.FastTD3(
+        env=envs.make("probe:continuous"),
+        atoms=5,
+        value_min=-2.0,
+        value_max=2.0,
+        n_step=2,
+        critic_hidden=(8, 8),
+        torso="simba",
+        **REPLAYING,
+    ),
     "vdn": lambda: algos.VDN(
         env=envs.make("probe:unlike"),
         num_envs=8,
@@ -216,6 +249,10 @@ LIKE = {
     "mappo": "recurrent_ppo",
     "td3": "sac",
     "crossq": "sac",
+    "redq": "sac",
+    "fast_td3": "sac",
+    "droq": "sac",
+    "tqc": "sac",
     "qr_dqn": "dqn",
     "c51": "dqn",
     "vdn": "dqn",
@@ -233,6 +270,8 @@ SIMPLER = {
     "ippo": "qmix",
     "mappo": "qmix",
     "td3": "crossq",
+    "redq": "droq",
+    "tqc": "droq",
     "vdn": "qmix",
     "recurrent_ppo transformer": "recurrent_ppo",
 }

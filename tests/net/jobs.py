@@ -38,6 +38,10 @@ TRAINED: dict[str, tuple[str, str, str]] = {
     "qr_dqn": ("CartPole-v1", "probe:masked", f"--total-steps 512 {REPLAY}"),
     "c51": ("CartPole-v1", "probe:masked", f"--total-steps 512 {REPLAY}"),
     "crossq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
+    "fast_td3": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
+    "redq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
+    "droq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
+    "tqc": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
     "vdn": (
         "MPE_simple_spread_v3",
         "probe:team",

@@ -97,6 +97,7 @@ def test_every_float_is_in_the_program(name):
         "atoms": 3,
         "num_epochs": 1,
         "batch_size": 4,
+        "updates_per_step": 1.0,
         "max_error": 1.0,
         "priority_exponent": 0.5,
         "rnd": True,

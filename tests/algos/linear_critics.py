@@ -1,0 +1,52 @@
+"""Ensembles of critics of one number each, for the tests of REDQ, DroQ and TQC."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+import algos
+from algos.replay import Transition
+from algos.soft import Parameters
+
+HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
+QUICK = {
+    "num_envs": 8, "batch_size": 32, "learning_starts": 64, "buffer_size": 4096, "learning_rate": 3e-3,
+    "updates_per_step": 0.5, "target_rate": 0.05, "policy_delay": 2, "hidden": (16,), "critic_hidden": (16,),
+}  # fmt: skip
+
+
+def linear(numbers):
+    """Networks of one number each: critic `i` has the value `c_i * action`, or `numbers` that are alike."""
+
+    def of_critics(c, observation, action):
+        values = c[:, None] * action[None, :, 0]
+        return values if numbers == 1 else jnp.broadcast_to(values[..., None], (*values.shape, numbers))
+
+    return {
+        "actor_network": algos.Network(
+            init=lambda key, observation: jnp.float32(0.0),
+            apply=lambda mean, observation: jnp.stack(
+                [jnp.full(len(observation), mean), jnp.full(len(observation), -99.0)], axis=-1
+            ),
+        ),
+        "critic_network": algos.Network(init=lambda key, observation, action: jnp.zeros(3), apply=of_critics),
+    }
+
+
+def transitions(action, reward, discount):
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
+
+
+def keys(count):
+    return jax.random.split(jax.random.key(0), (6, count))
+
+
+def gradients(algorithm, is_due, log_temperature=-math.inf):
+    parameters = Parameters(HALF, jnp.array([3.0, 2.0, 4.0]), jnp.float32(log_temperature))
+    transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
+    gradient, losses = algorithm.gradient(
+        parameters, jnp.array([4.0, 6.0, 8.0]), jnp.bool_(is_due), transition, keys(2)
+    )
+    return gradient, losses

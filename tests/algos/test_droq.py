@@ -1,0 +1,104 @@
+"""DroQ: dropout, and critics of an ensemble beside single ones; a probe, and what is refused.
+
+Hiraoka et al. 2022 (arXiv 2110.02034), section 3.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos.ensembles import Ensemble
+from algos.layers import Layers, Trunk, dropped
+from tests.algos.linear_critics import QUICK
+from tests.algos.probes import trained
+
+
+def test_an_ensemble_is_single_critics_side_by_side():
+    """Each with the parameters of its row; rows differ."""
+    space, layers = envs.Box(-1.0, 1.0, (3,)), Layers(hidden=(8, 4), activation="relu")
+    network = Ensemble(num_critics=4, critic_layer_norm=True).network(space, layers)
+    x, action = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones((5, 2))
+    parameters = network.init(jax.random.key(0), x, action)
+    found = network.apply(parameters, x, action)
+    single = Trunk(Layers((8, 4), "relu", layer_norm=True), 1, 1.0)
+    for i in range(4):
+        own = jax.tree.map(lambda p, i=i: p[i], parameters["critics"])
+        np.testing.assert_allclose(found[i], single.apply({"params": own}, x, action)[:, 0], rtol=1e-5)
+    assert len(np.unique(np.asarray(found).round(5))) == 20
+
+
+def test_dropout_keeps_the_mean_and_draws_for_each_sample_feature_critic_and_layer():
+    many = jax.random.split(jax.random.key(0), 500)
+    x = dropped(jnp.ones((500, 20)), 0.25, many)
+    np.testing.assert_allclose(np.unique(x), [0.0, 1 / 0.75], rtol=1e-6)
+    assert float(jnp.mean(x)) == pytest.approx(1.0, abs=0.03)
+    assert not jnp.array_equal(x, dropped(jnp.ones((500, 20)), 0.25, many, 1))
+    np.testing.assert_array_equal(
+        dropped(jnp.ones((2, 20)), 0.25, many[7:9]), x[7:9]
+    )  # whoever else is there
+    space = envs.Box(-1.0, 1.0, (1,))
+    network = Ensemble(num_critics=2, dropout=0.5).network(space, Layers(hidden=(64,), activation="relu"))
+    ones = jnp.ones((500, 1))
+    parameters = network.init(jax.random.key(0), ones, ones)
+    twice = jax.tree.map(lambda p: jnp.stack([p[0], p[0]]), parameters)  # one critic, two draws
+    first, second = network.apply(twice, ones, ones, many)
+    plain = network.apply(twice, ones, ones)[0]
+    assert float(jnp.mean(first == second)) < 0.05
+    np.testing.assert_allclose(jnp.mean(first), plain[0], atol=4 * float(jnp.std(first)) / 500**0.5)
+
+
+def test_its_layers_are_those_of_the_paper():
+    """Dense, dropout, normalisation, ReLU: what is off before the normalisation is not off after it."""
+    x, keys = jnp.ones((1, 1)), jax.random.split(jax.random.key(3), 1)
+    trunk = Trunk(Layers((16,), "relu", layer_norm=True), 16, 1.0, dropout=0.5)
+    kernel = jnp.arange(1.0, 17.0)[None]
+    parameters = {
+        "Dense_0": {"kernel": kernel, "bias": jnp.zeros(16)},
+        "LayerNorm_0": {"scale": jnp.ones(16), "bias": jnp.zeros(16)},
+        "head": {"kernel": jnp.eye(16), "bias": jnp.zeros(16)},
+    }
+    found = trunk.apply({"params": parameters}, x, None, keys)
+    kept = np.asarray(dropped(kernel, 0.5, keys))
+    normal = (kept - kept.mean()) / np.sqrt(kept.var() + 1e-6)
+    assert 0 < np.count_nonzero(kept) < 16
+    np.testing.assert_allclose(found, np.maximum(normal, 0.0), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_on_in_targets_too_and_off_in_what_is_told():
+    """Two draws of a target differ; the value of an action outside of training does not."""
+    algorithm = algos.DroQ(env=envs.make("probe:continuous"), dropout=0.5, hidden=(16,))
+    one = jnp.ones((1, 1))
+    critics = algorithm._critics.init(jax.random.key(0), one, one)
+    found = [algorithm._values(critics, one, one, jax.random.split(jax.random.key(i), 1)) for i in (1, 2)]
+    assert not jnp.allclose(*found)
+    plain = dataclasses.replace(algorithm, dropout=0.0)
+    same = [plain._values(critics, one, one, jax.random.split(jax.random.key(i), 1)) for i in (1, 2)]
+    np.testing.assert_array_equal(*same)
+
+
+def test_it_finds_the_action_that_is_rewarded():
+    algorithm = algos.DroQ(env=envs.make("probe:continuous"), **QUICK)
+    state = trained(algorithm, 200)
+    score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
+    assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dropout": 1.0}, "DroQ: dropout=1.0: it must be from 0 to below 1"),
+        ({"torso": "simba"}, "dropout=0.01: only dense default critics have it: set dropout=0"),
+        ({"critic_hidden": (8, 0)}, "critic_hidden=(8, 0): widths are above zero"),
+        ({"num_critics": 1}, "subset=2 is more than num_critics=1"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.DroQ(env=envs.make("probe:continuous"), **fields)
+    assert words in str(error.value)

@@ -1,0 +1,163 @@
+"""SimbaV2's layers: lengths of one, a block by hand, weights after updates, and who takes them.
+
+Lee et al. 2025 (arXiv 2502.15280), section 4.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos import hyperspherical, networks
+from algos.hyperspherical import UnitHead, projected, unit
+from algos.layers import Layers, Trunk
+
+
+class Block(nn.Module):
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        return hyperspherical.block(x, self.depth)
+
+
+class Embedding(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return hyperspherical.embedding(x, self.width)
+
+
+def length(x, axis=-1):
+    return np.linalg.norm(np.asarray(x), axis=axis)
+
+
+def numpy_unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_an_embedding_by_hand():
+    """Inputs join the number 3, so that 4 and 3 become 0.8 and 0.6: their size is not lost on the sphere."""
+    scale = jnp.array([2.0, 1.0])
+    parameters = {
+        "UnitDense_0": {"unit_kernel": jnp.eye(2)},
+        "Scaler_0": {"scale": scale},
+    }
+    found = Embedding(2).apply({"params": parameters}, jnp.array([[4.0], [-4.0]]))
+    np.testing.assert_allclose(found, numpy_unit(np.array([[1.6, 0.6], [-1.6, 0.6]])), rtol=1e-5)
+
+
+def test_a_block_by_hand():
+    """Width 2, 8 within: equations 11 and 12 in NumPy, from parameters as they are drawn."""
+    x = unit(jax.random.normal(jax.random.key(1), (5, 2)))
+    parameters = Block(depth=2).init(jax.random.key(0), x)["params"]
+    up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))
+    assert up.shape == (2, 8) and down.shape == (8, 2)
+    # Scales: sqrt(2 / 8) within; towards what it makes, 1 / (2 blocks + 1), of a parameter of 1 / sqrt(2).
+    np.testing.assert_allclose(parameters["Scaler_0"]["scale"], 0.5, rtol=1e-6)
+    np.testing.assert_allclose(parameters["Scaler_1"]["scale"], math.sqrt(0.5), rtol=1e-6)
+    inner = np.maximum(0.5 * (np.asarray(x) @ up), 0.0)
+    expected = numpy_unit(np.asarray(x) + (numpy_unit(inner @ down) - np.asarray(x)) / 3.0)
+    np.testing.assert_allclose(Block(depth=2).apply({"params": parameters}, x), expected, rtol=1e-4)
+
+
+def test_features_that_are_all_off_have_a_gradient():
+    """Zero has no direction: no NaN comes of it."""
+    gradient = jax.grad(lambda x: jnp.sum(unit(x)))(jnp.zeros((2, 3)))
+    assert jnp.all(jnp.isfinite(gradient))
+
+
+def test_columns_have_length_one_at_first_and_after_a_projection():
+    trunk = Trunk(Layers(hidden=(6, 6), activation="relu", torso="simba"), 3, 0.01)
+    x = 100.0 * jax.random.normal(jax.random.key(1), (4, 5))
+    parameters = trunk.init(jax.random.key(0), x)["params"]
+    kernels = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)
+        if path[-1].key == "unit_kernel"
+    ]
+    assert len(kernels) == 1 + 2 * 2 + 2  # embedding, two blocks, head
+    for kernel in kernels:
+        np.testing.assert_allclose(length(kernel, axis=0), 1.0, rtol=1e-5)
+    moved = jax.tree.map(lambda p: p + 0.3, parameters)
+    after = projected(moved)
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(moved), jax.tree.leaves(after), strict=True
+    ):
+        if path[-1].key == "unit_kernel":
+            np.testing.assert_allclose(new, old / length(old, axis=0)[None], rtol=1e-5)
+        else:
+            assert new is old
+    assert float(jnp.max(jnp.abs(trunk.apply({"params": parameters}, x)))) <= math.sqrt(6.0) + 1e-5
+
+
+def test_the_head_has_a_bias():
+    head, x = UnitHead(2), jnp.ones((1, 3))
+    parameters = head.init(jax.random.key(0), x)["params"]
+    moved = {**parameters, "bias": jnp.array([1.0, 2.0])}
+    difference = head.apply({"params": moved}, x) - head.apply({"params": parameters}, x)
+    np.testing.assert_allclose(difference, [[1.0, 2.0]], rtol=1e-5)
+
+
+SMALL = {"num_envs": 4, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "updates_per_step": 0.25}
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(algos.SAC, {}), (algos.TQC, {"critic_hidden": (8, 8)})])
+def test_weights_have_length_one_after_training(kind, fields):
+    """Of an ensemble too, whose matrices have a leading axis; the scales have moved."""
+    algorithm = kind(
+        env=envs.make("probe:continuous"), hidden=(8, 8), torso="simba", learning_rate=0.05, **SMALL, **fields
+    )
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    first = state.learned.parameters
+    iterate = jax.jit(algorithm.iterate)
+    for _ in range(3):
+        state, _ = iterate(state)
+    seen = 0
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(first),
+        jax.tree.leaves(state.learned.parameters),
+        strict=True,
+    ):
+        if getattr(path[-1], "key", None) == "unit_kernel":
+            seen += 1
+            np.testing.assert_allclose(length(new, axis=-2), 1.0, rtol=1e-4)
+            assert float(jnp.max(jnp.abs(new - old))) > 1e-3
+    assert seen >= 14
+
+
+def test_a_value_stands_for_the_settings():
+    env = envs.make("Pendulum-v1")
+    plain = algos.SAC(env=env, hidden=(32, 32), torso="simba")
+    assert algos.SAC(env=env, actor_network=networks.simba(32, 2)) == plain
+    both = algos.TQC(env=env, actor_network=networks.simba(16, 1, critic=(32, 2)))
+    assert (both.hidden, both.critic_hidden, both.torso) == ((16,), (32, 32), "simba")
+    ppo = algos.PPO(env=env, network=networks.simba(8, 1))
+    parameters = jax.eval_shape(ppo.init, jax.random.key(0)).parameters
+    assert set(parameters["actor"]) == {"UnitDense_0", "Scaler_0", "UnitDense_1", "Scaler_1", "UnitDense_2",
+                                        "Scaler_2", "head"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        (
+            algos.SAC,
+            {"hidden": (8, 4)},
+            r"torso='simba' has blocks of one width: hidden=\(8, 4\) names several",
+        ),
+        (algos.CrossQ, {}, "torso='simba': these layers are normalised by batch: set torso='dense'"),
+    ],
+)
+def test_what_has_no_blocks_is_refused(kind, fields, words):
+    with pytest.raises(fdg.FdgError, match=words):
+        fdg.trace(kind(env=envs.make("probe:continuous"), torso="simba", **SMALL, **fields))
+    with pytest.raises(fdg.FdgError, match=r"critic_hidden=.*: use"):
+        algos.SAC(env=envs.make("probe:continuous"), actor_network=networks.simba(8, 1, critic=(8, 1)))
