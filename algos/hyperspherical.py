@@ -1,9 +1,9 @@
 """Hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, ICML, arXiv 2502.15280).
 
-Features have length one after each block, and so has each column of a weight matrix after each update
-(`projected`, which every algorithm calls). So neither can grow while targets move. What the paper adds around
-the network are settings of algorithms: observations by running statistics (`normalize_observation`), and
-critics that give distributions of returns (`atoms`).
+Section 4 of the paper. Features have length one after each block, and so has each column of a weight matrix
+after each update (`projected`, which every algorithm calls). So neither can grow while targets move. What the
+paper adds around the network are settings of algorithms: observations by running statistics
+(`normalize_observation`), and critics that give distributions of returns (`atoms`).
 
 Letters in shapes: `N` rows of any origin, `F` features, `D` the width.
 """
@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-_SHIFT = 3.0  # c_shift, the number that joins the inputs before they are put on a sphere (section 4.1)
+_SHIFT = 3.0  # c_shift, the number that joins the inputs before they are put on a sphere
 _EXPANSION = 4  # of the layer within a block
 _KERNEL = "unit_kernel"
 _SMALLEST = 1e-16
@@ -32,7 +32,7 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def projected(parameters: Any) -> Any:
-    """Parameters after an update, with each column of each `UnitDense` of length one again (section 4.3).
+    """Parameters after an update, with each column of each `UnitDense` of length one again.
 
     All others are as they were. Matrices may have leading axes, `[..., F, D]`.
     """
@@ -57,7 +57,7 @@ class UnitDense(nn.Module):
 
 
 class Scaler(nn.Module):
-    """A learned scale of each feature: `first` at first, when its parameter is `size` (section 4.2)."""
+    """A learned scale of each feature: `first` at first, when its parameter is `size`."""
 
     first: float
     size: float
@@ -69,7 +69,7 @@ class Scaler(nn.Module):
 
 
 class UnitHead(nn.Module):
-    """The last two layers, `[N, D]` to `[N, outputs]`, with a bias (section 4.1, output prediction)."""
+    """The last two layers, `[N, D]` to `[N, outputs]`, with a bias."""
 
     outputs: int
 
@@ -82,13 +82,13 @@ class UnitHead(nn.Module):
 
 # The two below are called inside a module's `__call__`; their layers belong to that module.
 def embedding(x: jax.Array, width: int) -> jax.Array:
-    """Inputs `[N, F]` to features of length one, `[N, width]`: equations 8 to 10."""
+    """Inputs `[N, F]` to features of length one, `[N, width]`."""
     shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT)], axis=-1)
     return unit(_scaled(UnitDense(width)(unit(shifted))))
 
 
 def block(x: jax.Array, depth: int) -> jax.Array:
-    """A step from features `[N, D]` towards what two layers make of them: equations 11 and 12.
+    """A step from features `[N, D]` towards what two layers make of them.
 
     `depth` is the number of blocks of the network.
     """

@@ -1,7 +1,7 @@
 """Soft actor-critics with an ensemble of critics: what REDQ, DroQ and TQC share.
 
 As SAC (`algos/sac.py`), but for any number of critics, an actor that is paid their mean, and an actor and
-temperature that may learn less often than the critics. A subclass says what the critics are fitted to.
+temperature that may be updated less often than the critics. A subclass says what the critics are fitted to.
 
 Letters in shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
 """
@@ -166,7 +166,7 @@ class SoftEnsemble(Agent):
         return self.update(gradient, learned, is_due), losses
 
     def _critic_loss(self, critics, parameters: Parameters, target_critics, transition, keys: Keys):
-        """The errors of all critics, and what is told of them."""
+        """The errors of all critics, and metrics."""
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy(parameters.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys.next_action)

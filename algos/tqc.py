@@ -23,7 +23,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 class TQC(SoftEnsemble):
     """TQC for continuous actions within bounds.
 
-    Defaults are those of the paper (appendix B, its table of hyperparameters): five critics of three layers
+    Defaults are those of the paper (its table of hyperparameters): five critics of three layers
     of 512, 25 quantiles of each, of which two are dropped; but for four environments that are stepped
     together.
 
@@ -54,13 +54,13 @@ class TQC(SoftEnsemble):
         )
 
     def _target(self, transition: Transition, following, cost, keys) -> jax.Array:
-        """Equation 10: `[N, K']`, of the `K' = E * (K - d)` smallest quantiles of all critics together."""
+        """Algorithm 1: `[N, K']`, of the `K' = E * (K - d)` smallest quantiles of all critics together."""
         kept = len(following) * (self.quantiles - self.dropped_quantiles)
         together = jnp.sort(following.swapaxes(0, 1).reshape(following.shape[1], -1), axis=-1)[:, :kept]
         return transition.reward[:, None] + transition.discount[:, None] * (together - cost[:, None])
 
     def _error(self, given, target) -> jax.Array:
-        """Equations 11 to 13: the mean quantile Huber losses, summed over critics."""
+        """The mean quantile Huber losses, summed over critics."""
         of_one = lambda quantiles: jnp.mean(  # noqa: E731
             quantile_error(quantiles, target, self.huber_threshold)
         )

@@ -70,8 +70,8 @@ def test_its_layers_are_those_of_the_paper():
     np.testing.assert_allclose(found, np.maximum(normal, 0.0), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_on_in_targets_too_and_off_in_what_is_told():
-    """Two draws of a target differ; the value of an action outside of training does not."""
+def test_dropout_is_on_whenever_critics_are_evaluated_in_training():
+    """Values of two draws differ; without dropout they do not."""
     algorithm = algos.DroQ(env=envs.make("probe:continuous"), dropout=0.5, hidden=(16,))
     one = jnp.ones((1, 1))
     critics = algorithm._critics.init(jax.random.key(0), one, one)

@@ -55,7 +55,7 @@ def test_an_embedding_by_hand():
 
 
 def test_a_block_by_hand():
-    """Width 2, 8 within: equations 11 and 12 in NumPy, from parameters as they are drawn."""
+    """Width 2, 8 within: in NumPy, from parameters as they are drawn."""
     x = unit(jax.random.normal(jax.random.key(1), (5, 2)))
     parameters = Block(depth=2).init(jax.random.key(0), x)["params"]
     up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))

@@ -1,6 +1,6 @@
 """TQC: truncated targets and the quantile loss by hand, whom the actor follows, a probe, what is refused.
 
-Kuznetsov et al. 2020 (arXiv 2005.04269), equations 10 to 13.
+Kuznetsov et al. 2020 (arXiv 2005.04269), algorithm 1.
 """
 
 import jax
