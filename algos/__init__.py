@@ -14,6 +14,11 @@ from algos.given import Network
 from algos.impala import IMPALA
 from algos.ippo import IPPO
 from algos.mappo import MAPPO
+from algos.offline.bc import BC
+from algos.offline.cql import CQL
+from algos.offline.iql import IQL
+from algos.offline.rebrac import ReBRAC
+from algos.offline.td3_bc import TD3BC
 from algos.ppo import PPO
 from algos.pqn import PQN
 from algos.qmix import QMIX
@@ -42,12 +47,15 @@ from fdg.settings.presets import own_preset
 __all__ = [
     "A2C",
     "A3C",
+    "BC",
     "C51",
+    "CQL",
     "DPO",
     "DQN",
     "GRPO",
     "IMPALA",
     "IPPO",
+    "IQL",
     "MAPPO",
     "PPO",
     "PPORLHF",
@@ -58,6 +66,7 @@ __all__ = [
     "SAC",
     "SFT",
     "TD3",
+    "TD3BC",
     "TQC",
     "VDN",
     "Actor",
@@ -66,6 +75,7 @@ __all__ = [
     "DroQ",
     "FastTD3",
     "Network",
+    "ReBRAC",
     "RecurrentNetwork",
     "RecurrentPPO",
     "RewardModel",
@@ -97,6 +107,11 @@ _ALGORITHMS = {
     "tqc": TQC,
     "vdn": VDN,
     "qmix": QMIX,
+    "bc": BC,
+    "iql": IQL,
+    "td3_bc": TD3BC,
+    "rebrac": ReBRAC,
+    "cql": CQL,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO, "reward_model": RewardModel}
@@ -107,7 +122,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
-    'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix')
+    'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix', 'bc', 'iql', 'td3_bc', 'rebrac', 'cql')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """

@@ -153,6 +153,25 @@ def twin_critics(
     return Network(_Init(module), _Apply(module))
 
 
+def state_value(
+    observation_space: ObservationSpace,
+    hidden: Sequence[int] | None = None,
+    activation: Activation = "relu",
+    convolve: bool = True,
+    layer_norm: bool = False,
+) -> Network:
+    """A critic of observations alone: `apply(parameters, observation [N, *obs])` returns `[N]` float32.
+
+    Arguments as for `actor_critic`; it sees what is `privileged` too.
+
+    >>> network, observation = state_value(Box(-1.0, 1.0, (4,))), jnp.zeros((8, 4))
+    >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
+    (8,)
+    """
+    widths = checked_widths(observation_space, hidden, activation, convolve)
+    return of_module(StateValue(observation_space, Layers(widths, activation, convolve, layer_norm)))
+
+
 def q_network(
     observation_space: ObservationSpace,
     action_space: Space,
@@ -338,6 +357,18 @@ class TwinCritics(nn.Module):
         critics = [Trunk(self.layers, self.outputs, 1.0, name=name) for name in names]
         first, second = (critic(inputs, action) for critic in critics)
         return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
+
+
+class StateValue(nn.Module):
+    """One trunk: `[N, *obs]` to `[N]` (see `state_value`)."""
+
+    observation_space: ObservationSpace
+    layers: Layers
+
+    @nn.compact
+    def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
+        inputs = features(observation, self.observation_space, self.layers.convolve)
+        return Trunk(self.layers, 1, 1.0, name="value")(inputs)[:, 0]
 
 
 class QNetwork(nn.Module):

@@ -17,7 +17,7 @@ from fdg.errors import unknown_name
 
 # Those that are here; each of the first line is also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
-_UNDER = {name: f"fdg.commands.{name}" for name in ("compare", "demo", "diff", "pack", "study")}
+_UNDER = {name: f"fdg.commands.{name}" for name in ("collect", "compare", "demo", "diff", "pack", "study")}
 # What those who come from elsewhere look for.
 _ELSEWHERE = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",

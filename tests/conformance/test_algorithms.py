@@ -17,7 +17,9 @@ import algos
 import envs
 import fdg
 import policies
+from fdg.errors import PlanError
 from fdg.training.checkpoint import Checkpoints
+from tests.algos.offline.data import random_steps
 from tests.compilations import compilations
 from tests.conformance import dialogue
 from tests.conformance.comparison import ITERATIONS, assert_same, copied, leaves, plain
@@ -29,6 +31,15 @@ REPLAYING = {
     "num_envs": 8, "updates_per_step": 0.25, "learning_starts": 16, "batch_size": 8, "buffer_size": 64,
     "hidden": (8,),
 }  # fmt: skip
+
+_OFFLINE = {
+    "env": envs.make("probe:continuous"),
+    "dataset": random_steps("probe:continuous"),
+    "num_envs": 8,
+    "num_steps": 2,
+    "batch_size": 16,
+    "hidden": (8,),
+}
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
@@ -171,6 +182,21 @@ SMALL = {
         value_max=1.0,
         hidden=(8,),
     ),
+    "bc": lambda: algos.BC(
+        env=envs.make("probe:masked"),
+        dataset=random_steps("probe:masked"),
+        num_envs=8,
+        num_steps=1,
+        batch_size=8,
+        hidden=(8,),
+        normalize_observation=False,
+    ),
+    "iql": lambda: algos.IQL(normalize_observation=True, **_OFFLINE),
+    "td3_bc": lambda: algos.TD3BC(**_OFFLINE),
+    "rebrac online": lambda: algos.ReBRAC(online=True, total_steps=80, **_OFFLINE),
+    "iql online": lambda: algos.IQL(online=True, total_steps=80, **_OFFLINE),
+    "rebrac": lambda: algos.ReBRAC(**_OFFLINE),
+    "cql": lambda: algos.CQL(num_actions=2, **_OFFLINE),
     "crossq": lambda: algos.CrossQ(
         env=envs.make("probe:continuous"),
         num_envs=8,
@@ -258,6 +284,12 @@ LIKE = {
     "vdn": "dqn",
     "qmix": "dqn",
     "pqn": "ppo",
+    "bc": "iql",
+    "td3_bc": "iql",
+    "rebrac online": "sac",
+    "iql online": "sac",
+    "rebrac": "iql",
+    "cql": "iql",
     "recurrent_ppo transformer": "recurrent_ppo",
 }
 
@@ -272,9 +304,17 @@ SIMPLER = {
     "td3": "crossq",
     "redq": "droq",
     "tqc": "droq",
+    "bc": "iql",
+    "td3_bc": "rebrac",
+    "iql online": "rebrac online",
+    "cql": "rebrac",
     "vdn": "qmix",
     "recurrent_ppo transformer": "recurrent_ppo",
 }
+
+# They do not act: policies that have devices for acting refuse them. What acts has an entry "... online".
+OFFLINE = ("bc", "iql", "td3_bc", "rebrac", "cql")
+ACTING = ("single_learner_coarse", "single_learner_fine", "environments")
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.
 SETUPS = {
@@ -314,7 +354,16 @@ def meetings():
         if name != "dqn":  # here, where no CPU is beside accelerators, it is the program of gpu_only
             met -= {"multi_learner"}
         for setup in SETUPS:
+            if name in OFFLINE and setup in ACTING:
+                continue
             yield pytest.param(name, setup, marks=[] if setup in met else pytest.mark.whole)
+
+
+@pytest.mark.parametrize("setup", ACTING)
+def test_policies_with_devices_for_acting_refuse_what_does_not_act(setup, devices):
+    policy, count = SETUPS[setup]
+    with pytest.raises(PlanError, match="IQL has no fragment of (that role|those roles)"):
+        fdg.compile(SMALL["iql"](), policy, devices[:count])
 
 
 def test_likeness_is_of_algorithms_that_meet_every_policy():

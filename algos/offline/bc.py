@@ -1,0 +1,158 @@
+"""Behaviour cloning (Pomerleau 1989, "ALVINN", NIPS 1): the actor imitates the actions of a data set.
+
+Also what distils a teacher into a student: data that a teacher has made, or labelled (`fdg collect
+--labels`), teaches an actor that sees no privileged part of the observations.
+
+Letters in shapes: `N` samples of a minibatch, `D` components of an action.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import distributions, given, networks, off_policy
+from algos.agent import Agent, Rollouts
+from algos.distributions import stretched
+from algos.given import NETWORK, Network
+from algos.layers import Layers
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.offline import learning
+from algos.offline.learning import BoundedNormal, OfflineData
+from algos.optimizers import OptimizerSettings
+from algos.replay import Transition
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
+from fdg.settings.fields import hyperparameter, require
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken by."""
+
+    actor: Any
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    optimizer_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class BC(Agent):
+    """Maximum likelihood of the actions of a data set, for discrete actions and those within bounds.
+
+    Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
+
+    >>> import envs
+    >>> BC(env=envs.make("CartPole-v1")).updates_per_iteration
+    32
+    """
+
+    presets_of: ClassVar[str] = "BC"
+    action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
+    steps_are: ClassVar[str] = "gradient steps"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=100_000)
+    data = OfflineData()
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
+    # Any (init, apply) pair in place of the default. Its results are logits, or means before their tanh and
+    # logs of standard deviations, [N, 2 * D].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    discount: float = hyperparameter(0.99, "gamma; imitation does not use it")
+
+    def __post_init__(self):
+        self._check()
+        space = self.env.action_space
+        require(
+            self,
+            not isinstance(space, Box) or space.is_bounded,
+            f"cannot act in the action space {space}: give it finite bounds",
+        )
+
+    def check_files(self) -> None:
+        """Refuses to begin without a data set."""
+        require(self, self.dataset is not None, "dataset=None: give a folder of fdg collect, or of Minari")
+
+    # --- what all have that learn from data: `algos/offline/learning.py` ---
+
+    updates_per_iteration = property(learning.updates)
+    buffer = property(learning.buffer)
+    iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
+    _keys = 1  # of each sample of a gradient step; not used
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration, the data set in its replay."""
+        self.check_files()
+        return learning.init(self, key)
+
+    # --- fragments ---
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, transition):
+        """Gradient of the loss over a minibatch `[N]`, and what it is made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, transition)
+
+    # --- parts; `update` is that of every agent ---
+
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        """All that an update changes, at first; of observations `[B, ...]` only types count."""
+        parameters = Parameters(self._actor.init(actor_key, observation))
+        return Learned(parameters, self._optimizer.init(parameters))
+
+    def _acting(self, learned: Learned) -> Any:
+        return learned.parameters.actor
+
+    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+        gradient, losses = self.gradient(learned.parameters, transition)
+        parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters)
+        return Learned(parameters, optimizer_state), losses
+
+    def loss(self, parameters: Parameters, transition: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Minus the mean log-likelihood, and the mean squared error of the most probable action."""
+        policy = self._policy(parameters.actor, transition.observation)
+        loss = -jnp.mean(policy.log_prob(transition.action))
+        error = jnp.square(policy.mode().astype(jnp.float32) - transition.action.astype(jnp.float32))
+        return loss, {"loss": loss, "squared_error": jnp.mean(error)}
+
+    def _policy(self, actor: Any, observation: Observation) -> Any:
+        """Distribution over actions, for observations `[N, *obs]`; what is masked is not taken."""
+        seen, action_mask = features_and_mask(observation)
+        output, space = self._actor.apply(actor, seen), self.env.action_space
+        if isinstance(space, Box):
+            return BoundedNormal.of(output, space.shape)
+        return distributions.masked(distributions.for_space(space).distribution(output), action_mask)
+
+    def _for_environment(self, action):
+        space = self.env.action_space
+        return stretched(action, space) if isinstance(space, Box) else action
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        space, count = self.env.action_space, self.num_envs
+        seen = composite.types(self.env.observation_space, (count,))
+        output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
+        if isinstance(space, Box):
+            given.gaussian(output, space, count)
+        else:
+            given.action_values(output, sum(distributions.sizes(space)), count)
+
+    @property
+    def _actor(self) -> Network:
+        make = networks.gaussian_actor if isinstance(self.env.action_space, Box) else networks.q_network
+        default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
+        return self._computing(self._own("actor_network", "actor") or default)
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size)

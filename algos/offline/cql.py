@@ -1,0 +1,168 @@
+"""Conservative Q-learning (CQL; Kumar, Zhou, Tucker and Levine 2020, arXiv 2006.04779).
+
+Soft actor-critic (`algos/sac.py`) whose critics also lower the values of actions that the data does not have,
+and raise those of the actions that it has. The state is that of SAC: a run of SAC can begin with what CQL has
+learned (`--from`). Equations below are numbered as in the paper.
+
+Letters in shapes: `N` samples of a minibatch, `K` actions drawn for each, `D` components of an action.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algos import given, networks, off_policy
+from algos.agent import Agent, Rollouts
+from algos.critic_readings import ReturnGrid
+from algos.distributions import stretched
+from algos.given import NETWORK, Network
+from algos.layers import Layers
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.offline import learning
+from algos.offline.learning import Data
+from algos.optimizers import OptimizerSettings
+from algos.replay import Transition
+from algos.sac import SAC
+from algos.soft import Entropy, Parameters
+from envs import Box, Environment, composite
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+
+
+@dataclasses.dataclass(frozen=True)
+class CQL(Agent):
+    """CQL(H) for continuous actions within bounds, from a data set, then online.
+
+    Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics and
+    a weight that stays as it is. Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
+
+    >>> import envs
+    >>> CQL(env=envs.make("Pendulum-v1")).updates_per_iteration
+    32
+    """
+
+    presets_of: ClassVar[str] = "CQL"
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
+    steps_are: ClassVar[str] = "steps"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
+    data = Data()
+    optimizer_settings = OptimizerSettings(learning_rate=1e-4)
+    discount: float = hyperparameter(0.99, "gamma")
+    conservatism: float = hyperparameter(5.0, "alpha of equation 4: how far other actions are lowered")
+    num_actions: int = hyperparameter(10, "K: actions drawn of each of three kinds, for each sample")
+    entropy = Entropy()
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256, 256), activation="relu")
+    # Any (init, apply) pairs in place of the defaults, as of SAC.
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+
+    def __post_init__(self):
+        self._check()
+        off_policy.check(self)
+        require_within(self, 0, 1, "target_rate")
+        require_positive(self, "num_actions")
+        require(self, self.conservatism >= 0, f"conservatism={self.conservatism}: it is below zero")
+
+    # --- what all have that learn from data: `algos/offline/learning.py` ---
+
+    updates_per_iteration = property(learning.updates)
+    learning_starts = property(learning.learning_starts)
+    buffer = property(learning.buffer)
+    init, iterate, actor = learning.init, learning.iterate, off_policy.actor
+    act, learn = off_policy.act, off_policy.learn
+    _keys = 5  # of each sample of a gradient step: two are SAC's
+
+    # --- what it has of SAC: all but what the critics are charged for ---
+
+    gradient, update = SAC.gradient, SAC.update
+    _first, _acting, _learn_from, _policy = SAC._first, SAC._acting, SAC._learn_from, SAC._policy
+    _soft_loss = SAC.loss
+
+    def loss(
+        self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of SAC and, weighed, that of equation 4, summed over both critics."""
+        loss, metrics = self._soft_loss(parameters, target_critics, transition, keys[:2])
+        drawn = self._drawn(jax.lax.stop_gradient(parameters.actor), transition, keys[2:])
+        gap = self._gap(parameters.critics, transition, *drawn)
+        return loss + self.conservatism * gap, {**metrics, "conservative_gap": gap}
+
+    def _drawn(self, actor: Any, transition: Transition, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions to be lowered, `[3 * K, N, *action]`, and logs of the densities that each was drawn with.
+
+        Uniform ones, and those that the actor would take now and next (appendix F); `keys [3, N]`.
+        """
+        several = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.num_actions)))(keys)
+        several = several.swapaxes(1, 2)  # [3, K, N]
+        space = Box(-1.0, 1.0, self.env.action_space.shape)
+        uniform = jax.vmap(jax.vmap(space.sample))(several[0])
+        density = jnp.full(uniform.shape[:2], -math.log(2.0) * math.prod(space.shape))
+        now, after = (
+            jax.vmap(self._policy(actor, seen).sample_with_log_prob)(keys)
+            for seen, keys in (
+                (transition.observation, several[1]),
+                (transition.next_observation, several[2]),
+            )
+        )
+        actions, densities = zip((uniform, density), now, after, strict=True)
+        return jnp.concatenate(actions), jnp.concatenate(densities)
+
+    def _gap(
+        self, critics: Any, transition: Transition, actions: jax.Array, log_density: jax.Array
+    ) -> jax.Array:
+        """By how much the log of the integral of exp(Q) exceeds the values of the data's actions, of both.
+
+        The integral is estimated by importance sampling from actions `[M, N, *action]` (appendix F).
+        """
+        given = self._critics.apply(critics, transition.observation, transition.action)
+        others = jax.vmap(lambda action: self._critics.apply(critics, transition.observation, action))(
+            actions
+        )
+        gap = jnp.float32(0.0)
+        for of_data, of_others in zip(given, others, strict=True):
+            value = self.grid.reading.value(of_others) - log_density
+            total = jax.nn.logsumexp(value, axis=0) - math.log(len(actions))
+            gap += jnp.mean(total - self.grid.reading.value(of_data))
+        return gap
+
+    # --- parts ---
+
+    def _for_environment(self, action):
+        return stretched(action, self.env.action_space)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        observation = composite.types(self.env.observation_space, (self.num_envs,))
+        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
+        given.gaussian(actor, self.env.action_space, self.num_envs)
+        learning.check_critics(self, state, self.grid.reading.outputs)
+
+    @property
+    def _actor(self) -> Network:
+        spaces = self.env.observation_space, self.env.action_space
+        default = networks.gaussian_actor(*spaces, **vars(self.layers))
+        return self._computing(self._own("actor_network", "actor") or default)
+
+    @property
+    def _critics(self) -> Network:
+        default = networks.twin_critics(
+            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
+        )
+        return self._computing(self._own("critic_network", "critic") or default)
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size)

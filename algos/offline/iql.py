@@ -1,0 +1,201 @@
+"""Implicit Q-learning (IQL; Kostrikov, Nair and Levine 2021, arXiv 2110.06169).
+
+A value of states is fitted to an upper expectile of the critics' values of the actions in the data, critics
+to it, and the actor imitates actions of the data, weighed by how much better than that value they are. No
+action outside of the data is ever valued. Equations below are numbered as in the paper.
+
+Letters in shapes: `N` samples of a minibatch, `D` components of an action.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import given, networks, off_policy
+from algos.agent import Agent, Rollouts
+from algos.distributions import stretched
+from algos.given import NETWORK, Network
+from algos.layers import Layers
+from algos.losses import value_error
+from algos.normalize import ObservationNormalizer
+from algos.off_policy import State
+from algos.offline import learning
+from algos.offline.learning import BoundedNormal, Data
+from algos.optimizers import OptimizerSettings
+from algos.replay import Transition
+from envs import Box, Environment, Observation, composite
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken by."""
+
+    actor: Any
+    critics: Any  # of both
+    value: Any
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    target_critics: Any  # follows `parameters.critics` slowly
+    optimizer_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class IQL(Agent):
+    """IQL for continuous actions within bounds, from a data set, then online.
+
+    Defaults are those of the paper for locomotion, but for standard deviations that depend on the observation
+    and a step size of the actor that stays. Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
+
+    >>> import envs
+    >>> IQL(env=envs.make("Pendulum-v1")).updates_per_iteration
+    32
+    """
+
+    presets_of: ClassVar[str] = "IQL"
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
+    steps_are: ClassVar[str] = "steps"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
+    data = Data()
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
+    discount: float = hyperparameter(0.99, "gamma")
+    expectile: float = hyperparameter(0.7, "tau of equation 5: above one half, and nearer to the best action")
+    advantage_scale: float = hyperparameter(3.0, "beta of equation 7: weights are exp(beta * advantage)")
+    largest_weight: float = hyperparameter(100.0, "what these weights are cut off at")
+    target_rate: float = hyperparameter(0.005, "alpha: the part of the way that targets go at an update")
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
+    # Any (init, apply) pairs in place of the defaults, which give and take what those of SAC do.
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+    def __post_init__(self):
+        self._check()
+        off_policy.check(self)
+        require_within(self, 0, 1, "target_rate")
+        require_positive(self, "largest_weight")
+        inside = (self.expectile > 0) & (self.expectile < 1)
+        require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
+        require(self, self.advantage_scale >= 0, f"advantage_scale={self.advantage_scale}: it is below zero")
+
+    # --- what all have that learn from data: `algos/offline/learning.py` ---
+
+    updates_per_iteration = property(learning.updates)
+    learning_starts = property(learning.learning_starts)
+    buffer = property(learning.buffer)
+    init, iterate, actor = learning.init, learning.iterate, off_policy.actor
+    act, learn = off_policy.act, off_policy.learn
+    _keys = 1  # of each sample of a gradient step
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
+    def gradient(self, parameters, target_critics, transition):
+        """Gradient of the losses over a minibatch `[N]`, and what they are made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, learned):
+        """One step of Adam on all parameters; then the targets follow the critics."""
+        parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
+        targets = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
+        return Learned(parameters, targets, optimizer_state)
+
+    # --- parts ---
+
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
+        critics = self._critics.init(critics_key, observation, action)
+        value = self._value.init(jax.random.fold_in(critics_key, 1), observation)
+        parameters = Parameters(self._actor.init(actor_key, observation), critics, value)
+        return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
+
+    def _acting(self, learned: Learned) -> Any:
+        return learned.parameters.actor
+
+    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+        gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition)
+        return self.update(gradient, learned), losses
+
+    def loss(
+        self, parameters: Parameters, target_critics: Any, transition: Transition
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The sum of three losses, each of which has a gradient by its own part of the parameters only.
+
+        One sum and one gradient, so all parts move at once; the authors' code moves one after the other.
+        """
+        done = transition.observation, transition.action
+        value = self._value.apply(parameters.value, transition.observation)
+        advantage = jnp.minimum(*self._critics.apply(target_critics, *done)) - value
+        value_loss = jnp.mean(expectile_error(advantage, self.expectile))  # equation 5
+
+        # Equation 6; the discount is zero where the episode terminated, and not where it was truncated.
+        following = self._value.apply(jax.lax.stop_gradient(parameters.value), transition.next_observation)
+        target = transition.reward + transition.discount * following
+        first, second = self._critics.apply(parameters.critics, *done)
+        critic_loss = value_error(first, target) + value_error(second, target)
+
+        # Equation 7.
+        weight = jnp.exp(self.advantage_scale * jax.lax.stop_gradient(advantage))
+        weight = jnp.minimum(weight, self.largest_weight)
+        log_prob = self._policy(parameters.actor, transition.observation).log_prob(transition.action)
+        actor_loss = -jnp.mean(weight * log_prob)
+        return value_loss + critic_loss + actor_loss, {
+            "critic_loss": critic_loss, "value_loss": value_loss, "actor_loss": actor_loss,
+            "value": jnp.mean(value), "weight": jnp.mean(weight),
+        }  # fmt: skip
+
+    def _policy(self, actor: Any, observation: Observation) -> BoundedNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        return BoundedNormal.of(self._actor.apply(actor, observation), self.env.action_space.shape)
+
+    def _for_environment(self, action):
+        return stretched(action, self.env.action_space)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        observation = composite.types(self.env.observation_space, (self.num_envs,))
+        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
+        given.gaussian(actor, self.env.action_space, self.num_envs)
+        learning.check_critics(self, state)
+
+    @property
+    def _actor(self) -> Network:
+        spaces = self.env.observation_space, self.env.action_space
+        default = networks.gaussian_actor(*spaces, **vars(self.layers))
+        return self._computing(self._own("actor_network", "actor") or default)
+
+    @property
+    def _critics(self) -> Network:
+        default = networks.twin_critics(self.env.observation_space, **vars(self.layers))
+        return self._computing(self._own("critic_network", "critic") or default)
+
+    @property
+    def _value(self) -> Network:
+        return self._computing(networks.state_value(self.env.observation_space, **vars(self.layers)))
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size)
+
+
+def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:
+    """The asymmetric squared error of equation 4, `[N]`: `expectile` weighs differences above zero.
+
+    >>> expectile_error(jnp.array([2.0, -2.0]), 0.75).tolist()
+    [3.0, 1.0]
+    """
+    return jnp.where(difference > 0, expectile, 1.0 - expectile) * jnp.square(difference)

@@ -1,0 +1,225 @@
+"""Actor-critics that learn from a data set, as functions: its steps as replay, gradient steps, fine-tuning.
+
+The steps of a data set (`algos.offline.minari`) are laid into replay rings when a run begins, in equal parts
+for each environment, and minibatches are drawn from them as from steps of one's own. Offline an iteration
+only takes gradient steps; the environment is stepped by evaluations alone. Online it also acts, and its steps
+join those of the data set (`algos.off_policy`). One gradient step is taken for each step counted.
+
+Letters in shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos import given, off_policy
+from algos.distributions import Normal
+from algos.off_policy import State
+from algos.offline.minari import DataSet
+from algos.replay import Replay, Step
+from envs import Box, composite
+from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.parts import Part
+
+_LOG_STD_BOUNDS = (-5.0, 2.0)  # as in the code of IQL's authors, github.com/ikostrikov/implicit_q_learning
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineData(Part):
+    """A data set that is learned from."""
+
+    dataset: str | None = hyperparameter(
+        None, "folder of a data set (fdg collect, Minari) to learn from (None: no data)", holds="folder"
+    )
+    batch_size: int = hyperparameter(256, "samples of a gradient step, as many of each environment's part")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a data set that is not there, or is of other spaces, and sizes that do not divide."""
+        require_positive(algorithm, "batch_size")
+        require(
+            algorithm,
+            self.batch_size % algorithm.num_envs == 0,
+            f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
+        )
+        if self.dataset is None:
+            return
+        env = algorithm.env
+        DataSet(self.dataset).check_spaces(env.observation_space, env.action_space, env.name)
+        require(
+            algorithm,
+            self.rows(algorithm) >= 2,
+            f"num_envs={algorithm.num_envs}: the data set has {DataSet(self.dataset).num_steps} steps, and"
+            " each environment takes an equal part of at least 2",
+        )
+
+    @property
+    def acts(self) -> bool:
+        """Whether the environment is stepped in training."""
+        return False
+
+    def rows(self, algorithm: Any) -> int:
+        """L: steps of the data set in the ring of each environment; those left over are not used."""
+        return 0 if self.dataset is None else DataSet(self.dataset).num_steps // algorithm.num_envs
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BoundedNormal:
+    """A Gaussian whose mean lies within [-1, 1]; actions that it draws are cut off there."""
+
+    mean: jax.Array  # [..., D] float32, in [-1, 1]
+    log_std: jax.Array  # [..., D] float32
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
+        """Of what an actor's network gives, `[N, 2 * D]`: means before their tanh, logs of deviations."""
+        mean, log_std = jnp.split(output, 2, axis=-1)
+        return cls(jnp.tanh(mean), jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """Random actions `[..., *shape]` in [-1, 1]; `keys`: one, or one per element of the leading axes."""
+        return jnp.clip(self._normal.sample(keys), -1.0, 1.0)
+
+    def mode(self) -> jax.Array:
+        """The mean, `[..., *shape]`."""
+        return self._normal.mode()
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density `[...]` of `action [..., *shape]`, before it is cut off."""
+        return self._normal.log_prob(action)
+
+    @property
+    def _normal(self) -> Normal:
+        return Normal(self.mean, self.log_std, self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(OfflineData):
+    """What is learned from: a data set, steps of one's own (without one), or both."""
+
+    online: bool = hyperparameter(
+        False, "also act, and add the steps to those of the data set", only_with="dataset"
+    )
+
+    @property
+    def acts(self) -> bool:
+        """Whether the environment is stepped in training."""
+        return self.dataset is None or self.online
+
+
+# --- methods, which classes take as their own, as those of `algos.off_policy` ---
+
+
+def updates(algorithm: Any) -> int:
+    """Gradient steps in one iteration: one for each step."""
+    return algorithm.steps_per_iteration
+
+
+def learning_starts(algorithm: Any) -> int:
+    """Steps before the first gradient step: none where there is data."""
+    return algorithm.batch_size if algorithm.dataset is None else 0
+
+
+def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any) -> Replay:
+    """Where steps are kept, those of the data set and all that are taken."""
+    own = algorithm.num_iterations * algorithm.steps_per_iteration if algorithm.data.acts else 0
+    return kind(
+        num_envs=algorithm.num_envs,
+        buffer_size=algorithm.num_envs * algorithm.data.rows(algorithm) + own,
+        batch_size=algorithm.updates_per_iteration * algorithm.batch_size,
+        discount=algorithm.discount,
+        **options,
+    )
+
+
+def init(self: Any, key: jax.Array) -> State:
+    """The state before the first iteration, the data set in its replay; statistics are those of the data."""
+    if self.data.acts:
+        state = off_policy.init(self, key)
+        if self.dataset is None:
+            return state
+    else:
+        actor_key, critics_key, _, key = jax.random.split(key, 4)
+        observation = composite.zeros(self.env.observation_space, (self.num_envs,))
+        space = _between(self.env.action_space)
+        action = jnp.zeros((self.num_envs, *space.shape), space.dtype)
+        state = State(
+            learned=self._first(actor_key, critics_key, observation, action),
+            observation_statistics=self.normalizers.begin(self.env.observation_space),
+            replay=self.buffer.init(observation, action),
+            env_state=None,
+            observation=None,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+    steps = stored(self)
+    return state._replace(
+        replay=self.buffer.add(state.replay, steps),
+        observation_statistics=self.normalizers.observed(state.observation_statistics, steps.observation),
+    )
+
+
+def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
+    """Gradient steps on minibatches of what is stored; if it acts, of new steps too."""
+    if self.data.acts:
+        return off_policy.iterate(self, state)
+    key, sample_key, learn_key = jax.random.split(state.key, 3)
+    samples = self.buffer.sample(state.replay, sample_key).transition
+    drawn = jax.tree.map(
+        lambda x: off_policy.minibatches(x, self.num_envs, self.updates_per_iteration), samples
+    )
+    learning = jnp.bool_(True)
+    learned, losses = self.learn(state.learned, state.observation_statistics, drawn, learn_key, learning)
+    return state._replace(learned=learned, key=key, iteration=state.iteration + 1), losses
+
+
+def stored(algorithm: Any) -> Step:
+    """The steps of the data set, `[L, B]`, with bounded actions in [-1, 1]; environment i has the i-th part.
+
+    A call to the host reads the file when the program runs: its arrays are no constants of the program.
+    """
+    env, count, rows = algorithm.env, algorithm.num_envs, algorithm.data.rows(algorithm)
+
+    def typed(space: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, count, *space.shape), space.dtype)
+
+    observation = composite.map_parts(typed, env.observation_space)
+    number, flag = typed(Box(0.0, 1.0, ())), jax.ShapeDtypeStruct((rows, count), bool)
+    types = Step(observation, typed(_between(env.action_space)), number, flag, flag, observation)
+    read = functools.partial(_read, algorithm.dataset, env.observation_space, env.action_space, rows, count)
+    return jax.pure_callback(read, types)
+
+
+def _between(space: Any) -> Any:
+    """The space of actions between fragments, and in replay: bounded ones are in [-1, 1]."""
+    return Box(-1.0, 1.0, space.shape) if isinstance(space, Box) else space
+
+
+def _read(path: str, observation_space: Any, action_space: Any, rows: int, count: int) -> Step:
+    steps = DataSet(path).steps(observation_space, action_space)
+    if isinstance(action_space, Box):
+        low, high = action_space.low_array, action_space.high_array
+        action = np.clip(2.0 * (steps.action - low) / (high - low) - 1.0, -1.0, 1.0)
+        steps = steps._replace(action=action.astype(np.float32))
+
+    def divided(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
+
+    found = jax.tree.map(divided, steps)
+    found.truncated[-1] |= ~found.terminated[-1]  # what follows in the ring is no part of the episode
+    return found
+
+
+def check_critics(algorithm: Any, state: State, outputs: int = 1) -> None:
+    """Refuses critics that do not give two values, or so many numbers twice."""
+    count, env = algorithm.num_envs, algorithm.env
+    seen = composite.types(env.observation_space, (count,))
+    action = jax.ShapeDtypeStruct((count, *env.action_space.shape), jnp.float32)
+    found = jax.eval_shape(algorithm._critics.apply, state.learned.parameters.critics, seen, action)
+    given.twins(found, count, outputs)

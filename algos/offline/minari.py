@@ -1,0 +1,304 @@
+"""Data sets in Minari's format: episodes of steps in HDF5, as Minari 0.5 writes them, written and read.
+
+A data set is a folder with `data/metadata.json`, which says how many episodes and steps there are and of
+which spaces, and `data/main_data.hdf5`, with a group for each episode (https://minari.farama.org, "Dataset
+standards"). Of an episode of T steps there are `observations [T + 1, *obs]` (parts of a dictionary by their
+names, of a tuple as `_index_0`, ...), `actions [T, *action]`, and `rewards`, `terminations` and
+`truncations [T]`.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from algos.offline import hdf5
+from algos.replay import Step
+from envs import Box, Discrete, MultiDiscrete, composite
+from envs.composite import ObservationSpace
+from envs.spaces import Space
+from fdg.errors import FdgError
+from fdg.reading import json_object, read_json
+
+ARRAYS, METADATA = "main_data.hdf5", "metadata.json"
+FORMAT_VERSION = "0.5.3"  # of Minari, whose layout is written
+_MOST_STEPS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set in a folder: a value, which reads its metadata when it is asked, and its arrays in `steps`.
+
+    Attributes:
+      path: the folder; that with `metadata.json` in it, or the one above.
+
+    Raises:
+      FdgError: (all but construction) there is none, or it is damaged.
+    """
+
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the two files."""
+        inner = Path(self.path) / "data"
+        return inner if os.path.lexists(inner / METADATA) else Path(self.path)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all episodes."""
+        return self._count("total_steps")
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes, of which the last may be unfinished."""
+        return self._count("total_episodes")
+
+    def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
+        """Requires that the data has the spaces of an environment, bounds of actions included.
+
+        Args:
+          observation_space, action_space: of the environment.
+          name: of the environment, for messages.
+
+        Raises:
+          FdgError: it has others; says which.
+        """
+        for what, space in (("observation", observation_space), ("action", action_space)):
+            said = self._metadata.get(f"{what}_space")
+            there = json_object(said.encode(), self._file, any_number=True) if isinstance(said, str) else {}
+            if not _fits(there, space, bounds=what == "action"):
+                raise FdgError(
+                    f"{self.path}: has {what}s {_short(there)}, and {name} has {_short(description(space))}:"
+                    " give data of this environment"
+                )
+
+    def steps(self, observation_space: ObservationSpace, action_space: Space) -> Step:
+        """All steps, one after the other: a `Step` of NumPy arrays `[num_steps, ...]` in the spaces' dtypes.
+
+        Episodes follow each other in the order of their numbers. The last step of an episode that was cut
+        off counts as truncated.
+
+        Raises:
+          FdgError: an array is missing, of another shape, in another file, or not finite.
+        """
+        count, found = self.num_steps, []
+        file = self.folder / ARRAYS
+        with hdf5.reading(file) as arrays:
+            left = count
+            for number in range(self.num_episodes):
+                episode = _read_episode(
+                    arrays, f"episode_{number}", left, observation_space, action_space, file
+                )
+                left -= len(episode.reward)
+                found.append(episode)
+        if left:
+            raise FdgError(f"{file}: has {count - left} steps, and {METADATA} says {count}")
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+    def _count(self, name: str) -> int:
+        value = self._metadata.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_STEPS:
+            raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MOST_STEPS}")
+        return value
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / METADATA
+
+    @property
+    def _metadata(self) -> dict[str, Any]:
+        if not os.path.lexists(self._file):
+            raise FdgError(
+                f"{self.path}: is no data set, for it has no {METADATA}: give a folder of fdg collect, or of"
+                " Minari"
+            )
+        found = read_json(self._file, any_number=True)
+        if found.get("data_format", "hdf5") != "hdf5":
+            raise FdgError(f"{self._file}: data_format is {found['data_format']!r:.40}: only hdf5 is read")
+        return found
+
+
+def _read_episode(
+    arrays: hdf5.Arrays, name: str, most: int, observation_space: Any, action_space: Any, file: Path
+) -> Step:
+    (count,) = (*arrays.shape(f"{name}/rewards"), 0)[:1]
+    if not 1 <= count <= most:
+        raise FdgError(f"{file}: {name} has {count} steps, and {most} of those in {METADATA} are left")
+
+    def read(where: str, length: int, space: Any) -> np.ndarray:
+        x = arrays.read(f"{name}/{where}", (length, *space.shape))
+        bad = np.flatnonzero(~np.isfinite(x.reshape(length, -1)).all(axis=1))
+        if len(bad):
+            raise FdgError(f"{file}: {name}/{where} is not finite at step {bad[0]}: leave this episode out")
+        if isinstance(space, Discrete | MultiDiscrete):
+            counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+            if np.any((x < 0) | (x >= counts)):
+                raise FdgError(f"{file}: {name}/{where} has a category that {space} has not")
+        return x.astype(space.dtype)
+
+    scalar, flag = Box(-math.inf, math.inf, ()), Box(0, 1, (), "int8")
+    observations = _map_named(
+        lambda part, where: read(where, count + 1, part), observation_space, "observations"
+    )
+    terminated, truncated = (read(x, count, flag) > 0 for x in ("terminations", "truncations"))
+    truncated[-1] |= not terminated[-1]
+    return Step(
+        observation=jax.tree.map(lambda x: x[:-1], observations),
+        action=read("actions", count, action_space),
+        reward=read("rewards", count, scalar),
+        terminated=terminated,
+        truncated=truncated & ~terminated,
+        final_observation=jax.tree.map(lambda x: x[1:], observations),
+    )
+
+
+class Writer:
+    """Writes episodes into a new HDF5 file, or after those of a copy of another data set.
+
+    Args (construction):
+      file: an open `h5py.File` that can be written.
+      first: number of the first episode.
+      space: of observations.
+    """
+
+    def __init__(self, file: Any, first: int, space: ObservationSpace):
+        self._file, self.num_episodes, self._space = file, first, space
+        self.num_steps = 0
+
+    def add(self, observations: Any, steps: Step) -> None:
+        """Appends an episode: `observations [T + 1, *obs]`, and what followed each of T steps."""
+        group = self._file.create_group(f"episode_{self.num_episodes}")
+        count = len(steps.reward)
+        group.attrs["id"], group.attrs["total_steps"] = self.num_episodes, count
+
+        def write(name: str, x: np.ndarray) -> None:
+            group.create_dataset(name, data=x, chunks=True, maxshape=(None, *x.shape[1:]), compression="gzip")
+
+        def write_part(_: Any, where: str, x: Any) -> None:
+            write(where, np.asarray(x))
+
+        _map_named(write_part, self._space, "observations", observations)
+        write("actions", np.asarray(steps.action))
+        write("rewards", np.asarray(steps.reward, np.float32))
+        write("terminations", np.asarray(steps.terminated, bool))
+        write("truncations", np.asarray(steps.truncated, bool))
+        self.num_episodes += 1
+        self.num_steps += count
+
+
+def metadata(
+    name: str, observation_space: ObservationSpace, action_space: Space, algorithm: str, **counts: Any
+) -> dict[str, Any]:
+    """What `metadata.json` says of a data set; `counts` are its `total_episodes` and `total_steps`."""
+    return {
+        **counts,
+        "data_format": "hdf5",
+        "observation_space": json.dumps(description(observation_space)),
+        "action_space": json.dumps(description(action_space)),
+        "dataset_id": f"fdg/{''.join(c if c.isalnum() or c in '_-' else '-' for c in name)}-v0",
+        "environment": name,
+        "algorithm_name": algorithm,
+        "minari_version": FORMAT_VERSION,
+    }
+
+
+def description(space: ObservationSpace) -> dict[str, Any]:
+    """A space as Minari's metadata has it.
+
+    >>> description(Discrete(3))
+    {'type': 'Discrete', 'dtype': 'int64', 'start': 0, 'n': 3}
+    """
+    match space:
+        case composite.Dict(spaces=spaces):
+            return {"type": "Dict", "subspaces": {name: description(part) for name, part in spaces}}
+        case composite.Tuple(spaces=parts):
+            return {"type": "Tuple", "subspaces": [description(part) for part in parts]}
+        case Discrete(n=n):
+            return {"type": "Discrete", "dtype": "int64", "start": 0, "n": n}
+        case MultiDiscrete(nvec=nvec):  # Minari knows no MultiDiscrete
+            low, high = np.zeros(len(nvec), int), np.array(nvec) - 1
+            bounds = {"low": low.tolist(), "high": high.tolist()}
+            return {"type": "Box", "dtype": "int32", "shape": [len(nvec)], **bounds}
+        case Box(shape=shape, dtype=dtype):
+            bounds = {"low": space.low_array.tolist(), "high": space.high_array.tolist()}
+            return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
+
+
+def _fits(there: Any, space: ObservationSpace, bounds: bool) -> bool:
+    """Whether a described space has the parts, shapes and kinds of numbers of a space."""
+    here, there = description(space), there if isinstance(there, dict) else {}
+    if there.get("type") != here["type"]:
+        return False
+    inner = there.get("subspaces")
+    match space:
+        case composite.Dict(spaces=spaces):
+            names = {name for name, _ in spaces}
+            return (
+                isinstance(inner, dict)
+                and set(inner) == names
+                and all(_fits(inner[name], part, bounds) for name, part in spaces)
+            )
+        case composite.Tuple(spaces=parts):
+            return (
+                isinstance(inner, list)
+                and len(inner) == len(parts)
+                and all(_fits(one, part, bounds) for one, part in zip(inner, parts, strict=True))
+            )
+        case Discrete():
+            return there.get("n") == here["n"] and there.get("start", 0) == 0
+    if there.get("shape") != here["shape"]:
+        return False
+    return not bounds or all(_is_close(there.get(name), here[name]) for name in ("low", "high"))
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    ours = _numbers(other)
+    theirs = np.broadcast_to(there, ours.shape) if (there := _numbers(one)).size == 1 else there
+    return theirs.shape == ours.shape and np.allclose(theirs, ours, rtol=1e-4)
+
+
+def _numbers(nested: Any) -> np.ndarray:
+    """Nested lists of numbers as one flat array; empty where they are anything else."""
+    try:
+        return np.asarray(nested, float).ravel()
+    except (TypeError, ValueError):
+        return np.zeros(0)
+
+
+def _short(described: Any) -> str:
+    """A described space in a message."""
+    match described:
+        case {"type": "Discrete", "n": n}:
+            return f"Discrete({n!r:.20})"
+        case {"type": "Dict", "subspaces": dict(parts)}:
+            return f"Dict({', '.join(map(str, parts)):.60})"
+        case {"type": kind, "shape": shape, "low": low, "high": high}:
+            lowest, highest = _numbers(low), _numbers(high)
+            ends = f" from {lowest.min():g} to {highest.max():g}" if lowest.size and highest.size else ""
+            return f"{kind!s:.20}{shape!s:.40}{ends}"
+        case {"type": kind}:
+            return f"{kind!s:.20}"
+    return "of no known space"
+
+
+def _map_named(function: Callable[..., Any], space: ObservationSpace, where: str, *trees: Any) -> Any:
+    """`function(space of a part, its path in the file, its array of each tree)`, as an observation."""
+    match space:
+        case composite.Dict(spaces=spaces):
+            return {
+                name: _map_named(function, part, f"{where}/{name}", *(tree[name] for tree in trees))
+                for name, part in spaces
+            }
+        case composite.Tuple(spaces=parts):
+            return tuple(
+                _map_named(function, part, f"{where}/_index_{i}", *(tree[i] for tree in trees))
+                for i, part in enumerate(parts)
+            )
+    return function(space, where, *trees)

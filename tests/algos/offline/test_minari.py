@@ -1,0 +1,241 @@
+"""Data sets: what is written is read, step by step, and what is wrong in a file of others is one line."""
+
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+import envs
+from algos.offline import hdf5, minari
+from algos.offline.minari import DataSet
+from envs import Box, Dict, Discrete, MultiDiscrete, Tuple
+from fdg.errors import FdgError
+from tests.algos.offline.data import episode, random_steps, write
+
+
+class Spaces:
+    name = "parts"
+    observation_space = Dict(
+        {"a": Box(-1.0, 1.0, (2,)), "b": Tuple((Discrete(3), Box(0, 255, (1,), "uint8")))}
+    )
+    action_space = Discrete(4)
+
+
+def line():
+    """An environment of one number, and two episodes: 0 1 2, which terminates, and 5 6, which is cut off."""
+    env = envs.make("probe:continuous")
+    numbers = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
+    return env, [
+        episode(numbers(0, 1, 2), numbers(0.5, -0.5), [1.0, 2.0], terminated=True),
+        episode(numbers(5, 6), numbers(1.0), [3.0]),
+    ]
+
+
+def steps_of(path, env):
+    return DataSet(path).steps(env.observation_space, env.action_space)
+
+
+def test_steps_by_hand(tmp_path):
+    env, episodes = line()
+    steps = steps_of(write(tmp_path / "x", env, episodes), env)
+    assert steps.observation.ravel().tolist() == [0, 1, 5]
+    assert steps.final_observation.ravel().tolist() == [1, 2, 6]
+    assert steps.action.ravel().tolist() == [0.5, -0.5, 1.0] and steps.reward.tolist() == [1, 2, 3]
+    assert steps.terminated.tolist() == [False, True, False]
+    assert steps.truncated.tolist() == [False, False, True]
+
+
+def test_parts_have_their_names_and_dtypes(tmp_path):
+    seen = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
+    path = write(tmp_path / "x", Spaces, [episode(seen, np.array([3, 0]), [0.0, 0.0])])
+    DataSet(path).check_spaces(Spaces.observation_space, Spaces.action_space, "parts")
+    steps = steps_of(path, Spaces)
+    assert steps.observation["b"][0].tolist() == [0, 1] and steps.final_observation["b"][0].tolist() == [1, 2]
+    assert steps.observation["b"][1].dtype == np.uint8 and steps.action.tolist() == [3, 0]
+    with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:  # as Minari has it
+        assert file["episode_0/observations/b/_index_1"].shape == (3, 1)
+        assert dict(file["episode_0"].attrs) == {"id": 0, "total_steps": 2}
+
+
+def test_spaces_are_described_as_minari_does():
+    assert minari.description(Box((0.0, -1.0), (1.0, 2.0), (2,))) == {
+        "type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, -1.0], "high": [1.0, 2.0]
+    }  # fmt: skip
+    assert minari.description(Tuple((Discrete(2),)))["subspaces"][0]["n"] == 2
+    assert minari.description(MultiDiscrete((2, 5)))["high"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "says"),
+    [
+        (
+            Box(-1.0, 1.0, (3,)),
+            None,
+            r"observations Box\[1\] .*, and maze has Box\[3\] from -1 to 1: give data of",
+        ),
+        (None, Discrete(2), r"actions Box\[1\] from -1 to 1, and maze has Discrete\(2\)"),
+        (None, Box(-2.0, 2.0, (1,)), r"actions Box\[1\] from -1 to 1, and maze has Box\[1\] from -2 to 2"),
+    ],
+)
+def test_other_spaces_are_refused(observation, action, says):
+    env = envs.make("probe:continuous")
+    with pytest.raises(FdgError, match=says):
+        DataSet(random_steps("probe:continuous")).check_spaces(
+            observation or env.observation_space, action or env.action_space, "maze"
+        )
+
+
+def refused(tmp_path, change, says, said=None):
+    """A data set whose HDF5 file `change` was applied to, or whose metadata has other entries."""
+    env, episodes = line()
+    path = write(tmp_path / "x", env, episodes)
+    file = tmp_path / "x/data/main_data.hdf5"
+    if said is not None:
+        other = tmp_path / "x/data/metadata.json"
+        other.write_text(json.dumps({**json.loads(other.read_text()), **said}))
+    if change is not None:
+        with h5py.File(file, "r+") as opened:
+            change(opened)
+    with pytest.raises(FdgError, match=says) as caught:
+        steps_of(path, env)
+    assert "\n" not in str(caught.value)
+
+
+def replaced(name, **data):
+    def change(file):
+        del file[name]
+        file.create_dataset(name, **data)
+
+    return change
+
+
+def linked(link):
+    def change(file):
+        del file["episode_1/rewards"]
+        file["episode_1/rewards"] = link
+
+    return change
+
+
+def external_storage(file):
+    del file["episode_1/rewards"]
+    file.create_dataset("episode_1/rewards", (1,), "f4", external=[("/etc/hostname", 0, 4)])
+
+
+def virtual(file):
+    del file["episode_1/rewards"]
+    layout = h5py.VirtualLayout((1,), "f4")
+    layout[:] = h5py.VirtualSource("/etc/hostname", "x", (1,))
+    file.create_virtual_dataset("episode_1/rewards", layout)
+
+
+def bomb(file):
+    """Two episodes of which the second says that it has 2**30 steps, of a file of some kilobytes."""
+    for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+        del file[f"episode_1/{name}"]
+        shape = (2**30 + (name == "observations"), *(1,) * (name in ("observations", "actions")))
+        file.create_dataset(f"episode_1/{name}", shape, "f4", chunks=(2**16, *shape[1:]), compression="gzip")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (linked(h5py.ExternalLink("/etc/hostname", "/x")), "rewards is a link, and links are not followed"),
+        (linked(h5py.SoftLink("/episode_0/rewards")), "rewards is a link"),
+        (external_storage, "rewards has its data in another file, which is not read"),
+        (virtual, "rewards has its data in another file"),
+        (replaced("episode_1/rewards", data=np.array([np.nan])), "rewards is not finite at step 0: leave"),
+        (
+            replaced("episode_0/actions", data=np.zeros((3, 1))),
+            r"actions has shape \[3, 1\], expected \[2, 1\]",
+        ),
+        (
+            replaced("episode_0/rewards", data=[b"x", b"y"]),
+            r"rewards has dtype object: it must be of numbers",
+        ),
+        (replaced("episode_0/rewards", data=1.0), "episode_0 has 0 steps"),
+        (
+            replaced("episode_0/rewards", data=np.zeros(2), compression="lzf"),
+            "rewards has filter 32000: only gzip",
+        ),
+        (
+            replaced("episode_0/rewards", shape=(2,), maxshape=(None,), chunks=(2**28,), dtype="f4"),
+            "rewards has chunks of over 256 MiB",
+        ),
+        (lambda file: file.__delitem__("episode_1"), "episode_1/rewards is not there"),
+        (lambda file: file["episode_0"].__delitem__("actions"), "episode_0/actions is not there"),
+        (lambda file: file.move("episode_0/rewards", "episode_0/rewards_"), "episode_0/rewards is not there"),
+    ],
+)
+def test_files_of_others(tmp_path, change, says):
+    refused(tmp_path, change, says)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"total_steps": 4}, r"has 3 steps, and metadata.json says 4"),
+        ({"total_steps": 2}, r"episode_1 has 1 steps, and 0 of those in metadata.json are left"),
+        ({"total_steps": "3"}, "total_steps is '3': it must be from 1 to"),
+        ({"total_episodes": 0}, "total_episodes is 0"),
+        ({"data_format": "arrow"}, "data_format is 'arrow': only hdf5 is read"),
+    ],
+)
+def test_metadata_of_others(tmp_path, said, says):
+    refused(tmp_path, None, says, said)
+
+
+def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
+    refused(tmp_path, bomb, r"over \d+ MiB, far more than the file", {"total_steps": 2 + 2**30})
+
+
+def test_files_that_are_none(tmp_path):
+    env, episodes = line()
+    with pytest.raises(
+        FdgError, match=r"nowhere: is no data set, for it has no metadata.json: give a folder of"
+    ):
+        steps_of(str(tmp_path / "nowhere"), env)
+    path = write(tmp_path / "x", env, episodes)
+    file = tmp_path / "x/data/main_data.hdf5"
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"text", b""):
+        file.write_bytes(content)
+        with pytest.raises(FdgError, match="is no HDF5, cut off or damaged"):
+            steps_of(path, env)
+    file.unlink()
+    with pytest.raises(FdgError, match="there is no such file"):
+        steps_of(path, env)
+    os.mkfifo(file)
+    with pytest.raises(FdgError, match="is a FIFO: give a regular file"):
+        steps_of(path, env)
+
+
+def test_random_damage_is_refused_or_read(tmp_path):
+    """Bytes changed at random places: an error of one line, or steps; never another error."""
+    env, episodes = line()
+    path = write(tmp_path / "x", env, episodes)
+    file, draw = tmp_path / "x/data/main_data.hdf5", np.random.default_rng(0)
+    whole = np.frombuffer(file.read_bytes(), np.uint8)
+    outcomes = set()
+    for _ in range(200):
+        content = whole.copy()
+        places = draw.integers(len(content), size=draw.integers(1, 30))
+        content[places] = draw.integers(256, size=len(places))
+        file.write_bytes(content.tobytes())
+        try:
+            outcomes.add(len(steps_of(path, env).reward))
+        except FdgError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"refused", 3}
+
+
+def test_without_h5py_the_extra_is_named(monkeypatch):
+    def missing(name):
+        raise ImportError("No module named 'h5py'")
+
+    monkeypatch.setattr(hdf5.importlib, "import_module", missing)
+    with pytest.raises(FdgError, match=r"data sets need h5py \(No module .*\): pip install 'fdg\[data\]'"):
+        steps_of(random_steps("probe:continuous"), envs.make("probe:continuous"))
