@@ -37,8 +37,8 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 class CQL(Agent):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics and
-    a weight that stays as it is. Frozen and hashable; equal values are equal algorithms.
+    Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics
+    and a weight that stays as it is. Frozen and hashable; equal values are equal algorithms.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.

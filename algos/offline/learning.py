@@ -20,7 +20,7 @@ import numpy as np
 from algos import given, off_policy
 from algos.distributions import Normal
 from algos.off_policy import State
-from algos.offline.minari import DataSet
+from algos.offline.minari import FILES, DataSet
 from algos.replay import Replay, Step
 from envs import Box, composite
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -56,6 +56,12 @@ class OfflineData(Part):
             f"num_envs={algorithm.num_envs}: the data set has {DataSet(self.dataset).num_steps} steps, and"
             " each environment takes an equal part of at least 2",
         )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files of the data set, by names that a run keeps copies by."""
+        folder = None if self.dataset is None else DataSet(self.dataset).folder
+        return {} if folder is None else {name.partition(".")[0]: str(folder / name) for name in FILES}
 
     @property
     def acts(self) -> bool:

@@ -27,6 +27,7 @@ from fdg.errors import FdgError
 from fdg.reading import json_object, read_json
 
 ARRAYS, METADATA = "main_data.hdf5", "metadata.json"
+FILES = (ARRAYS, METADATA)
 FORMAT_VERSION = "0.5.3"  # of Minari, whose layout is written
 _MOST_STEPS = 2**31 - 1
 

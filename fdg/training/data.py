@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import envs
+from algos.offline.minari import METADATA
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
@@ -62,10 +63,21 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
     return found
 
 
+def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
+    """The `dataset` of an algorithm's hyperparameters, where a run's directory has a copy of it.
+
+    Of one above 64 MiB the copy has the metadata alone, which is enough to act and to resume.
+    """
+    copied = values.get("dataset") is not None and os.path.lexists(directory / DATA / METADATA)
+    return {"dataset": os.path.abspath(directory)} if copied else {}
+
+
 def _files(algorithm: Any) -> Mapping[str, str]:
-    """The files by field: of a sweep, those of what is swept."""
-    env, _ = unwrapped(getattr(getattr(algorithm, "algorithm", algorithm), "env", None))
-    return getattr(getattr(env, "problem", None), "files", {})
+    """The files by field, of the environment and of a data set: of a sweep, those of what is swept."""
+    algorithm = getattr(algorithm, "algorithm", algorithm)
+    env, _ = unwrapped(getattr(algorithm, "env", None))
+    of_data = getattr(getattr(algorithm, "data", None), "files", {})
+    return {**getattr(getattr(env, "problem", None), "files", {}), **of_data}
 
 
 def _write(file: Any, content: bytes) -> None:

@@ -129,7 +129,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     Raises:
       FdgError: a hyperparameter is missing, or does not fit; or the algorithm cannot act in its environment.
     """
-    name, values = config["algo"], config["hyperparameters"]
+    name, values = config["algo"], resolver.kept(config["hyperparameters"])
     cls, env = resolver.algorithm_class(name), values.get("env")
     spaces = getattr(cls, "action_spaces", None)
     if is_text(env) and spaces is not None:

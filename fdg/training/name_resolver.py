@@ -22,7 +22,7 @@ import policies
 from envs import own
 from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.kinds import dataclass_fields
-from fdg.training.data import kept_data
+from fdg.training.data import kept_data, kept_dataset
 from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import unswept
@@ -82,6 +82,12 @@ class NameResolver:
         if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
             raise self._refused("env", text, reason)
         return name, parameters
+
+    def kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """An algorithm's fields, with the copy of a data set that a run's directory has in its place."""
+        if self.file is None or (self.named or {}).get("dataset") is not None:
+            return dict(values)
+        return {**values, **kept_dataset(self.file.parent, values)}
 
     def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:
         """Refuses values of an algorithm's fields that would import a module.

@@ -362,7 +362,7 @@ def meetings():
 @pytest.mark.parametrize("setup", ACTING)
 def test_policies_with_devices_for_acting_refuse_what_does_not_act(setup, devices):
     policy, count = SETUPS[setup]
-    with pytest.raises(PlanError, match="IQL has no fragment of (that role|those roles)"):
+    with pytest.raises(PlanError, match=r"IQL has no fragment of (that role|those roles)"):
         fdg.compile(SMALL["iql"](), policy, devices[:count])
 
 
