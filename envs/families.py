@@ -76,6 +76,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "switch-riddle": ("switch_riddle*",),
     "social-dilemma": ("storm*", "coin_game*"),
     "jaxnav": ("jaxnav*",),
+    "games": ("game:*", "pgx:*"),
     "codesign": ("codesign:*",),
     "codesign-sequence": (),  # as its environment says itself
     "craftax": ("Craftax-*",),

@@ -26,6 +26,7 @@ from envs import (
     from_octax,
     from_playground,
     from_ray,
+    games,
     jaxmarl_brax,
     jaxmarl_games,
     own,
@@ -50,6 +51,7 @@ SOURCES = (
     from_octax,
     from_jumanji,
     probe,
+    games,
 )
 
 
@@ -69,6 +71,9 @@ _PREFIXES: dict[str, _Source] = {
     # Tasks for language models, not environments. Files of problems are read as data, so they need no trust.
     text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name), text.files_of),
     codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
+    games.from_pgx.PREFIX: _Source(
+        games.make_of_pgx, lambda name, parameters: _text_beyond(parameters, _WORD)
+    ),
     from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
     from_ray.PREFIX: _Source(
         lambda name, **overrides: from_ray.make(name, make, **overrides),

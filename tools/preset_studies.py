@@ -101,6 +101,7 @@ MEMBERS: dict[str, Members] = {
     "codesign-sequence": Members(
         ("codesign:w1?specs=tight&order=sequence",), ("codesign:w2?specs=tight&order=sequence",), 100_000
     ),
+    "games": Members(("game:connect_four?rows=5&columns=4",), ("game:hex",), 1_000_000),
     "switch-riddle": Members(("switch_riddle",), (), 1_000_000),
     "social-dilemma": Members(("coin_game",), ("storm_2p",), 1_000_000),
     "jaxnav": Members(("jaxnav",), (), 5_000_000),

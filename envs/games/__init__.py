@@ -1,0 +1,79 @@
+"""Two-player games: as environments by name (`envs.make("game:connect_four")`), and what they are made of."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from envs.environment import Vectorized, vectorize
+from envs.games.boards import HexGame, LineGame
+from envs.games.from_pgx import NAMES, PgxGame
+from envs.games.game import Against, Game, Player, Turns
+from envs.games.players import Greedy, Trained, Uniform, match
+from fdg.errors import unknown_name
+
+__all__ = [
+    "OPPONENTS",
+    "Against",
+    "Game",
+    "Greedy",
+    "HexGame",
+    "LineGame",
+    "PgxGame",
+    "Player",
+    "Trained",
+    "Turns",
+    "Uniform",
+    "connect_four",
+    "factories",
+    "gomoku",
+    "make_of_pgx",
+    "match",
+    "tic_tac_toe",
+]
+
+PREFIX = "game:"  # of names in the registry
+OPPONENTS: dict[str, Callable[[Any], Any]] = {"random": Uniform, "greedy": Greedy}
+
+
+def tic_tac_toe() -> LineGame:
+    """Three in a row on three by three places."""
+    return LineGame("game:tic_tac_toe", 3, 3, 3, gravity=False)
+
+
+def connect_four(rows: int = 6, columns: int = 7, length: int = 4) -> LineGame:
+    """Stones that fall: `length` in a row win."""
+    return LineGame("game:connect_four", rows, columns, length, gravity=True)
+
+
+def gomoku(size: int = 9, length: int = 5) -> LineGame:
+    """`length` or more in a row win, on `size` by `size` places."""
+    return LineGame("game:gomoku", size, size, length, gravity=False)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every game by name, for the registry: an agent against an opponent."""
+    games: dict[str, Callable[..., Game]] = {
+        "tic_tac_toe": tic_tac_toe,
+        "connect_four": connect_four,
+        "gomoku": gomoku,
+        "hex": HexGame,
+    }
+    return {f"{PREFIX}{name}": functools.partial(_make, game) for name, game in games.items()}
+
+
+def make_of_pgx(name: str, opponent: str = "random") -> Vectorized:
+    """The environment of a game of pgx, by its name there.
+
+    Raises:
+      UnknownNameError: it is none, or one that is no game of two players who move in turn and see everything.
+    """
+    if name not in NAMES:
+        raise unknown_name("game of pgx", name, NAMES)
+    return _make(functools.partial(PgxGame, name), opponent)
+
+
+def _make(game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> Vectorized:
+    if opponent not in OPPONENTS:
+        raise unknown_name("opponent", opponent, OPPONENTS)
+    made = game(**sizes)
+    return vectorize(Against(made, OPPONENTS[opponent](made)))

@@ -1,0 +1,214 @@
+"""Games on boards: stones in a row (tic-tac-toe, Connect Four, gomoku), and Hex."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.spaces import Box
+from fdg.errors import FdgError
+
+
+class Board(NamedTuple):
+    """A position."""
+
+    stones: jax.Array  # [rows, columns] int8: 1 of the player who began, -1 of the other, 0 none
+    moves: jax.Array  # [] int32, of both players so far
+    score: jax.Array  # [] float32, of the player who began
+    over: jax.Array  # [] bool
+    groups: Any = ()  # [rows + 2, columns + 2] int32, of Hex: connected stones have equal numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class _BoardGame:
+    """What games of stones have in common. Subclasses say where a move puts its stone, and who has won."""
+
+    def init(self, key: jax.Array) -> Board:
+        """An empty board."""
+        return Board(
+            jnp.zeros(self._shape, jnp.int8), jnp.int32(0), jnp.float32(0), jnp.bool_(False), self._groups()
+        )
+
+    def player(self, position: Board) -> jax.Array:
+        """0 and 1 in turn."""
+        return position.moves % 2
+
+    def outcome(self, position: Board) -> tuple[jax.Array, jax.Array]:
+        """`(over, score)`."""
+        return position.over, position.score
+
+    def observe(self, position: Board) -> jax.Array:
+        """`[rows, columns, 2]` float32: own stones, and the other player's."""
+        own = self._stone(position)
+        return jnp.stack([position.stones == own, position.stones == -own], axis=-1).astype(jnp.float32)
+
+    @property
+    def observation_space(self) -> Box:
+        """Two planes of zeros and ones."""
+        return Box(0.0, 1.0, (*self._shape, 2))
+
+    def _stone(self, position: Board) -> jax.Array:
+        """The mover's: 1 or -1, int8."""
+        return (1 - 2 * self.player(position)).astype(jnp.int8)
+
+    def _groups(self) -> Any:
+        return ()
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LineGame(_BoardGame):
+    """Who first has `length` stones in a row, column or diagonal wins; a full board is a draw.
+
+    With `gravity` a move names a column, and the stone falls to its lowest free place (Connect Four); else it
+    names a place, `row * columns + column`.
+
+    >>> LineGame("game:tic_tac_toe", rows=3, columns=3, length=3, gravity=False).num_actions
+    9
+    """
+
+    name: str
+    rows: int
+    columns: int
+    length: int
+    gravity: bool
+
+    def __post_init__(self):
+        for field in ("rows", "columns", "length"):
+            _check_size(self.name, field, getattr(self, field))
+        if self.length > max(self.rows, self.columns):
+            raise FdgError(
+                f"environment '{self.name}': no row of {self.length} fits on a board of {self.rows} rows and"
+                f" {self.columns} columns: give a smaller length, or a larger board"
+            )
+
+    @property
+    def num_actions(self) -> int:
+        """Columns, or places."""
+        return self.columns if self.gravity else self.rows * self.columns
+
+    @property
+    def max_moves(self) -> int:
+        """Places of the board."""
+        return self.rows * self.columns
+
+    def legal(self, position: Board) -> jax.Array:
+        """Columns that are not full, or places that are free."""
+        free = position.stones == 0
+        return free[0] if self.gravity else free.ravel()
+
+    def play(self, position: Board, action: jax.Array) -> Board:
+        """Puts a stone."""
+        stone, legal = self._stone(position), self.legal(position)[action]
+        if self.gravity:
+            height = jnp.sum(position.stones[:, action] != 0)
+            row, column = jnp.maximum(self.rows - 1 - height, 0), action
+        else:
+            row, column = action // self.columns, action % self.columns
+        stones = position.stones.at[row, column].set(stone)
+        won = jnp.any(jnp.all(stones.ravel()[_lines(*self._shape, self.length)] == stone, axis=1))
+        winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
+        moves = position.moves + 1
+        return Board(stones, moves, winner, (winner != 0) | (moves == self.max_moves), position.groups)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+
+@functools.cache
+def _lines(rows: int, columns: int, length: int) -> np.ndarray:
+    """The places of each line: `[lines, length]` int32."""
+    found = []
+    for row in range(rows):
+        for column in range(columns):
+            for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+                places = [(row + i * down, column + i * right) for i in range(length)]
+                if all(0 <= r < rows and 0 <= c < columns for r, c in places):
+                    found.append([r * columns + c for r, c in places])
+    return np.array(found, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class HexGame(_BoardGame):
+    """Hex: who begins connects the first row with the last, the other the first column with the last.
+
+    A place's neighbours are those above, above to the right, left, right, below to the left and below. There
+    is no draw, and no rule for changing sides. Observations show the board so that its player always connects
+    rows: for the second player it is transposed, and so are actions.
+
+    >>> HexGame(size=5).num_actions
+    25
+    """
+
+    size: int = 5
+    name: ClassVar[str] = "game:hex"
+
+    def __post_init__(self):
+        _check_size(self.name, "size", self.size)
+
+    @property
+    def num_actions(self) -> int:
+        """Places."""
+        return self.size**2
+
+    @property
+    def max_moves(self) -> int:
+        """Places: a full board has one winner."""
+        return self.size**2
+
+    def legal(self, position: Board) -> jax.Array:
+        """Places that are free, as the mover sees the board."""
+        return self._turned(position, position.stones == 0).ravel()
+
+    def observe(self, position: Board) -> jax.Array:
+        """`[size, size, 2]` float32: own stones, and the other player's."""
+        own = self._stone(position)
+        stones = self._turned(position, position.stones)
+        return jnp.stack([stones == own, stones == -own], axis=-1).astype(jnp.float32)
+
+    def play(self, position: Board, action: jax.Array) -> Board:
+        """Puts a stone, and joins the groups that it touches."""
+        stone, legal = self._stone(position), self.legal(position)[action]
+        near, far = action // self.size, action % self.size
+        row, column = jnp.where(stone == 1, jnp.stack([near, far]), jnp.stack([far, near]))
+        stones = position.stones.at[row, column].set(stone)
+        # The number of a group has the sign of its player; the frame around the board is four groups.
+        label = (_FRAME + action).astype(jnp.int32) * stone
+        groups = position.groups.at[row + 1, column + 1].set(label)
+        touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
+        joins = jnp.where(touched * stone > 0, touched, 0)[None, None]
+        joined = (groups != 0) & jnp.any(groups[..., None] == joins, axis=-1)
+        groups = jnp.where(joined, label, groups)
+        own = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
+        won = own[0] == own[1]
+        winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
+        return Board(stones, position.moves + 1, winner, winner != 0, groups)
+
+    def _turned(self, position: Board, board: jax.Array) -> jax.Array:
+        return jnp.where(self.player(position) == 0, board, board.T)
+
+    def _groups(self) -> jax.Array:
+        frame = np.zeros((self.size + 2, self.size + 2), np.int32)
+        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows, and no place beside two frames
+        frame[1:-1, 0], frame[1:-1, -1] = -1, -2
+        return jnp.asarray(frame)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.size, self.size
+
+
+_NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
+_FRAME = 3  # numbers of groups begin here
+
+
+def _check_size(name: str, field: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 2 <= value <= 26:
+        raise FdgError(f"environment '{name}': {field}={value!r}: give a whole number from 2 to 26")

@@ -1,0 +1,241 @@
+"""Two-player games: rules against plain Python and pgx, players against what is known of tic-tac-toe."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import games
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
+
+TIC_TAC_TOE, HEX = games.tic_tac_toe(), games.HexGame(size=4)
+SMALL_FOUR = games.connect_four(rows=4, columns=5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def played(game, position, action):
+    return game.play(position, action)
+
+
+def moved(game, *actions):
+    position = game.init(jax.random.key(0))
+    for action in actions:
+        position = played(game, position, jnp.int32(action))
+    return position
+
+
+def outcome(game, *actions):
+    over, score = game.outcome(moved(game, *actions))
+    return bool(over), float(score)
+
+
+def test_the_first_row_wins_for_who_begins():
+    assert outcome(TIC_TAC_TOE, 0, 3, 1, 4) == (False, 0)
+    assert outcome(TIC_TAC_TOE, 0, 3, 1, 4, 2) == (True, 1)
+    assert outcome(TIC_TAC_TOE, 0, 3, 1, 4, 8, 5) == (True, -1)
+    assert outcome(TIC_TAC_TOE, 0, 1, 2, 4, 3, 5, 7, 6, 8) == (True, 0)
+    assert outcome(TIC_TAC_TOE, 0, 0) == (True, 1), "who takes a place that is taken loses"
+
+
+def test_a_move_is_seen_from_the_side_of_who_moves():
+    position = moved(SMALL_FOUR, 2, 2, 0)
+    own, other = np.moveaxis(np.asarray(SMALL_FOUR.observe(position)), -1, 0)
+    assert [*zip(*np.nonzero(own), strict=True)] == [(2, 2)], "the second stone lies upon the first"
+    assert [*zip(*np.nonzero(other), strict=True)] == [(3, 0), (3, 2)]
+    assert int(SMALL_FOUR.player(position)) == 1
+    assert SMALL_FOUR.legal(moved(SMALL_FOUR, 1, 1, 1, 1)).tolist() == [True, False, True, True, True]
+
+
+def test_hex_is_turned_for_the_second_player():
+    position = moved(HEX, 1)  # row 0, column 1
+    own, other = np.moveaxis(np.asarray(HEX.observe(position)), -1, 0)
+    assert not own.any() and [*zip(*np.nonzero(other), strict=True)] == [(1, 0)]
+    assert np.flatnonzero(~np.asarray(HEX.legal(position))).tolist() == [4]
+    column = [moved(HEX, 0, 1, 4, 5, 8, 9), moved(HEX, 0, 1, 4, 5, 8, 9, 12)]
+    assert [bool(one.over) for one in column] == [False, True] and float(column[1].score) == 1
+
+
+# --- whole random games, beside a plain Python reference ---
+
+
+def lines_winner(board, length):
+    """Who has a line on a board of 1, -1 and 0, by looking from every place in every direction."""
+    rows, columns = board.shape
+    for r, c in np.ndindex(rows, columns):
+        for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+            ends = r + (length - 1) * down, c + (length - 1) * right
+            if 0 <= ends[0] < rows and 0 <= ends[1] < columns:
+                total = sum(int(board[r + i * down, c + i * right]) for i in range(length))
+                if abs(total) == length:
+                    return total // length
+    return 0
+
+
+def hex_winner(board):
+    """Who has connected their sides: a search from the first row, and from the first column."""
+    size = len(board)
+    for stone, first, last in ((1, lambda r, c: r == 0, lambda r, c: r == size - 1),
+                               (-1, lambda r, c: c == 0, lambda r, c: c == size - 1)):  # fmt: skip
+        reached = {(r, c) for r, c in np.ndindex(size, size) if first(r, c) and board[r, c] == stone}
+        while True:
+            more = {
+                (r + down, c + right)
+                for r, c in reached
+                for down, right in ((-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0))
+                if 0 <= r + down < size and 0 <= c + right < size and board[r + down, c + right] == stone
+            }
+            if more <= reached:
+                break
+            reached |= more
+        if any(last(r, c) for r, c in reached):
+            return stone
+    return 0
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def random_games(game, key, count, moves):
+    """Positions `[count, moves, ...]` of random games, and their legal moves."""
+
+    def one(position, key):
+        legal = game.legal(position)
+        action = jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf))
+        after = games.game.play_on(game, position, action)
+        return after, (position, legal, action)
+
+    def whole(key):
+        start = game.init(key)
+        end, played = jax.lax.scan(one, start, jax.random.split(key, moves))
+        return end, played
+
+    return jax.vmap(whole)(jax.random.split(key, count))
+
+
+@pytest.mark.parametrize(
+    ("game", "winner"),
+    [
+        (TIC_TAC_TOE, lambda board: lines_winner(board, 3)),
+        (SMALL_FOUR, lambda board: lines_winner(board, 4)),
+        (HEX, hex_winner),
+    ],
+    ids=["tic_tac_toe", "connect_four", "hex"],
+)
+def test_random_games_end_as_a_reference_says(game, winner):
+    end, (positions, legal, _) = random_games(game, jax.random.key(1), 24, game.max_moves)
+    assert np.asarray(end.over).all() and len(set(end.score.tolist())) >= 2
+    for i in range(24):
+        for t in range(game.max_moves):
+            board = np.asarray(positions.stones[i, t])
+            expected = winner(board)
+            assert float(positions.score[i, t]) == expected, board
+            assert bool(positions.over[i, t]) == (expected != 0 or (board != 0).all())
+            if game is not HEX:
+                free = board[0] == 0 if game.gravity else board.ravel() == 0
+                np.testing.assert_array_equal(legal[i, t], free)
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"),
+    [(games.connect_four(), "connect_four"), (TIC_TAC_TOE, "tic_tac_toe")],
+    ids=["connect_four", "tic_tac_toe"],
+)
+def test_the_same_moves_in_pgx(ours, name):
+    pytest.importorskip("pgx")
+    theirs = games.PgxGame(name)
+    _, (positions, legal, actions) = random_games(ours, jax.random.key(2), 8, ours.max_moves)
+
+    def replay(actions):
+        def one(position, action):
+            return games.game.play_on(theirs, position, action), position
+
+        return jax.lax.scan(one, theirs.init(jax.random.key(5)), actions)[1]
+
+    other = jax.jit(jax.vmap(replay))(actions)
+    over, score = jax.vmap(jax.vmap(theirs.outcome))(other)
+    np.testing.assert_array_equal(over, positions.over)
+    np.testing.assert_array_equal(score, positions.score)
+    going = ~np.asarray(over)
+    np.testing.assert_array_equal(np.asarray(jax.vmap(jax.vmap(theirs.legal))(other))[going], legal[going])
+    seen = jax.vmap(jax.vmap(ours.observe))(positions)
+    np.testing.assert_array_equal(
+        np.asarray(jax.vmap(jax.vmap(theirs.observe))(other))[going], np.asarray(seen)[going]
+    )
+
+
+# --- environments ---
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "hex"])
+def test_a_game_conforms(name):
+    sizes = {"connect_four": {"rows": 4, "columns": 4}, "hex": {"size": 3}}.get(name, {})
+    assert_conforms(envs.make(f"game:{name}", **sizes))
+    assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
+
+
+def test_the_agent_begins_in_half_of_the_games_and_is_paid_for_its_own_side():
+    env = envs.make("game:tic_tac_toe", opponent="greedy")
+    keys = jax.random.split(jax.random.key(0), 64)
+    state, observation = jax.jit(env.reset)(keys)
+    began = np.asarray(state.inner.player) == 0
+    assert 16 < began.sum() < 48
+    stones = np.asarray(observation.observation).sum(axis=(1, 2))
+    np.testing.assert_array_equal(stones[:, 1], ~began)  # the opponent has moved where it began
+    step = jax.jit(env.step)
+    ends = []
+    for _ in range(5):  # the lowest legal place, which loses to a greedy opponent almost always
+        state, step_ = step(keys, state, jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32))
+        observation = step_.observation
+        ends += np.asarray(step_.episode_return)[np.asarray(step_.terminated)].tolist()
+    assert len(ends) >= 64 and np.mean(ends) < -0.3
+
+
+def test_both_sides_are_played_in_turns():
+    env = envs.vectorize(games.Turns(TIC_TAC_TOE))
+    keys = jax.random.split(jax.random.key(0), 1)
+    state, _ = env.reset(keys)
+    rewards = []
+    for action in (0, 3, 1, 4, 8, 5):
+        state, step = env.step(keys, state, jnp.array([action]))
+        rewards.append(float(step.reward[0]))
+    assert rewards == [0, 0, 0, 0, 0, 1] and bool(step.terminated[0]), "who moved last is paid"
+
+
+# --- players ---
+
+
+def test_a_greedy_player_wins_and_prevents_losses():
+    greedy = games.Greedy(TIC_TAC_TOE)
+    for i, (played, best) in enumerate({(0, 3, 1, 4): {2}, (0, 4, 1): {2}, (0, 1, 4, 2): {8, 3, 6}}.items()):
+        choose = jax.jit(lambda key, played=played: greedy.choose(key, (), moved(TIC_TAC_TOE, *played))[0])
+        found = {int(choose(jax.random.key(seed))) for seed in range(12)}
+        assert found <= best, (i, found)
+    # Two threats at once cannot be met: any move will do.
+    assert int(greedy.choose(jax.random.key(0), (), moved(TIC_TAC_TOE, 0, 1, 4, 5, 6))[0]) in (2, 3, 7, 8)
+
+
+def test_scores_of_a_match():
+    play = jax.jit(games.match, static_argnums=(0, 1, 2, 4))
+    greedy, uniform = games.Greedy(SMALL_FOUR), games.Uniform(SMALL_FOUR)
+    scores = np.asarray(play(SMALL_FOUR, greedy, uniform, jax.random.key(0), 100))
+    assert scores.shape == (100,) and scores.mean() > 0.4 and set(scores.tolist()) <= {-1.0, 0.0, 1.0}
+    np.testing.assert_allclose(
+        play(SMALL_FOUR, uniform, greedy, jax.random.key(0), 100).mean(), -0.8, atol=0.2
+    )
+    # Random tic-tac-toe is won by who begins in 58.5% of games, by the other in 28.8%.
+    first, second = np.asarray(
+        play(TIC_TAC_TOE, games.Uniform(TIC_TAC_TOE), games.Uniform(TIC_TAC_TOE), jax.random.key(1), 2000)
+    ).reshape(2, -1)
+    for scores in (first, -second):
+        np.testing.assert_allclose([(scores == 1).mean(), (scores == -1).mean()], [0.585, 0.288], atol=0.05)
+
+
+def test_mistakes():
+    with pytest.raises(FdgError, match="no row of 6 fits on a board of 4 rows and 5 columns"):
+        envs.make("game:connect_four", rows=4, columns=5, length=6)
+    with pytest.raises(FdgError, match=r"unknown opponent 'gredy': did you mean 'greedy'"):
+        envs.make("game:hex", opponent="gredy")
+    with pytest.raises(FdgError, match="size=40: give a whole number from 2 to 26"):
+        envs.make("game:hex", size=40)
