@@ -70,7 +70,8 @@ class Transforming(Part):
 
 
 def _check_same(before: Any, after: Any) -> None:
-    if jax.tree.structure(before) != jax.tree.structure(after):
+    one, other = str(jax.tree.structure(before)), str(jax.tree.structure(after))
+    if one != other:
         raise FdgError(
             f"transform gives {jax.tree.structure(after)!s:.300}: give rows of the structure that it is given"
             " (rows._replace(...))"

@@ -99,8 +99,8 @@ def main() -> None:
     ]
     print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), seen))
     if given.kill:
-        fleet = from_ray.fleet(from_ray.FleetSource(source, given.workers, 1.0, True))
-        where = [fleet.where(i) for i in range(len(fleet))]
+        workers = from_ray.fleet(from_ray.FleetSource(source, given.workers, 1.0, True))
+        where = [workers.where(i) for i in range(len(workers))]
         for text in where[: given.kill]:
             os.kill(int(text.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
         before = host.losses()

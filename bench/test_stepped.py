@@ -78,10 +78,10 @@ def measure(num_envs, devices, rounds=ROUNDS):
     algorithm = Acting(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
     engine = fdg.compile(algorithm, policies.SingleLearnerFine(), devices)
     state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # past what is always watched
-    calls = {call.name: call for call, times in engine.plan.schedule.calls() if times > 1}
+    calls = {call.name: call for call, times in engine.plan.calls() if times > 1}
     chains = {p.name: _chain(p, calls[p.name]) for p in engine.programs if p.name in calls}
-    moves = sum(times for _, times in engine.plan.schedule.moves())
-    items = moves + sum(times for _, times in engine.plan.schedule.calls())
+    moves = sum(times for _, times in engine.plan.moves())
+    items = moves + sum(times for _, times in engine.plan.calls())
     host = []
 
     def schedule(_):

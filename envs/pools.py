@@ -47,7 +47,8 @@ class Transition(NamedTuple):
     def stacked(steps: Sequence["Transition"]) -> "Transition":
         """Steps one after the other, each array with a leading axis for them."""
         info = tuple(map(np.stack, zip(*(step.info for step in steps), strict=True)))
-        return Transition(*map(np.stack, zip(*(step[:5] for step in steps), strict=True)), info)
+        arrays = map(np.stack, zip(*(step[:5] for step in steps), strict=True))
+        return Transition._make([*arrays, info, ()])
 
 
 class Begun(NamedTuple):
@@ -83,7 +84,7 @@ class Segment(NamedTuple):
         known = next((part for part in parts if part is not None), None)
         if known is None:
             nothing = np.zeros((0, 0))
-            return Segment((), Transition(*[nothing] * 5, failures=failures))
+            return Segment((), Transition._make([*[nothing] * 5, (), failures]))
         given = [*known.kept, *known.steps[:5], *known.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
@@ -94,7 +95,7 @@ class Segment(NamedTuple):
         each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
         whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]
         count = len(known.kept)
-        steps = Transition(*whole[count : count + 5], tuple(whole[count + 5 :]), failures)
+        steps = Transition._make([*whole[count : count + 5], tuple(whole[count + 5 :]), failures])
         return Segment(whole[:count], steps)
 
 

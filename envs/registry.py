@@ -55,6 +55,9 @@ SOURCES = (
 )
 
 
+_WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but no paths or modules
+
+
 class _Source(NamedTuple):
     """A source whose names have a prefix and are too many to list: `make(prefix + name)`."""
 
@@ -368,7 +371,6 @@ def _module_of(name: str) -> str | None:
 
 
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
-_WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but no paths or modules
 
 
 def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:

@@ -237,9 +237,9 @@ class _Pools:
         while time.monotonic() < end:
             for i, running in found:
                 if running is None or running.ready():
-                    return np.int32(i)
+                    return np.array(i, np.int32)
             time.sleep(_POLL)
-        return np.int32(fewest[0])
+        return np.array(fewest[0], np.int32)
 
     def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
         """T steps of a ticket's pool, whose workers act: what actors gave, and steps as `step` gives them.

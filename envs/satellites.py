@@ -76,7 +76,7 @@ def trace(
         texts[rows] = bytes(exported.serialize())
     digest = hashlib.sha256(b"".join(texts.values())).hexdigest()
     kept = jax.eval_shape(act, *seen(sum(shares)))[1]
-    return Acting(Program(digest, texts, jax.config.jax_enable_x64), kept), operands or []
+    return Acting(Program(digest, texts, bool(jax.config.read("jax_enable_x64"))), kept), operands or []
 
 
 _compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker

@@ -181,7 +181,7 @@ class Wrapper(Whole):
     @property
     def ready(self) -> Callable[..., jax.Array]:
         """Waits for one of several steps that were sent; absent where `send` is."""
-        return self.send and (lambda sent, waiting: self.env.ready(sent[0], waiting))
+        return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
     def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
         """What is kept and shown after a step of the environment inside."""

@@ -348,7 +348,7 @@ class LanguageAgent(HasPresets):
         if self.decoder is not None:
             config = dataclasses.replace(self.decoder.config, packed_rows=self._packed_rows)
             return dataclasses.replace(self.decoder, config=config) if self.remove_padding else self.decoder
-        options = {"dtype": self.dtype, "remat": self.remat, "packed_rows": self._packed_rows}
+        options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat, "packed_rows": self._packed_rows}
         if self.model is not None and self.adapters is not None:
             found = checkpoints.adapted_config_of(self.model, self.adapters)
             return Decoder(dataclasses.replace(found, **options))

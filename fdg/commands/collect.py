@@ -1,11 +1,9 @@
 """`fdg collect`: makes a data set of what a trained agent does, in Minari's format."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags
-from fdg.commands.using import carry_out_command
+from fdg.commands.command import RUN, Command
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
 
@@ -26,18 +24,6 @@ _ABOUT = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`fdg collect RUN`; `argv` are the words after `collect`, those of the process if None."""
-
-    def run(argv: Sequence[str]) -> int:
-        parser = Parser(prog="fdg collect", description=_ABOUT, allow_abbrev=False)
-        parser.add_argument("run", metavar="RUN_DIR", help="a run directory")
-        add_flags(parser, FLAGS)
-        return carry_out_command(parser, FLAGS, _collect, argv)
-
-    return guarded(run, argv)
-
-
 def _collect(given: dict[str, Any]) -> None:
     import fdg
     from fdg.training.collecting import collect
@@ -51,3 +37,6 @@ def _collect(given: dict[str, Any]) -> None:
     labels = None if given["labels"] is None else fdg.load(given["labels"], trust=trust)
     how = {name: given[name] for name in ("greedy", "seed", "num_envs", "agent")}
     print(collect(run, given["out"], given["steps"], labels=labels, **how))
+
+
+main = Command("fdg collect", _ABOUT, FLAGS, _collect, RUN)

@@ -168,7 +168,7 @@ def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
             some = [jax.lax.slice_in_dim(x, *here) for x in rows]
             params = {**eqn.params, "length": end - begin}
             ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *some], params)
-            carry = ends[:carried]
+            carry = tuple(ends[:carried])
             stacked.append(ends[carried:])
         parts = zip(*(stacked[::-1] if reverse else stacked), strict=True)
         return [*carry, *(jax.lax.concatenate(some, 0) for some in parts)]
