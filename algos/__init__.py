@@ -5,6 +5,7 @@ from typing import Any, Literal
 from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.agent import Bonus
+from algos.alphazero import AlphaZero
 from algos.c51 import C51
 from algos.crossq import CrossQ
 from algos.dqn import DQN
@@ -33,6 +34,7 @@ from algos.rlhf.reward_model import RewardModel
 from algos.rlhf.sft import SFT
 from algos.rollout import Actor
 from algos.sac import SAC
+from algos.self_play import SelfPlay
 from algos.td3 import TD3
 from algos.tqc import TQC
 from algos.transforms import Transform
@@ -70,6 +72,7 @@ __all__ = [
     "TQC",
     "VDN",
     "Actor",
+    "AlphaZero",
     "Bonus",
     "CrossQ",
     "DroQ",
@@ -79,6 +82,7 @@ __all__ = [
     "RecurrentNetwork",
     "RecurrentPPO",
     "RewardModel",
+    "SelfPlay",
     "Transform",
     "able_in",
     "get",
@@ -112,6 +116,7 @@ _ALGORITHMS = {
     "td3_bc": TD3BC,
     "rebrac": ReBRAC,
     "cql": CQL,
+    "alphazero": AlphaZero,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO, "reward_model": RewardModel}
@@ -122,7 +127,8 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
-    'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix', 'bc', 'iql', 'td3_bc', 'rebrac', 'cql')
+    'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix', 'bc', 'iql', 'td3_bc', 'rebrac', 'cql',
+    'alphazero')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """

@@ -95,6 +95,12 @@ def play_on(game: Game, position: Position, action: jax.Array) -> Position:
     return where(over, position, game.play(position, action))
 
 
+def random_move(game: Game, key: jax.Array, position: Position) -> jax.Array:
+    """One of the legal moves, all equally probable: `[]` int32."""
+    legal = seen(game, position).action_mask
+    return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
 def where(condition: jax.Array, new: Any, old: Any) -> Any:
     """One of two pytrees, by a scalar condition."""
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
@@ -178,7 +184,14 @@ class Turns(_OfGame):
 
     Observations are those of the player whose move it is, rewards those of the player who has just moved: 1
     for the move that wins. The value of a position after a move is the negative of what it is for the mover.
+
+    Attributes:
+      game: which game.
+      random_moves: a game begins after random moves, of which there are from 0 to this many, drawn for each
+        game; without any where they would have ended it.
     """
+
+    random_moves: int = 0
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -187,7 +200,13 @@ class Turns(_OfGame):
 
     def reset(self, key: jax.Array) -> tuple[Position, MaskedObservation]:
         """Starts a game."""
-        position = self.game.init(key)
+        start_key, count_key, *keys = jax.random.split(key, 2 + self.random_moves)
+        start = position = self.game.init(start_key)
+        count = jax.random.randint(count_key, (), 0, self.random_moves + 1)
+        for i, drawn in enumerate(keys):
+            moved = play_on(self.game, position, random_move(self.game, drawn, position))
+            position = where(i < count, moved, position)
+        position = where(self.game.outcome(position)[0], start, position)
         return position, seen(self.game, position)
 
     def step(

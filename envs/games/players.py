@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs.games.game import Game, Player, Position, play_on, score_of, seen, where
+from envs.games.game import Game, Player, Position, play_on, random_move, score_of, seen, where
 from fdg.errors import FdgError
 
 
@@ -22,8 +22,7 @@ class Uniform:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """A random legal move."""
-        legal = seen(self.game, position).action_mask
-        return _best(key, jnp.zeros(legal.shape), legal), memory
+        return random_move(self.game, key, position), memory
 
 
 @dataclasses.dataclass(frozen=True)

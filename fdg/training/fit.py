@@ -1,6 +1,7 @@
 """`fdg.fit`: trains from Python, as `python -m fdg.train` does from a shell."""
 
 import dataclasses
+import functools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -153,9 +154,11 @@ def make_job(
         )
     own = unswept(algorithm)
     name = checked_name(own)
-    has_length = any(field.name == "total_steps" for field in dataclass_fields(own))
-    if total_steps is not None and has_length:
-        changed = dataclasses.replace(own, total_steps=total_steps)
+    is_field = any(field.name == "total_steps" for field in dataclass_fields(own))
+    around_another = not is_field and hasattr(own, "total_steps") and callable(getattr(own, "changed", None))
+    if total_steps is not None and (is_field or around_another):
+        change = own.changed if around_another else functools.partial(dataclasses.replace, own)
+        changed = change(total_steps=total_steps)
         algorithm = dataclasses.replace(algorithm, algorithm=changed) if own is not algorithm else changed
         total_steps = None
     if total_steps is None and not hasattr(algorithm, "total_steps"):

@@ -23,6 +23,7 @@ ENVIRONMENTS = {
     "redq": ("Pendulum-v1",),
     "droq": ("Pendulum-v1",),
     "tqc": ("Pendulum-v1",),
+    "alphazero": ("game:tic_tac_toe",),
 }
 
 

@@ -267,6 +267,29 @@ SMALL = {
     ),
 }
 
+SMALL["alphazero"] = lambda: algos.AlphaZero(
+    env=envs.make("game:tic_tac_toe"),
+    num_envs=8,
+    num_steps=2,
+    num_minibatches=2,
+    num_simulations=4,
+    hidden=(8,),
+)
+# Opponents that remember, and replace each other twice within the iterations.
+SMALL["recurrent_ppo self play"] = lambda: algos.SelfPlay(
+    algos.RecurrentPPO(
+        env=envs.make("game:tic_tac_toe"),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=4,
+        sequence_length=2,
+    ),
+    size=2,
+    every=2,
+)
+
 # An entry, and the one whose fragments it shares.
 LIKE = {
     "a2c": "ppo",
@@ -291,6 +314,7 @@ LIKE = {
     "rebrac": "iql",
     "cql": "iql",
     "recurrent_ppo transformer": "recurrent_ppo",
+    "recurrent_ppo self play": "recurrent_ppo",
 }
 
 # Of two that are like another in the same way, the more involved one is shown; these meet all with `--whole`.

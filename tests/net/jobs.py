@@ -52,6 +52,11 @@ TRAINED: dict[str, tuple[str, str, str]] = {
         "probe:agents",
         "--total-steps 1024 --learning-starts 256 --buffer-size 2048",
     ),
+    "alphazero": (
+        "game:tic_tac_toe",
+        "game:connect_four?rows=4&columns=4",
+        "--total-steps 2048 --num-simulations 4",
+    ),
     "sft": ("text:addition", "text:sorting", "--total-steps 384"),
     "dpo": ("text:addition", "text:sorting", "--total-steps 384"),
     "ppo_rlhf": ("text:addition", "text:sorting", "--total-steps 192"),

@@ -90,7 +90,7 @@ _ALIKE = ("ippo", "mappo")  # have PPO's floats, and its code where they are use
 def test_every_float_is_in_the_program(name):
     """Each float that does not decide what the program is, all at once: traced, and used."""
     cls = algos.get(name)
-    alone = "Pendulum-v1" if envs.Box in cls.action_spaces else "CartPole-v1"
+    alone = "Pendulum-v1" if envs.Box in cls.action_spaces else getattr(cls, "default_env", "CartPole-v1")
     env = envs.make("probe:agents" if cls.several_agents else alone)
     sizes = {
         "num_minibatches": 1,

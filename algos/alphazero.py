@@ -1,0 +1,287 @@
+"""Gumbel AlphaZero: self-play by tree search (Silver et al. 2017, arXiv 1712.01815), improved as in Danihelka
+et al. 2022, "Policy improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
+
+The agent makes the moves of both players. A search with the rules of the game and the network chooses each
+move; the network learns the search's policy, and how the game ended. Acting and learning are apart: `search`
+is the actor's fragment, `learn` the learner's.
+
+Letters in shapes: `T` moves of a rollout, `B` games, `N` samples of a minibatch, `n` moves that can be legal.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import networks
+from algos.agent import Agent, Rollouts
+from algos.distributions import Distribution
+from algos.given import NETWORK, Network
+from algos.layers import Layers
+from algos.losses import value_error
+from algos.minibatches import Epochs
+from algos.optimizers import ClippedOptimizer
+from algos.returns import lambda_returns
+from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
+from algos.search import Search, Searching, gumbel_search
+from envs import Discrete, Environment, Observation, TimeStep, Vectorized, features_and_mask, vectorize
+from envs.games import Against, Game, Turns
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    optimizer_state: Any
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs], of the player whose move it is
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class Sample(NamedTuple):
+    """What the network learns from."""
+
+    observation: Observation  # [N, *obs], with the legal moves
+    policy: jax.Array  # [N, n] float32, of the search
+    target: jax.Array  # [N] float32, what the value is fitted to
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaZero(Agent):
+    """Gumbel AlphaZero, for games of two players who move in turn and see everything.
+
+    `env` is an agent against an opponent (`envs.games.Against`). Its game is what is learned, by self-play;
+    the opponent is met in evaluations only, by the network without search. `player(state)` searches.
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, or an environment without game.
+
+    >>> import envs
+    >>> AlphaZero(env=envs.make("game:tic_tac_toe")).steps_per_iteration
+    1024
+    """
+
+    presets_of: ClassVar[str] = "AlphaZero"
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+    default_env: ClassVar[str] = "game:connect_four"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=64, num_steps=16, total_steps=500_000)
+    epochs = Epochs(num_epochs=1, num_minibatches=4)
+    optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
+    discount: float = hyperparameter(1.0, "gamma, of the outcome for each move")
+    num_simulations: int = hyperparameter(32, "positions that a search adds to its tree")
+    max_considered: int = hyperparameter(16, "moves that a search looks at from its root, at most")
+    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, while it trains")
+    value_lambda: float = hyperparameter(
+        1.0, "lambda of value targets; 1: the outcome of the game, 0: the search's value of the next position"
+    )
+    value_coefficient: float = hyperparameter(1.0, "weight of the value loss")
+    random_moves: int = hyperparameter(
+        4, "games begin after random moves, from 0 to this many: so more positions are learned from"
+    )
+    layers = Layers(activation="relu")
+    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+    def __post_init__(self):
+        self._check()
+        require(self, isinstance(getattr(self.env, "single", None), Against), _no_game(self.env))
+        require_positive(self, "num_simulations", "max_considered")
+        require(
+            self,
+            0 <= self.random_moves <= _MOST_RANDOM_MOVES,
+            f"random_moves={self.random_moves}: give a number from 0 to {_MOST_RANDOM_MOVES}",
+        )
+        require_within(self, 0, 1, "value_lambda")
+        self.epochs.check_divides(self, self.num_steps)
+
+    @classmethod
+    def can_act_in(cls, env: Environment) -> bool:
+        """Whether an environment is of a game."""
+        return super().can_act_in(env) and isinstance(getattr(env, "single", None), Against)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self._turns.reset(jax.random.split(env_key, self.num_envs))
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        optimizer_state = self._optimizer.init(parameters)
+        return State(parameters, optimizer_state, env_state, observation, key, jnp.int32(0))
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """`num_steps` moves of all games, and all updates on them."""
+        key, rollout_key, learn_key = jax.random.split(state.key, 3)
+
+        def act(seen, keys):
+            found = self.search(state.parameters, seen[1], keys)
+            return found.action, found
+
+        def step(keys, env_state, action):
+            env_state, time_step = self.step(keys, env_state, action)
+            return env_state, time_step._replace(observation=(time_step.observation, env_state.inner))
+
+        env_state, (observation, _), (((observations, _), _), found, time_steps) = rollout(
+            act,
+            step,
+            rollout_key,
+            state.env_state,
+            (state.observation, state.env_state.inner),
+            self.num_steps,
+        )
+        (parameters, optimizer_state), metrics = self.learn(
+            (state.parameters, state.optimizer_state), (observations, found, time_steps), learn_key
+        )
+        return State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1), metrics
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.epochs.updates
+
+    # --- what was learned, at work ---
+
+    def actor(self, state: State) -> Actor:
+        """How the network acts, without search: an actor sees no positions."""
+        return without_memory(
+            lambda observation: self._policy(state.parameters, observation), self._for_environment
+        )
+
+    def player(self, state: State, simulations: int | None = None) -> Searching:
+        """An `envs.games.Player` that searches; `num_simulations` of the algorithm if no number is given."""
+        return Searching(
+            self._game,
+            self._evaluate,
+            state.parameters,
+            simulations or self.num_simulations,
+            self.max_considered,
+            discount=self.discount,
+        )
+
+    # --- fragments; `update` is that of every agent ---
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B]` -> the games' next state and a `TimeStep [B]`."""
+        return self._turns.step(keys, env_state, action)
+
+    @fdg.fragment("actor", in_axes=(None, 0, 0))
+    def search(self, parameters, position, keys):
+        """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; every row's search goes on for itself."""
+        numbers = self.gumbel_scale, self.discount  # of a sweep they are traced
+        return fdg.rowwise(self._search, in_axes=(None, None, 0, 0))(numbers, parameters, position, keys)
+
+    @fdg.fragment("learner", in_axes=(None, 1, None), out_axes=None)
+    def learn(self, learned, trajectory, key):
+        """Minibatch updates on a rollout `[T, B]`: observations, `Search` and `TimeStep`.
+
+        `learned`: parameters and optimiser state.
+        """
+        observation, found, time_step = trajectory
+        target = self.targets(learned[0], found.value, time_step)
+        samples = jax.tree.map(environment_major, Sample(observation, found.policy, target))
+        parameters, optimizer_state, losses = self.epochs.learn(
+            key, samples, self.num_envs, *learned, self.gradient, self.update
+        )
+        metrics = episode_metrics(time_step)
+        # Of a game that both sides of which it plays, the return is the winner's: 1 but for draws.
+        metrics["decided"] = metrics.pop("episode_return")
+        return (parameters, optimizer_state), {**metrics, **losses}
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, sample):
+        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        return jax.grad(self.loss, has_aux=True)(parameters, sample)
+
+    # --- parts ---
+
+    def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
+        """What values are fitted to: `[T, B]` float32, for the player of each move.
+
+        The outcome of the game; where it has not ended in the rollout, the value of its last position. As the
+        player changes with each move, they are lambda-returns with a negative discount.
+
+        Args:
+          parameters: of the network, for positions that the rollout ends with.
+          value: `[T, B]` float32, of the search at each position.
+          time_step: `[T, B]`.
+        """
+        next_value = values_after(
+            value, time_step, lambda final: self._evaluated(parameters, features_and_mask(final)[0])[1]
+        )
+        return lambda_returns(
+            time_step.reward, next_value, time_step.terminated, time_step.truncated,
+            -self.discount, self.value_lambda,
+        )  # fmt: skip
+
+    def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Cross-entropy to the search's policy, and the error of the value (arXiv 1712.01815, equation 1)."""
+        features, mask = features_and_mask(sample.observation)
+        logits, value = self._evaluated(parameters, features)
+        log = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
+        policy_loss = -jnp.mean(jnp.sum(sample.policy * log, axis=-1))
+        value_loss = value_error(value, sample.target)
+        entropy = -jnp.mean(jnp.sum(jax.scipy.special.xlogy(sample.policy, sample.policy), axis=-1))
+        loss = policy_loss + self.value_coefficient * value_loss
+        parts = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, parts
+
+    def _search(self, numbers: Any, parameters: Any, position: Any, keys: jax.Array) -> Search:
+        scale, discount = numbers
+
+        def one(key, position):
+            return gumbel_search(
+                self._game, self._evaluate, parameters, key, position,
+                self.num_simulations, self.max_considered, scale, discount,
+            )  # fmt: skip
+
+        return jax.vmap(one)(keys, position)
+
+    def _evaluate(self, parameters: Any, key: jax.Array, position: Any) -> tuple[jax.Array, jax.Array]:
+        """Logits `[n]` and value `[]` of one position."""
+        features = jax.tree.map(lambda x: x[None], self._game.observe(position))
+        logits, value = self._evaluated(parameters, features)
+        return logits[0], value[0]
+
+    def _evaluated(self, parameters: Any, features: Any) -> tuple[jax.Array, jax.Array]:
+        """Logits `[N, n]` and values `[N]` of observations without masks `[N, *obs]`.
+
+        Values lie within those of outcomes: a position that was not tried would seem worse than a loss.
+        """
+        logits, value = self._network.apply(parameters, features)
+        return logits, jnp.tanh(value)
+
+    def _policy(self, parameters: Any, observation: Observation) -> Distribution:
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)[0]
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        self._check_actor_critic(self._network, state.parameters)
+
+    @property
+    def _network(self) -> Network:
+        return self._actor_critic()
+
+    @property
+    def _game(self) -> Game:
+        return self.env.single.game
+
+    @property
+    def _turns(self) -> Vectorized:
+        """The environment in which both players' moves are the agent's."""
+        return vectorize(Turns(self._game, self.random_moves))
+
+
+_MOST_RANDOM_MOVES = 32  # each is traced
+
+
+def _no_game(env: Any) -> str:
+    return (
+        f"'{env.name}' is no game of two players, whose rules a search could use: give"
+        " envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game, opponent))"
+    )

@@ -1,0 +1,228 @@
+"""Tree searches in two-player games, by mctx (github.com/google-deepmind/mctx), from one position.
+
+mctx searches a batch of positions with one random key. Here each position has a key and a search of its own
+(mctx's batch has length one, under `jax.vmap`), so that a batch which is split over devices gives the same
+numbers.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.games.game import Game, Position, play_on, random_move, score_of, seen, where
+from fdg.errors import FdgError
+
+Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
+"""`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player whose move it is."""
+
+
+class Search(NamedTuple):
+    """What a search of one position found."""
+
+    action: jax.Array  # [] int32
+    policy: jax.Array  # [n] float32, an improved policy over the moves, 0 for those that are not legal
+    value: (
+        jax.Array
+    )  # [] float32, of the position for its player: of the moves that were tried, by the policy
+
+
+def gumbel_search(
+    game: Game,
+    evaluate: Evaluate,
+    parameters: Any,
+    key: jax.Array,
+    position: Position,
+    simulations: int,
+    considered: int = 16,
+    scale: float | jax.Array = 1.0,
+    discount: float | jax.Array = 1.0,
+) -> Search:
+    """A search as in Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
+
+    At the root it draws moves without replacement by the Gumbel top-k trick and divides the simulations among
+    them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
+    (equation 11).
+
+    Args:
+      game: whose rules are the model.
+      evaluate: what stands for the rest of the game at a leaf.
+      parameters: of `evaluate`.
+      key: one key.
+      position: one in which the game is not over.
+      simulations: positions added to the tree.
+      considered: moves that are looked at from the root, at most.
+      scale: of the Gumbel noise; 0 for the best move without noise.
+      discount: of the outcome, for each move.
+    """
+    model_key, search_key = jax.random.split(key)
+    with jax.numpy_rank_promotion("allow"):  # mctx is written for it
+        found = _mctx().gumbel_muzero_policy(
+            parameters,
+            search_key,
+            _root(game, evaluate, parameters, model_key, position),
+            _model(game, evaluate, discount),
+            simulations,
+            ~_batch(game.legal(position)),
+            max_num_considered_actions=min(considered, game.num_actions),
+            gumbel_scale=scale,
+            qtransform=_completed,
+        )
+    summary = found.search_tree.summary()
+    tried = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)
+    value = jnp.sum(tried * summary.qvalues, axis=1) / jnp.sum(tried, axis=1)
+    return Search(found.action[0].astype(jnp.int32), found.action_weights[0], value[0])
+
+
+def _completed(tree: Any, node: jax.Array) -> jax.Array:
+    """mctx's completed values, as they are: outcomes have a scale of their own, from -1 to 1.
+
+    Stretched to the range of those in the node, as mctx has it by default, tiny errors of values decide where
+    all moves lose, and none that would draw is ever found: tic-tac-toe ended so, with a second player who did
+    not prevent three in a row.
+    """
+    return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
+
+
+def _root(game: Game, evaluate: Evaluate, parameters: Any, key: jax.Array, position: Position) -> Any:
+    logits, value = evaluate(parameters, key, position)
+    return _mctx().RootFnOutput(prior_logits=_batch(logits), value=_batch(value), embedding=_batch(position))
+
+
+def _model(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Callable[..., Any]:
+    """mctx's recurrent function: one move, what it wins for the mover, and how the result is evaluated.
+
+    The value of what follows is another player's, hence a negative discount; it is zero after the end.
+    """
+
+    def one(parameters: Any, key: jax.Array, action: jax.Array, position: Position) -> tuple[Any, Position]:
+        mover = game.player(position)
+        ended, _ = game.outcome(position)
+        after = play_on(game, position, action)
+        over, _ = game.outcome(after)
+        logits, value = evaluate(parameters, key, after)
+        legal = seen(game, after).action_mask
+        return _mctx().RecurrentFnOutput(
+            reward=jnp.where(ended, 0.0, score_of(game, after, mover)),
+            discount=jnp.where(over, 0.0, jnp.where(game.player(after) == mover, discount, -discount)),
+            prior_logits=jnp.where(legal, logits - jnp.max(logits), jnp.finfo(jnp.float32).min),
+            value=jnp.where(over, 0.0, value),
+        ), after
+
+    def batch(
+        parameters: Any, key: jax.Array, action: jax.Array, positions: Position
+    ) -> tuple[Any, Position]:
+        single = one(parameters, key, action[0], jax.tree.map(lambda x: x[0], positions))
+        return jax.tree.map(_batch, single)
+
+    return batch
+
+
+def _batch(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _mctx() -> Any:
+    try:
+        import mctx
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"searching needs mctx, and {error.name} is not installed: pip install 'fdg[search]'"
+        ) from error
+    return mctx
+
+
+# --- players that search ---
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Searching:
+    """An `envs.games.Player` that searches with a trained evaluation; compares by identity.
+
+    Attributes:
+      game: what it plays.
+      evaluate: as of `gumbel_search`.
+      parameters: of `evaluate`.
+      simulations: of each move.
+      considered: moves that are looked at from the root, at most.
+      scale: of the Gumbel noise; 0 plays the best move that was found.
+      discount: of the outcome, for each move.
+    """
+
+    game: Any
+    evaluate: Evaluate
+    parameters: Any
+    simulations: int
+    considered: int = 16
+    scale: float = 0.0
+    discount: Any = 1.0
+
+    def begin(self, key: jax.Array) -> tuple[()]:
+        """Nothing: each move has a tree of its own."""
+        return ()
+
+    def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
+        """The move that the search found best."""
+        found = gumbel_search(
+            self.game, self.evaluate, self.parameters, key, _going(self.game, key, position),
+            self.simulations, self.considered, self.scale, self.discount,
+        )  # fmt: skip
+        return found.action, memory
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomPlayouts:
+    """An `envs.games.Player`: Monte Carlo tree search without a network.
+
+    A leaf's value is the outcome of one game of random moves from there (Coulom 2006, "Efficient selectivity
+    and backup operators in Monte-Carlo tree search"); moves are chosen in the tree by PUCT with equal priors
+    (Silver et al. 2017, arXiv 1712.01815, and mctx's constants), at the root by the number of visits.
+
+    Attributes:
+      game: what it plays.
+      simulations: of each move.
+    """
+
+    game: Any
+    simulations: int = 64
+
+    def begin(self, key: jax.Array) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
+        """The move that was visited most."""
+        position = _going(self.game, key, position)
+        model_key, search_key = jax.random.split(key)
+        with jax.numpy_rank_promotion("allow"):
+            found = _mctx().muzero_policy(
+                (),
+                search_key,
+                _root(self.game, self._evaluate, (), model_key, position),
+                _model(self.game, self._evaluate, 1.0),
+                self.simulations,
+                ~_batch(self.game.legal(position)),
+                dirichlet_fraction=0.0,
+                temperature=0.0,
+            )
+        return found.action[0].astype(jnp.int32), memory
+
+    def _evaluate(self, parameters: Any, key: jax.Array, position: Position) -> tuple[jax.Array, jax.Array]:
+        """Equal priors, and the outcome of one random game."""
+        game = self.game
+
+        def one_move(carry: tuple[jax.Array, Position]) -> tuple[jax.Array, Position]:
+            key, now = carry
+            key, drawn = jax.random.split(key)
+            return key, play_on(game, now, random_move(game, drawn, now))
+
+        _, end = jax.lax.while_loop(lambda carry: ~game.outcome(carry[1])[0], one_move, (key, position))
+        return jnp.zeros(game.num_actions), score_of(game, end, game.player(position))
+
+
+def _going(game: Game, key: jax.Array, position: Position) -> Position:
+    """The position, and a first one where the game is over: a search needs a legal move."""
+    over, _ = game.outcome(position)
+    return where(over, game.init(key), position)

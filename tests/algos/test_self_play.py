@@ -1,0 +1,158 @@
+"""Self-play: which versions are kept and met, and that they reply as their actors do."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from envs import games
+from fdg.errors import FdgError
+
+ENV = envs.make("game:tic_tac_toe")
+GAME = ENV.single.game
+
+
+class Counted(NamedTuple):
+    weight: jax.Array  # [] float32, the number of iterations
+    unread: jax.Array  # [1000], as a replay memory
+    env_state: Any
+    observation: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Each iteration is a step of the first legal place; the actor takes the legal place after its weight."""
+
+    env: Any = ENV
+    num_envs: int = 6
+    steps_per_iteration: int = 6
+
+    def init(self, key):
+        state, observation = self.env.reset(jax.random.split(key, self.num_envs))
+        return Counted(jnp.float32(0), jnp.zeros(1000), state, observation)
+
+    def iterate(self, state):
+        keys = jax.random.split(jax.random.key(state.weight.astype(jnp.int32)), self.num_envs)
+        action = jnp.argmax(state.observation.action_mask, axis=1).astype(jnp.int32)
+        env_state, step = self.step(keys, state.env_state, action)
+        new = Counted(state.weight + 1, state.unread + 1, env_state, step.observation)
+        return new, {"opponents": jnp.sum(step.observation.observation[..., 1])}
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        return self.env.step(keys, env_state, action)
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            order = (jnp.arange(9) - state.weight.astype(jnp.int32)) % 9
+            free = jnp.where(observation.action_mask, order[None], 9)
+            return jnp.argmin(free, axis=1).astype(jnp.int32), memory
+
+        return algos.Actor(lambda num_envs: (), act)
+
+
+def test_what_is_kept_by_hand():
+    """Of size 2, a version every 2 iterations: after 2, 4 and 6 the weights 2, 4 and 6 are kept in turn."""
+    algorithm = algos.SelfPlay(Counts(), size=2, every=2)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    assert [version.shape for version in state.versions] == [(2,)], "no memory that the actor does not read"
+    iterate, seen = jax.jit(algorithm.iterate), []
+    for _ in range(6):
+        state, _ = iterate(state)
+        seen.append((state.versions[0].tolist(), int(state.newest)))
+    assert seen == [([0, 0], 0), ([0, 2], 1), ([0, 2], 1), ([4, 2], 0), ([4, 2], 0), ([4, 6], 1)]
+    assert float(state.learner.weight) == 6 and int(state.iteration) == 6
+
+
+@pytest.mark.parametrize("latest", [0.0, 0.5, 1.0])
+def test_which_versions_are_met(latest):
+    """With probability `latest` the newest, and else any of four, it among them."""
+    algorithm = algos.SelfPlay(dataclasses.replace(Counts(), num_envs=512), size=4, latest=latest)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    versions = [jnp.arange(4.0)]
+    met = []
+    step = jax.jit(algorithm.step)
+    env_state, observation = state.learner.env_state, state.learner.observation
+    for i in range(9):
+        keys = jax.random.split(jax.random.key(i), 512)
+        action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
+        env_state, time_step = step(versions, jnp.int32(2), keys, env_state, action)
+        observation = time_step.observation
+        met += np.asarray(env_state.inner.memory.version)[np.asarray(time_step.done)].tolist()
+    share = np.bincount(met, minlength=4) / len(met)
+    expected = (1 - latest) / 4 + latest * (np.arange(4) == 2)
+    assert len(met) > 500
+    np.testing.assert_allclose(share, expected, atol=0.08)
+
+
+def test_a_version_replies_as_its_actor_does():
+    """The step of self-play, beside an environment whose opponent is a version's actor."""
+    ppo = algos.PPO(env=ENV, num_envs=8, num_steps=4, num_minibatches=2, hidden=(8,))
+    algorithm = algos.SelfPlay(ppo, size=2, latest=1.0)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    second = jax.jit(algorithm.init)(jax.random.key(1))
+    versions = [jnp.stack([a[0], b[0]]) for a, b in zip(state.versions, second.versions, strict=True)]
+    assert len(versions) < len(jax.tree.leaves(state.learner.parameters)), "the critic is not kept"
+    trained = games.Trained(GAME, ppo.actor(second.learner), greedy=False)
+    env = envs.vectorize(games.Against(GAME, trained))
+    keys = jax.random.split(jax.random.key(3), 8)
+    of_second = state.learner.env_state.inner.memory._replace(version=jnp.ones(8, jnp.int32))
+    env_state = state.learner.env_state
+    env_state = env_state._replace(inner=env_state.inner._replace(memory=of_second))
+    beside = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
+    observation = state.learner.observation
+    for i in range(2):
+        action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
+        env_state, mine = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
+        beside, theirs = jax.jit(env.step)(keys, beside, action)
+        same = ~np.asarray(mine.done)  # where the next game begins, other keys are drawn
+        for ours, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+            if i == 0:
+                np.testing.assert_array_equal(np.asarray(ours)[same], np.asarray(expected)[same])
+        observation = mine.observation
+
+
+def test_ppo_learns_tic_tac_toe_from_itself():
+    ppo = algos.PPO(
+        env=ENV,
+        num_envs=32,
+        num_steps=16,
+        learning_rate=2.5e-3,
+        anneal_learning_rate=False,
+        hidden=(64,),
+    )
+    algorithm = algos.SelfPlay(ppo, size=2, every=5)
+    state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
+    evaluate = jax.jit(lambda state: algorithm.evaluate(state, jax.random.key(1), 256)["return"])
+    before = float(evaluate(state))
+    for _ in range(60):
+        state, _ = iterate(state)
+    assert before + 0.15 < float(evaluate(state)), "against random moves, which it never met"
+
+
+def test_it_is_trained_and_loaded(tmp_path):
+    """Annealing ends where the run does; conformance shows that checkpoints have all of the state."""
+    ppo = algos.PPO(env=ENV, num_envs=4, num_steps=2, num_minibatches=1, hidden=(4,), total_steps=640)
+    algorithm = algos.SelfPlay(ppo, size=2, every=2)
+    run = fdg.fit(algorithm, total_steps=24, out=tmp_path / "run", devices=1, eval_episodes=8, progress=False)
+    assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 24
+    loaded = fdg.load(tmp_path / "run", algorithm=algorithm)
+    assert int(loaded.state.iteration) == 3 and int(loaded.state.newest) == 1
+
+
+def test_mistakes():
+    with pytest.raises(FdgError, match="'CartPole-v1', no game against an opponent"):
+        algos.SelfPlay(algos.PPO(env=envs.make("CartPole-v1")))
+    for field, value in (("size", 0), ("every", 1.5), ("latest", 2)):
+        with pytest.raises(FdgError, match=f"{field}={value}"):
+            algos.SelfPlay(Counts(), **{field: value})
+    with pytest.raises(FdgError, match="AlphaZero plays against itself already"):
+        algos.SelfPlay(algos.AlphaZero(env=ENV))
+    with pytest.raises(FdgError, match="has no method init"):
+        algos.SelfPlay(ENV)
