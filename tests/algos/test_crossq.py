@@ -72,7 +72,7 @@ def test_without_correction_it_is_flaxs_batch_normalisation():
             y, after = layer.apply(variables, x, *how, mutable=["batch_stats"])
             return jnp.sum(weight * y), (y, after)
 
-        return jax.grad(loss, has_aux=True)(x)
+        return jax.jit(jax.grad(loss, has_aux=True))(x)
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),

@@ -279,7 +279,7 @@ def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
     other_action, _ = network.apply(parameters, seen, action + 0.5)
     other_observation, _ = network.apply(parameters, jnp.flip(seen, axis=0), action)
     assert not np.allclose(first, other_action) and not np.allclose(first, other_observation)
-    gradient = jax.grad(lambda p: jnp.sum(network.apply(p, seen, action)[0]))(parameters)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, seen, action)[0])))(parameters)
     for name, leaf in leaves(gradient).items():
         assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
 
@@ -289,8 +289,8 @@ def test_actor_and_critic_share_no_gradient():
     network = actor_critic(space, ACTIONS["box"])
     observation = observe(space)
     parameters = network.init(jax.random.key(0), observation)
-    of_value = jax.grad(lambda p: jnp.sum(network.apply(p, observation)[1]))(parameters)
-    of_actor = jax.grad(lambda p: jnp.sum(network.apply(p, observation)[0]))(parameters)
+    of_value = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[1])))(parameters)
+    of_actor = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[0])))(parameters)
     for name, leaf in leaves(of_value).items():
         assert bool(jnp.any(leaf != 0.0)) == ("critic" in name)
     for name, leaf in leaves(of_actor).items():
@@ -368,7 +368,7 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
         )
         return jnp.sum(of_action(values, jnp.array([2, 1])))
 
-    for leaf in jax.tree.leaves(jax.grad(loss)(parameters)):
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(parameters)):
         assert np.all(np.isfinite(leaf))
 
 

@@ -52,7 +52,7 @@ def test_what_all_do_is_worth_no_less_where_one_is_worth_more(broken, monkeypatc
     keys = jax.random.split(jax.random.key(0), 3)
     values, state = 9 * jax.random.normal(keys[0], (64, 3)), 9 * jax.random.normal(keys[1], (64, 5))
     parameters = mixer.init(keys[2], values, state)
-    slope = jax.grad(lambda values: jnp.sum(mixer.apply(parameters, values, state)))(values)
+    slope = jax.jit(jax.grad(lambda values: jnp.sum(mixer.apply(parameters, values, state))))(values)
     assert slope.shape == (64, 3) and bool(jnp.any(slope < 0)) == broken
 
 

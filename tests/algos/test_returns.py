@@ -142,7 +142,7 @@ def test_it_has_gradients_and_maps_over_hyperparameters():
         )
 
     # d total / d value[t] = -(1 + 1/4 for each earlier step of the episode that step t's error flows to).
-    gradient = jax.grad(total)(value, 0.5)
+    gradient = jax.jit(jax.grad(total))(value, 0.5)
     assert gradient[:, 0].tolist() == [-1.0, -1.25, -1.0, -1.25, -1.0, -1.25]
     totals = jax.vmap(total, in_axes=(None, 0))(value, jnp.array([0.0, 0.5]))
     assert totals.tolist() == [17.0, 19.25]  # 1 - 2 + 5 + 1 + 2 + 10, and 0.5 - 2 + 5.25 + 1 + 4.5 + 10

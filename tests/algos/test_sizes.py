@@ -33,7 +33,7 @@ def test_what_is_named_wins_and_the_rest_fits(name):
     cls = algos.get(name)
     for env_name in ENVIRONMENTS.get(name, ("CartPole-v1", "Breakout-MinAtar")):
         env = envs.make(env_name)
-        for _ in range(3):
+        for _ in range(1 if env_name.startswith("brax") else 3):  # which takes a second to trace
             given = {"num_envs": rng.randint(1, 40)}
             if hasattr(cls, "num_steps"):
                 given["num_steps"] = rng.randint(1, 24)

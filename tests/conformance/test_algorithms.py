@@ -26,269 +26,112 @@ from tests.conformance.comparison import ITERATIONS, assert_same, copied, leaves
 from tests.running.order import is_in_order
 
 NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
+HIDDEN = {"hidden": (8,)}
+ROLLOUT = {"num_envs": 8, "num_steps": 4}
+EPOCHS = {**ROLLOUT, "num_epochs": 1, "num_minibatches": 2}
+REPLAY = {"num_envs": 8, "learning_starts": 16, "batch_size": 8, "buffer_size": 64}
+OFFLINE_DATA = {"dataset": random_steps("probe:continuous"), "num_envs": 8, "num_steps": 2, "batch_size": 16}
 
-REPLAYING = {
-    "num_envs": 8, "updates_per_step": 0.25, "learning_starts": 16, "batch_size": 8, "buffer_size": 64,
-    "hidden": (8,),
-}  # fmt: skip
 
-_OFFLINE = {
-    "env": envs.make("probe:continuous"),
-    "dataset": random_steps("probe:continuous"),
-    "num_envs": 8,
-    "num_steps": 2,
-    "batch_size": 16,
-    "hidden": (8,),
-}
+def small(cls, env, *groups, **fields):
+    """Makes the algorithm when it is called, so that only a test that uses it makes its environment."""
+    name, options = envs.parse(env)
+    return lambda: cls(
+        env=envs.make(name, **options), **{k: v for g in groups for k, v in g.items()}, **fields
+    )
+
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
-    "ippo": lambda: algos.IPPO(
-        env=envs.make("probe:unlike", continuous=True),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        hidden=(8,),
-        **NORMALIZING,
+    "ippo": small(algos.IPPO, "probe:unlike?continuous=True", EPOCHS, HIDDEN, NORMALIZING),
+    "mappo": small(algos.MAPPO, "probe:agents?delay=1", EPOCHS, memory_size=8),
+    "a2c": small(algos.A2C, "CartPole-v1", ROLLOUT, HIDDEN, NORMALIZING),
+    "a3c": small(algos.A3C, "CartPole-v1", HIDDEN, NORMALIZING, num_envs=16, num_workers=8, num_steps=4),
+    "impala": small(algos.IMPALA, "CartPole-v1", ROLLOUT, HIDDEN, NORMALIZING),
+    "ppo": small(algos.PPO, "CartPole-v1", EPOCHS, HIDDEN),
+    "ppo rnd": small(
+        algos.PPO, "CartPole-v1", EPOCHS, HIDDEN, rnd=True, rnd_features=4, rnd_share=0.5
     ),
-    "mappo": lambda: algos.MAPPO(
-        env=envs.make("probe:agents", delay=1),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        memory_size=8,
+    "dqn": small(
+        algos.DQN, "CartPole-v1", HIDDEN, num_envs=8, num_steps=2, updates_per_step=0.125, batch_size=16,
+        buffer_size=64, learning_starts=32, target_period=2, double=True, dueling=True, n_step=2,
+        priority_exponent=0.6, normalize_observation=True,
     ),
-    "a2c": lambda: algos.A2C(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), **NORMALIZING
-    ),
-    "a3c": lambda: algos.A3C(
-        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,), **NORMALIZING
-    ),
-    "impala": lambda: algos.IMPALA(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), **NORMALIZING
-    ),
-    "ppo": lambda: algos.PPO(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
-    ),
-    "ppo rnd": lambda: algos.PPO(
-        env=envs.make("CartPole-v1"),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        hidden=(8,),
-        rnd=True,
-        rnd_features=4,
-        rnd_share=0.5,
-    ),
-    "dqn": lambda: algos.DQN(
-        env=envs.make("CartPole-v1"),
-        num_envs=8,
-        num_steps=2,
-        updates_per_step=0.125,
-        batch_size=16,
-        buffer_size=64,
-        learning_starts=32,
-        target_period=2,
-        double=True,
-        dueling=True,
-        n_step=2,
-        priority_exponent=0.6,
-        hidden=(8,),
-        normalize_observation=True,
-    ),
-    "pqn": lambda: algos.PQN(
-        env=envs.make("CartPole-v1"),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        hidden=(8,),
-        **NORMALIZING,
-    ),
-    "recurrent_ppo": lambda: algos.RecurrentPPO(
-        env=envs.make("probe:memory", delay=1),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        memory_size=4,
-        sequence_length=2,
-        burn_in=1,
+    "pqn": small(algos.PQN, "CartPole-v1", EPOCHS, HIDDEN, NORMALIZING),
+    "recurrent_ppo": small(
+        algos.RecurrentPPO, "probe:memory?delay=1", EPOCHS, memory_size=4, sequence_length=2, burn_in=1
     ),
     # Observations in parts, one of them for the critic alone; a transformer that looks back over three steps.
-    "recurrent_ppo transformer": lambda: algos.RecurrentPPO(
-        env=envs.make("probe:parts", length=3),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        memory="transformer",
-        memory_size=4,
-        memory_window=3,
-        memory_heads=2,
-        layer_norm=True,
-        normalize_observation=True,
-        sequence_length=2,
+    "recurrent_ppo transformer": small(
+        algos.RecurrentPPO, "probe:parts?length=3", EPOCHS, memory="transformer", memory_size=4,
+        memory_window=3, memory_heads=2, layer_norm=True, normalize_observation=True, sequence_length=2,
         burn_in=1,
     ),
-    "sac": lambda: algos.SAC(
-        env=envs.make("probe:continuous"),
-        num_envs=8,
-        updates_per_step=0.25,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        hidden=(8,),
-        normalize_observation=True,
+    "sac": small(
+        algos.SAC, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, normalize_observation=True
     ),
-    "td3": lambda: algos.TD3(
-        env=envs.make("probe:continuous"),
-        atoms=5,
-        value_min=-2.0,
-        value_max=2.0,
-        num_envs=8,
-        updates_per_step=0.25,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        hidden=(8,),
-        normalize_observation=True,
+    "td3": small(
+        algos.TD3, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, normalize_observation=True,
+        atoms=5, value_min=-2.0, value_max=2.0,
     ),
-    "qr_dqn": lambda: algos.QRDQN(
-        env=envs.make("probe:masked"),
-        num_envs=8,
-        num_steps=2,
-        updates_per_step=0.125,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        quantiles=3,
+    "qr_dqn": small(
+        algos.QRDQN, "probe:masked", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.125, quantiles=3,
         double=True,
-        hidden=(8,),
     ),
-    "c51": lambda: algos.C51(
-        env=envs.make("probe:masked"),
-        num_envs=8,
-        num_steps=2,
-        updates_per_step=0.0625,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        atoms=3,
-        value_min=-1.0,
-        value_max=1.0,
-        hidden=(8,),
+    "c51": small(
+        algos.C51, "probe:masked", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.0625, atoms=3,
+        value_min=-1.0, value_max=1.0,
     ),
-    "bc": lambda: algos.BC(
-        env=envs.make("probe:masked"),
-        dataset=random_steps("probe:masked"),
-        num_envs=8,
-        num_steps=1,
-        batch_size=8,
-        hidden=(8,),
-        normalize_observation=False,
+    "bc": small(
+        algos.BC, "probe:masked", HIDDEN, dataset=random_steps("probe:masked"), num_envs=8, num_steps=1,
+        batch_size=8, normalize_observation=False,
     ),
-    "iql": lambda: algos.IQL(normalize_observation=True, **_OFFLINE),
-    "td3_bc": lambda: algos.TD3BC(**_OFFLINE),
-    "rebrac online": lambda: algos.ReBRAC(online=True, total_steps=80, **_OFFLINE),
-    "iql online": lambda: algos.IQL(online=True, total_steps=80, **_OFFLINE),
-    "rebrac": lambda: algos.ReBRAC(**_OFFLINE),
-    "cql": lambda: algos.CQL(num_actions=2, **_OFFLINE),
-    "crossq": lambda: algos.CrossQ(
-        env=envs.make("probe:continuous"),
-        num_envs=8,
-        updates_per_step=0.25,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        hidden=(8,),
+    "iql": small(algos.IQL, "probe:continuous", OFFLINE_DATA, HIDDEN, normalize_observation=True),
+    "td3_bc": small(algos.TD3BC, "probe:continuous", OFFLINE_DATA, HIDDEN),
+    "rebrac": small(algos.ReBRAC, "probe:continuous", OFFLINE_DATA, HIDDEN),
+    "rebrac online": small(
+        algos.ReBRAC, "probe:continuous", OFFLINE_DATA, HIDDEN, online=True, total_steps=80
+    ),
+    "iql online": small(algos.IQL, "probe:continuous", OFFLINE_DATA, HIDDEN, online=True, total_steps=80),
+    "cql": small(algos.CQL, "probe:continuous", OFFLINE_DATA, HIDDEN, num_actions=2),
+    "redq": small(
+        algos.REDQ, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, num_critics=3, policy_delay=2,
         critic_hidden=(8,),
-        policy_delay=2,
-        renorm_after=4,
     ),
-    "redq": lambda: algos.REDQ(
-        env=envs.make("probe:continuous"), num_critics=3, policy_delay=2, critic_hidden=(8,), **REPLAYING
-    ),
-    "droq": lambda: algos.DroQ(
-        env=envs.make("probe:continuous"),
-        dropout=0.25,
-        policy_delay=2,
-        normalize_observation=True,
-        **REPLAYING,
-    ),
-    "tqc": lambda: algos.TQC(
-        env=envs.make("probe:continuous"),
-        num_critics=3,
-        quantiles=4,
-        dropped_quantiles=1,
-        critic_hidden=(8,),
-        **REPLAYING,
-    ),
-    "fast_td3": lambda: algos.FastTD3(
-        env=envs.make("probe:continuous"),
-        atoms=5,
-        value_min=-2.0,
-        value_max=2.0,
-        n_step=2,
-        critic_hidden=(8, 8),
-        torso="simba",
-        **REPLAYING,
-    ),
-    "vdn": lambda: algos.VDN(
-        env=envs.make("probe:unlike"),
-        num_envs=8,
-        num_steps=2,
-        num_updates=1,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        sequence_length=1,
-        hidden=(8,),
-    ),
-    "qmix": lambda: algos.QMIX(
-        env=envs.make("probe:agents", delay=1),
-        num_envs=8,
-        num_steps=4,
-        num_updates=1,
-        learning_starts=16,
-        batch_size=8,
-        buffer_size=64,
-        sequence_length=2,
-        q_lambda=0.5,
-        priority_exponent=0.6,
-        memory="gru",
-        memory_size=4,
-        mixer_size=4,
-        hypernetwork=(4,),
+    "droq": small(
+        algos.DroQ, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, dropout=0.25, policy_delay=2,
         normalize_observation=True,
     ),
-}
-
-SMALL["alphazero"] = lambda: algos.AlphaZero(
-    env=envs.make("game:tic_tac_toe"),
-    num_envs=8,
-    num_steps=2,
-    num_minibatches=2,
-    num_simulations=4,
-    hidden=(8,),
-)
-# Opponents that remember, and replace each other twice within the iterations.
-SMALL["recurrent_ppo self play"] = lambda: algos.SelfPlay(
-    algos.RecurrentPPO(
-        env=envs.make("game:tic_tac_toe"),
-        num_envs=8,
-        num_steps=4,
-        num_epochs=1,
-        num_minibatches=2,
-        memory_size=4,
-        sequence_length=2,
+    "tqc": small(
+        algos.TQC, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, num_critics=3, quantiles=4,
+        dropped_quantiles=1, critic_hidden=(8,),
     ),
-    size=2,
-    every=2,
-)
+    "fast_td3": small(
+        algos.FastTD3, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, atoms=5, value_min=-2.0,
+        value_max=2.0, n_step=2, critic_hidden=(8, 8), torso="simba",
+    ),
+    "crossq": small(
+        algos.CrossQ, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, critic_hidden=(8,),
+        policy_delay=2, renorm_after=4,
+    ),
+    "vdn": small(
+        algos.VDN, "probe:unlike", REPLAY, HIDDEN, num_steps=2, num_updates=1, sequence_length=1
+    ),
+    "qmix": small(
+        algos.QMIX, "probe:agents?delay=1", REPLAY, num_steps=4, num_updates=1, sequence_length=2,
+        q_lambda=0.5, priority_exponent=0.6, memory="gru", memory_size=4, mixer_size=4, hypernetwork=(4,),
+        normalize_observation=True,
+    ),
+    "alphazero": small(
+        algos.AlphaZero, "game:tic_tac_toe", HIDDEN, num_envs=8, num_steps=2, num_minibatches=2,
+        num_simulations=4,
+    ),
+    # Opponents that remember, and replace each other twice within the iterations.
+    "recurrent_ppo self play": lambda: algos.SelfPlay(
+        small(algos.RecurrentPPO, "game:tic_tac_toe", EPOCHS, memory_size=4, sequence_length=2)(),
+        size=2, every=2,
+    ),
+}  # fmt: skip
 
 # An entry, and the one whose fragments it shares.
 LIKE = {

@@ -276,7 +276,7 @@ def kill(words, run: Path, after):
 
 def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     """Kill -9 at a random time of a run that does little but write checkpoints."""
-    size = ["--total-steps", "640", "--num-envs", "10000", "--checkpoint-every", "1"]
+    size = ["--total-steps", "320", "--num-envs", "10000", "--checkpoint-every", "1"]
     words = [*WALK, *size]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train_main([*words, "--checkpoint-every", "100", "--out", str(whole)]) == 0
@@ -336,16 +336,16 @@ def test_those_that_nobody_asked_for_take_a_hundredth_of_the_time(
 
 def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
-    assert train_main([*WALK, "--total-steps", "160", "--checkpoint-every", "1", "--out", str(run)]) == 0
+    assert train_main([*WALK, "--total-steps", "40", "--checkpoint-every", "1", "--out", str(run)]) == 0
     (run / "summary.json").unlink()
     whole = timeless(run)
-    shutil.rmtree(run / "checkpoints" / "20" / "arrays")
+    shutil.rmtree(run / "checkpoints" / "5" / "arrays")
     capsys.readouterr()
     assert train_main([*WALK, "--resume", str(run)]) == 0
     said = capsys.readouterr()
     assert said.err.startswith("warning: checkpoint ") and said.err.count("\n") == 1
-    assert "checkpoints/20 is damaged" in said.err and "going on from iteration 19" in said.err
-    assert "resuming at iteration 19 of 20" in said.out
+    assert "checkpoints/5 is damaged" in said.err and "going on from iteration 4" in said.err
+    assert "resuming at iteration 4 of 5" in said.out
     assert timeless(run) == whole
 
 
