@@ -172,6 +172,7 @@ class CommandLine:
                 " --policy single_learner_coarse"
             )
         if of.policy in AUTO and lag:
+            settings.check_range("lag", lag)
             raise FdgError(
                 f"--lag {lag}: --policy {of.policy} chooses among whole iterations (--max-staleness 1):"
                 " name a policy, such as --policy split"

@@ -255,7 +255,7 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
     """
     kinds: dict[Any, list[Candidate]] = {}
     for one in candidates:
-        kind = type(one.policy), getattr(one.policy, "staleness", 0), one.devices, one.variant
+        kind = type(one.policy), *_delays(one.policy), one.devices, one.variant
         kinds.setdefault(kind, []).append(one)
     found: list[dict[int, Row]] = []
     for some in kinds.values():
@@ -285,6 +285,10 @@ def _look_beside(some: Sequence[Candidate], rows: dict[int, Row], look: Callable
     return len(rows) > before
 
 
+def _delays(policy: Any) -> tuple[int, int]:
+    return getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
+
+
 def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
     """Without those that place everything as an earlier one does."""
     seen: set[Any] = set()
@@ -298,7 +302,7 @@ def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candid
         groups = frozenset(
             (role, group.devices, group.model, group.parameters) for role, group in placed.items()
         )
-        key = groups, one.variant, getattr(one.policy, "staleness", 0)
+        key = groups, one.variant, *_delays(one.policy)
         if key not in seen:
             seen.add(key)
             found.append(one)

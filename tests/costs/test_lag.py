@@ -70,6 +70,12 @@ def test_no_lag_where_it_brings_nothing():
     assert quickest_lag(fdg.trace(Balanced()), policies.Split(), 1, TWO).lag == 0
 
 
+def test_policies_that_differ_by_lag_alone_are_all_looked_at():
+    given = [policies.Split(lag=lag) for lag in (0, 1, 2)]
+    choice = policies.auto(Balanced(), TWO, policies=given, all_devices=True, further=False)
+    assert {row.candidate.policy for row in choice.rows} == set(given) and choice.policy.lag > 0
+
+
 def test_what_has_no_lag_says_so():
     with pytest.raises(FdgError, match="lag: GPUOnly has none"):
         quickest_lag(fdg.trace(Balanced()), policies.GPUOnly(), 2, TWO)

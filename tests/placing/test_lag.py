@@ -208,6 +208,11 @@ def test_one_line_for_a_lag_that_cannot_be(algorithm, fields, message):
     assert "\n" not in str(error.value)
 
 
+def test_agents_side_by_side_lag_each():
+    plan = fdg.place(graph_of(4), policies.Split(lag=1), 2, 6)
+    assert plan.graph.agents == 6 and plan.delayed == fdg.place(graph_of(4), policies.Split(lag=1), 2).delayed
+
+
 def test_a_policy_of_ones_own_may_lag():
     """Whatever has the field."""
 
