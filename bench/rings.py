@@ -134,11 +134,11 @@ def rolling(source: Sleeping, rows: int, rings: int, inference: float, steps: in
     return once
 
 
-def even(rounds: int) -> bool:
+def even(rounds: int, inference: float = INFERENCE) -> bool:
     """Prints each ratio of s to f in each number of rings; whether all are within 0.9 of the bound."""
     met = True
     for ratio in RATIOS:
-        sides = {rings: rolling(Sleeping(ratio * INFERENCE), ROWS, rings, INFERENCE) for rings in RINGS}
+        sides = {r: rolling(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
         taken = in_turns({rings: lambda _, once=once: once() for rings, once in sides.items()}, rounds)
         for rings in RINGS[1:]:
             gain = statistics.median(a / b for a, b in zip(taken[1], taken[rings], strict=True))
@@ -178,9 +178,10 @@ def main(words: list[str] | None = None) -> int:
     """Exit status 1 where a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--inference", type=float, default=INFERENCE, help="seconds a row")
     parser.add_argument("--uneven", action="store_true", help="also uneven environments")
     given = parser.parse_args(words)
-    met = even(given.rounds)
+    met = even(given.rounds, given.inference)
     if given.uneven:
         uneven(given.rounds)
     return 0 if met else 1

@@ -14,12 +14,14 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from algos.rollout import in_parts, rollout
 from envs import Box, Discrete, HostEnvironment, host, running_pools
 from envs.pools import Transition
 from envs.wrappers import FrameStack
 from fdg.errors import FdgError, HostError
-from tests.conformance.comparison import assert_same
+from tests.conformance.comparison import assert_same, copied, plain
+from tests.conformance.test_algorithms import SMALL
 from tests.envs.conformance import COMPILE_FAST
 
 B, T = 4, 6
@@ -277,17 +279,37 @@ def test_a_state_whose_pools_are_gone_starts_every_part_anew(caplog):
     assert len(set(np.asarray(state.env_state.inner.pool).tolist())) == 2
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize(
+    "name",
+    ["impala", "recurrent_ppo", *(pytest.param(n, marks=pytest.mark.whole) for n in ("dqn", "sac", "qmix"))],
+)
 def test_an_algorithm_in_rings_learns_what_it_learns_in_one_part(name):
+    """Of environments of JAX's, which take turns; two of these have a memory."""
+    algorithm = SMALL[name]()
+
     def after(rings):
-        algorithm = algos.get(name)(
-            env=envs.make("CartPole-v1"), num_envs=4, num_steps=3, hidden=(4,), rings=rings,
-            **({"num_epochs": 1, "num_minibatches": 2} if name == "ppo" else {}),
-        )  # fmt: skip
-        state = algorithm.init(jax.random.key(0))
-        return jax.jit(algorithm.iterate, compiler_options=COMPILE_FAST)(state)
+        one = dataclasses.replace(algorithm, rings=rings)
+        return plain(one, jax.jit(one.init, compiler_options=COMPILE_FAST)(jax.random.key(0)), 2)
 
     assert_same(after(1), after(2))
+
+
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        (policies.GPUOnly(), 4),
+        pytest.param(policies.Workers(environments=2, actors=2), 5, marks=pytest.mark.whole),
+    ],
+    ids=str,
+)
+def test_parts_of_a_batch_stay_split_over_devices(policy, count, devices):
+    """Nothing is gathered to make the parts, and the numbers are those of one part on one device."""
+    whole = SMALL["ppo"]()
+    engine = fdg.compile(dataclasses.replace(whole, rings=2), policy, devices[:count])
+    engine.compile(1)
+    assert not engine.unexplained()
+    state = jax.jit(whole.init)(jax.random.key(0))
+    assert_same(plain(whole, copied(state), 2), engine.run(copied(state), 2))
 
 
 def test_rings_that_do_not_divide_the_environments():
