@@ -4,8 +4,8 @@
 overlap: at most min(R, 1 + s / f) times as fast as in one. *Uneven*: every instance has a worker of its own,
 whose steps take lognormal times; the bound is free-running workers, which wait for nobody.
 
-    python -m bench.rings
-    python -m bench.rings --uneven --rounds 3
+    python -m bench.rings even
+    python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32
 """
 
 import argparse
@@ -29,8 +29,7 @@ from envs.pools import Transition
 STEPS, ROWS, INFERENCE = 16, 8, 0.01  # seconds a row
 RATIOS, RINGS = (1, 3), (1, 2, 4)
 SEEN, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
-WORKERS, MEDIAN, SIGMAS, UNEVEN_STEPS = 64, 0.1, (0.5, 1.0), 32
-UNEVEN_RINGS = (1, 8, 64)
+SIGMAS = (0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,43 +147,50 @@ def even(rounds: int, inference: float = INFERENCE) -> bool:
     return met
 
 
-def uneven(rounds: int) -> None:
-    """Prints the steps a second in rings as a share of free-running workers'."""
+def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
+    """Prints the steps a second, in one part and in a part each, as a share of free-running workers'."""
     for sigma in SIGMAS:
-        source = Sleeping(MEDIAN, sigma)
+        source = Sleeping(median, sigma)
 
         def free(_: int, source: Sleeping = source) -> float:
             def work(seed: int) -> float:
-                lasts, begin = source.lasts(seed, UNEVEN_STEPS), time.perf_counter()
+                lasts, begin = source.lasts(seed, steps), time.perf_counter()
                 for last in lasts:
                     time.sleep(last)
-                return UNEVEN_STEPS / (time.perf_counter() - begin)
+                return steps / (time.perf_counter() - begin)
 
-            with ThreadPoolExecutor(WORKERS) as workers:
-                rate = sum(workers.map(work, range(WORKERS)))  # each at its own pace, all the time
-            return WORKERS * UNEVEN_STEPS / rate
+            with ThreadPoolExecutor(workers) as threads:
+                rate = sum(threads.map(work, range(workers)))  # each at its own pace, all the time
+            return workers * steps / rate
 
         sides: dict[Any, Any] = {"free": free}
-        for rings in UNEVEN_RINGS:
-            once = rolling(source, WORKERS, rings, 0.0, UNEVEN_STEPS)
+        for rings in (1, workers):
+            once = rolling(source, workers, rings, 0.0, steps)
             sides[rings] = lambda _, once=once: once()
-        taken = {side: statistics.median(each) for side, each in in_turns(sides, rounds).items()}
-        shares = ", ".join(f"{rings}: {taken['free'] / taken[rings]:.2f}" for rings in UNEVEN_RINGS)
-        mean = 1e3 * MEDIAN * math.exp(sigma**2 / 2)
-        print(f"{WORKERS} workers, {mean:.1f} ms, sigma {sigma}: share of free-running, by rings: {shares}")
+        taken = {side: statistics.median(each) for side, each in in_turns(sides, rounds, 0).items()}
+        shares = [taken["free"] / taken[rings] for rings in (1, workers)]
+        mean = 1e3 * median * math.exp(sigma**2 / 2)
+        print(
+            f"{workers} workers, {steps} steps of {mean:.0f} ms, sigma {sigma}: share of free-running workers"
+            f" {shares[0]:.2f} in one part, {shares[1]:.2f} in rings",
+            flush=True,
+        )
 
 
 def main(words: list[str] | None = None) -> int:
     """Exit status 1 where a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", choices=("even", "uneven"))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--inference", type=float, default=INFERENCE, help="seconds a row")
-    parser.add_argument("--uneven", action="store_true", help="also uneven environments")
+    parser.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
+    parser.add_argument("--workers", type=int, default=64, help="uneven: instances")
+    parser.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
+    parser.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
     given = parser.parse_args(words)
-    met = even(given.rounds, given.inference)
-    if given.uneven:
-        uneven(given.rounds)
-    return 0 if met else 1
+    if given.which == "even":
+        return 0 if even(given.rounds, given.inference) else 1
+    uneven(given.rounds, given.workers, given.median, given.steps)
+    return 0
 
 
 if __name__ == "__main__":
