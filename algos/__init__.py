@@ -6,15 +6,18 @@ from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.agent import Bonus
 from algos.alphazero import AlphaZero
+from algos.buffers import ReplayBuffer
 from algos.c51 import C51
 from algos.crossq import CrossQ
 from algos.dqn import DQN
 from algos.droq import DroQ
+from algos.explorers import Explorer
 from algos.fast_td3 import FastTD3
 from algos.given import Network
 from algos.impala import IMPALA
 from algos.ippo import IPPO
 from algos.mappo import MAPPO
+from algos.normalize import Normalizer
 from algos.offline.bc import BC
 from algos.offline.cql import CQL
 from algos.offline.iql import IQL
@@ -76,11 +79,14 @@ __all__ = [
     "Bonus",
     "CrossQ",
     "DroQ",
+    "Explorer",
     "FastTD3",
     "Network",
+    "Normalizer",
     "ReBRAC",
     "RecurrentNetwork",
     "RecurrentPPO",
+    "ReplayBuffer",
     "RewardModel",
     "SelfPlay",
     "Transform",

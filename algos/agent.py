@@ -14,7 +14,7 @@ from algos import distributions, given, networks, optimizers, presets, rollout
 from algos.given import Architecture, Network
 from algos.hyperspherical import projected
 from algos.rollout import Actor, Policy, chosen, evaluate
-from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents, own
+from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from envs.host import in_parts
 from envs.rings import begin_step, end_step
@@ -64,6 +64,8 @@ BONUS: dict[str, Any] = {
     "flag": str | None,
     "holds": "bonus",
 }
+# What fields hold that take functions or `module:name` of them.
+VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
 class Bonus(NamedTuple):
@@ -192,7 +194,7 @@ class Agent(HasPresets):
     @property
     def _bonus(self) -> Any:
         """The bonus, or what its name stands for; None if there is none."""
-        return own.found("--bonus", self.bonus) if isinstance(self.bonus, str) else self.bonus
+        return given.by_name("--bonus", self.bonus)
 
     def _first_bonus(self, observation: Observation) -> Any:
         """What the bonus knows at first; None without one."""
@@ -362,19 +364,20 @@ class Agent(HasPresets):
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
-        kinds = {f.name: f.metadata.get("holds") for f in dataclasses.fields(self)}
-        given = {name for name, kind in kinds.items() if kind in ("network", "bonus", "transform")}
+        holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
+        values = {name: kind for name, kind in holds.items() if kind in VALUES}
         for name in ("network", "actor_network"):
             self._spread(name)
-        for name in given:
+        for name in values:
             value = getattr(self, name)
             if foreign.hashable(value) is not value:
                 object.__setattr__(self, name, foreign.hashable(value))
-        require_types(self, {name for name in given if foreign.is_network(getattr(self, name))})
-        for name in (name for name in given if kinds[name] == "network"):
-            if isinstance(getattr(self, name), str):
-                self._own(name)  # refuses a name that names nothing
-        _ = self._bonus
+        require_types(self, {name for name in values if foreign.is_network(getattr(self, name))})
+        for name, kind in values.items():  # refuses names that name nothing
+            if kind == "network" and isinstance(getattr(self, name), str):
+                self._own(name)
+            elif kind != "network":
+                given.by_name(f"--{name}", getattr(self, name))
 
 
 def _algorithms(base: type[Agent]) -> list[type[Agent]]:

@@ -50,10 +50,18 @@ class ReturnGrid(Part):
         """Of what two critics give, the lower value, `[N]`."""
         return jnp.minimum(*map(self.reading.value, given))
 
-    def errors(self, given: tuple[jax.Array, jax.Array], target: jax.Array) -> jax.Array:
-        """How far both critics are from their target, together."""
-        first, second = given
-        return self.reading.error(first, target) + self.reading.error(second, target)
+    def errors(
+        self, given: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
+
+        An error is the mean over both critics: priorities of the next draw.
+        """
+        read, (first, second) = self.reading, given
+        loss = read.error(first, target, weight) + read.error(second, target, weight)
+        if weight is None:
+            return loss, {}
+        return loss, {"error": 0.5 * (read.distance(first, target) + read.distance(second, target))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +86,15 @@ class Values:
         """
         return reward + discount * (jnp.minimum(first, second) - cost)
 
-    def error(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
-        """Half the mean squared error."""
-        return value_error(numbers, target)
+    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Half the mean squared error, of samples with weights `[N]`."""
+        if weight is None:
+            return value_error(numbers, target)
+        return 0.5 * jnp.mean(weight * jnp.square(numbers - target))
+
+    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
+        """Absolute errors: `[N]`."""
+        return jnp.abs(numbers - target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +149,15 @@ class Distributions:
         shares = jnp.clip(1.0 - distance, 0.0, 1.0)
         return jnp.sum(probability[:, :, None] * shares, axis=1)
 
-    def error(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
-        """Mean cross-entropy."""
-        return -jnp.mean(jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1))
+    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Mean cross-entropy, of samples with weights `[N]`."""
+        each = jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1)
+        return -jnp.mean(each if weight is None else weight * each)
+
+    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
+        """Kullback-Leibler divergences from the targets: `[N]`."""
+        log_ratio = jax.scipy.special.xlogy(target, target) - target * jax.nn.log_softmax(numbers)
+        return jnp.sum(log_ratio, axis=-1)
 
     @property
     def _spacing(self) -> float | jax.Array:

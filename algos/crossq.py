@@ -21,12 +21,13 @@ from algos.agent import Agent, Rollouts
 from algos.batch_renorm import NormedNetwork
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.soft import Entropy, Parameters
 from algos.transforms import Transforming
 from envs import Box, Environment, Observation
@@ -106,6 +107,8 @@ class CrossQ(Agent):
         100_000, "updates after which minibatches are corrected towards the running statistics"
     )
     transforming = Transforming()
+    replays = StepReplay()
+    explorer = ExplorerChoice()
 
     def __post_init__(self):
         self._check()
@@ -127,10 +130,11 @@ class CrossQ(Agent):
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = 2  # of each sample of a gradient step
+    _recurrent = None  # statistics of a minibatch would mix the steps of sequences
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
-    @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=None)
+    @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=(None, None, 0, None))
     def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
         """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless due.
 
@@ -152,7 +156,8 @@ class CrossQ(Agent):
         acting = (parameters.actor, parameters.log_temperature)
         (actor, log_temperature), actor_statistics = jax.lax.cond(is_due, of_actor, unchanged, acting)
         gradient = Parameters(actor, critics, log_temperature)
-        return gradient, Statistics(actor_statistics, critics_statistics), losses
+        statistics = Statistics(actor_statistics, critics_statistics)
+        return gradient, statistics, losses.pop("error", None), losses
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
@@ -185,9 +190,11 @@ class CrossQ(Agent):
         """The actor's parameters and running statistics."""
         return learned.parameters.actor, learned.statistics.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
-        gradient, statistics, losses = self.gradient(
+        gradient, statistics, error, losses = self.gradient(
             learned.parameters,
             learned.statistics,
             is_due,
@@ -195,7 +202,7 @@ class CrossQ(Agent):
             transition,
             keys,
         )
-        return self.update(gradient, statistics, learned, is_due), losses
+        return self.update(gradient, statistics, learned, is_due), error, losses
 
     def _critic_loss(
         self, critics, parameters: Parameters, statistics: Statistics, renormalize, transition, keys
@@ -215,8 +222,9 @@ class CrossQ(Agent):
         (first, next_first), (second, next_second) = map(_apart, values)
         following = next_first, next_second
         target = soft.target(self.grid.reading, transition, temperature, following, next_log_prob)
-        loss = self.grid.errors((first, second), target)
+        loss, error = self.grid.errors((first, second), target, transition.weight)
         return loss, (after, {
+            **error,
             "critic_loss": loss,
             "value": jnp.mean(self.grid.lower((first, second))),
             "entropy": -jnp.mean(next_log_prob),

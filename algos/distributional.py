@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from algos import networks
 from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN
+from algos.over_sequences import separated
 from algos.q_learning import choices
 from algos.replay import Transition
-from envs import Discrete, Observation, features_and_mask
+from envs import Discrete, Observation
 from fdg.settings.fields import hyperparameter, require
 
 
@@ -58,12 +59,12 @@ class DistributionalDQN(DQN):
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
         """What the network gives for every action, allowed or not: `[N, n, K]`."""
-        found = self._network.apply(parameters, features_and_mask(observation)[0])
+        found = self._network.apply(parameters, separated(observation)[0])
         return found.reshape(*found.shape[:-1], -1, self.numbers_of_an_action)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`: the mean of its returns; `-inf` where it is not allowed."""
-        _, action_mask = features_and_mask(observation)
+        _, action_mask = separated(observation)
         return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
 
     def _following(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:

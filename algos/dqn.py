@@ -9,7 +9,6 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,25 +16,24 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, q_learning, replayed_q
+from algos import given, networks, q_learning, replayed_q
 from algos.agent import Agent, Rollouts
+from algos.collecting import begin, collect, stored_memory
+from algos.distributions import Categorical, sizes
+from algos.explorers import ExplorerChoice, Remembered
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.networks import of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import (
-    Exploration,
-    choices,
-    epsilon_greedy,
-    epsilon_greedy_actor,
-    for_each_choice,
-    over_choices,
-)
-from algos.replay import Replay, ReplayState, ReplayUpdates, Step, Transition, whole_updates
-from algos.replayed_q import Learned, Priorities, TargetUpdates
-from algos.rollout import Actor, episode_metrics, rollout
-from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
+from algos.over_sequences import memory_after, one_step, over_sequences
+from algos.q_learning import Exploration, choices, epsilon_greedy, for_each_choice, over_choices
+from algos.recurrent import RecurrentNetwork
+from algos.remembering import SequenceMemory, remembering_trunk
+from algos.replay import Replay, ReplayState, ReplayUpdates, Transition, whole_updates
+from algos.replayed_q import Learned, StepPriorities, TargetUpdates
+from algos.rollout import Actor, Recollection
+from envs import Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
 from fdg.settings.fields import hyperparameter, require
 
 
@@ -50,6 +48,7 @@ class State(NamedTuple):
     key: jax.Array
     iteration: jax.Array  # int32
     bonus: Any = None  # what `Agent.bonus` knows
+    recollection: Recollection | None = None  # [B], of a network with a memory, or an explorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +87,12 @@ class DQN(Agent):
     exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.5)
     double: bool = hyperparameter(False, "double Q-learning: one network chooses, the other values")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
-    n_step: int = hyperparameter(1, "rewards summed up before a value follows")
-    priorities = Priorities()
+    priorities = StepPriorities()
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
-    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    explorer = ExplorerChoice()
+    remembering = SequenceMemory(memory_size=64)
 
     def __post_init__(self):
         self._check()
@@ -112,17 +112,18 @@ class DQN(Agent):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        recollection = self._first_recollection(self.num_envs)
+        action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
         return State(
             learned=replayed_q.begin(parameters, self._optimizer),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self.buffer.init(
-                observation, jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
-            ),
+            replay=self.buffer.init(observation, action, *stored_memory(recollection)),
             env_state=env_state,
             observation=observation,
             key=key,
             iteration=jnp.int32(0),
             bonus=self._first_bonus(observation),
+            recollection=recollection,
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -130,17 +131,14 @@ class DQN(Agent):
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         statistics = state.observation_statistics
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (
-                self.act(state.learned.parameters, statistics, epsilon, observation, keys), ()
-            ),
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            **self._rolling,
-        )  # fmt: skip
-        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-        replay = self.buffer.add(state.replay, Step.of(observations, actions, time_steps))
+        amount = epsilon if self.explore is None else state.iteration / self.num_iterations
+        acted = collect(
+            self,
+            state,
+            lambda *seen: self.act(state.learned.parameters, statistics, amount, *seen),
+            rollout_key,
+        )
+        replay = self.buffer.add(state.replay, acted.rows)
         learned, replay, losses = self.priorities.improve(
             lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
             state.learned,
@@ -151,45 +149,78 @@ class DQN(Agent):
             self.num_iterations,
         )
         # Only now, so that all that one iteration acts on and learns from is normalised alike.
-        if self.normalize_observation:
-            statistics = self.observe(statistics, observations)
-        metrics = {
-            **episode_metrics(time_steps),
-            **losses,
-            **paid,
-            "epsilon": epsilon,
-            "updates": learned.updates,
-        }
-        iteration = state.iteration + 1
-        return State(learned, statistics, replay, env_state, observation, key, iteration, bonus), metrics
+        if self.normalizers.used:
+            statistics = self.observe(statistics, acted.observations)
+        metrics = {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
+        iteration, left = state.iteration + 1, (acted.env_state, acted.observation)
+        return State(
+            learned, statistics, replay, *left, key, iteration, acted.bonus, acted.recollection
+        ), metrics
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
 
-        def values_of(observation):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            return self._values(state.learned.parameters, seen)
-
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
-        return epsilon_greedy_actor(values_of, epsilon, self._for_environment)
+        progress = state.iteration / self.num_iterations
+        amount = epsilon if self.explore is None else progress
+
+        def act(memory, observation, start, keys, greedy):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            recollection = None if memory == () else Recollection(memory, start)
+            values, after = self._at_work(state.learned.parameters, seen, recollection)
+            if greedy:
+                action, explorer = Categorical(values).mode(), getattr(memory, "explorer", None)
+            else:
+                action, explorer = self._drawn(values, amount, recollection, keys)
+            remembered = () if memory == () else Remembered(after, explorer)
+            return self._for_environment(action), remembered
+
+        return Actor(self._empty_memory, act)
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
-    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
-    def act(self, parameters, statistics, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
-        values = self._values(parameters, self.normalizers.seen(statistics, observation))
-        return epsilon_greedy(values, epsilon).sample(keys)
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
+    def act(self, parameters, statistics, amount, observation, recollection, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered, `[B]`."""
+        seen = self.normalizers.seen(statistics, observation)
+        values, memory = self._at_work(parameters, seen, recollection)
+        action, explorer = self._drawn(values, amount, recollection, keys)
+        return action, None if recollection is None else Remembered(memory, explorer)
 
     learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
 
     # --- parts ---
 
-    def _seen(self, see: Callable[[Observation], Observation], minibatch: Transition) -> Transition:
-        """A minibatch as networks see it."""
-        return minibatch._replace(
-            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
-        )
+    def _drawn(self, values, amount, recollection, keys) -> tuple[jax.Array, Any]:
+        """Actions as in training, of `values [B, n]`, and the explorer's state after them."""
+
+        def greedy_but(keys):
+            return epsilon_greedy(values, amount).sample(keys)
+
+        return self.explorer.drawn(Categorical(values), greedy_but, recollection, keys, amount)
+
+    def _at_work(self, parameters, observation, recollection) -> tuple[jax.Array, Any]:
+        """Values of actions for observations `[B, *obs]`, and the network's memory after them."""
+        if self._recurrent is None:
+            return self._values(parameters, observation), None
+        observed = one_step(observation, recollection.memory.network, recollection.start)
+        return self._values(parameters, observed), memory_after(self._recurrent, parameters, observed)
+
+    def _empty_memory(self, num_envs: int) -> Any:
+        recollection = self._first_recollection(num_envs)
+        return () if recollection is None else recollection.memory
+
+    def _first_recollection(self, num_envs: int) -> Recollection | None:
+        """What is remembered before the first step; None if nothing ever is."""
+        action = jnp.zeros((num_envs, *self.env.action_space.shape), jnp.int32)
+        memory = None if self._recurrent is None else self._recurrent.memory(num_envs)
+        return begin(memory, self.explorer.begin(action), num_envs)
+
+    def _loss(self, parameters, target_parameters, minibatch, weight):
+        """`loss` over a minibatch of steps or of sequences; an error for each sample."""
+        transition, weights = self.buffer.transitions(minibatch, weight)
+        loss, (error, metrics) = self.loss(parameters, target_parameters, transition, weights)
+        return loss, (self.buffer.priority(error), metrics)
 
     def loss(
         self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
@@ -225,9 +256,15 @@ class DQN(Agent):
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network that does not give a number for each output."""
-        q_learning.check_values(
-            self._network, state.learned.parameters, self.env, self.num_envs, self._outputs
-        )
+        parameters, space = state.learned.parameters, self._outputs
+        if self._recurrent is None:
+            q_learning.check_values(self._network, parameters, self.env, self.num_envs, space)
+            return
+        features = composite.types(self.env.observation_space, (1, self.num_envs))
+        memory, start = state.recollection.memory.network, state.recollection.start
+        begins = jax.ShapeDtypeStruct((1, *start.shape), bool)
+        found = jax.eval_shape(self._recurrent.unroll, parameters, memory, features, begins)
+        given.agent_values(found, sum(sizes(space)), (1, self.num_envs))
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
@@ -236,20 +273,36 @@ class DQN(Agent):
 
     @property
     def _network(self) -> Network:
+        recurrent = self._recurrent
+        if recurrent is not None:
+            return over_sequences(recurrent)
         default = networks.q_network(
             self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
         )
         return self._computing(self._own("network", "actor") or default)
 
     @property
+    def _recurrent(self) -> RecurrentNetwork | None:
+        """The network with a memory; None if it has none."""
+        own, memory = self._own("network", "actor"), self.remembering.kind
+        if own is not None:
+            return self._computing(own) if hasattr(own, "unroll") else None
+        if memory is None:
+            return None
+        each = sizes(self._outputs)
+        return self._computing(remembering_trunk(
+            self.env.observation_space, sum(each), self.layers, memory,
+            dueling=each if self.dueling else None,
+        ))  # fmt: skip
+
+    @property
     def buffer(self) -> Replay:
-        """Where steps are kept, and minibatches are drawn from."""
-        return Replay(
-            num_envs=self.num_envs,
+        """Where steps are kept, or sequences, and minibatches are drawn from."""
+        return self.priorities.of(
+            self,
             buffer_size=self.buffer_size,
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
             n_step=self.n_step,
-            discount=self.discount,
-            priority_exponent=self.priority_exponent,
+            **self.remembering.sizes(self, self._recurrent is not None),
         )

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy
+from algos import networks
 from algos.agent import Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.given import Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
-from algos.replay import Replay, ReplayUpdates, Transition
+from algos.replay import ReplayUpdates, Transition
 from algos.td3 import TD3, Learned, Parameters
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -60,17 +60,17 @@ class FastTD3(TD3):
     critic_hidden: tuple[int, ...] | None = hyperparameter(
         (1024, 512, 256), "widths of the critics' layers; None: by observation"
     )
-    n_step: int = hyperparameter(1, "steps of rewards in a target")
     weight_decay: float = hyperparameter(0.1, "of AdamW, times the step size")
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "smallest_noise", "n_step")
+        require_positive(self, "smallest_noise")
         require(
             self,
             self.smallest_noise <= self.exploration_noise,
             f"smallest_noise={self.smallest_noise} is above exploration_noise={self.exploration_noise}",
         )
+        require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
         require(self, self.weight_decay >= 0, f"weight_decay={self.weight_decay}: it is below zero")
         require(
             self,
@@ -78,24 +78,21 @@ class FastTD3(TD3):
             f"critic_hidden={self.critic_hidden}: widths are above zero",
         )
 
-    @property
-    def buffer(self) -> Replay:
-        """Where steps are kept; windows of `n_step` steps are drawn."""
-        return dataclasses.replace(off_policy.buffer(self), n_step=self.n_step)
-
     # --- fragments ---
 
-    def act(self, actor, statistics, learning, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins.
+    def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered.
 
         Deviations of the noise are spread evenly from the smallest to the largest, one for each environment.
         The authors' code draws one for each episode, evenly between the same two.
         """
+        if recollection is not None:  # of a user's own exploration
+            return super().act(actor, statistics, learning, progress, observation, recollection, keys)
         noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys))
-        return self.explore(actor, statistics, learning, observation, keys, noise)
+        return self.spread(actor, statistics, learning, observation, keys, noise), None
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
-    def explore(self, actor, statistics, learning, observation, keys, noise):
+    def spread(self, actor, statistics, learning, observation, keys, noise):
         """As `act`, with the deviations `noise [B]`."""
         policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         policy = policy._replace(noise=noise[:, None])

@@ -59,6 +59,15 @@ class Network(NamedTuple):
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
+def by_name(flag: str, value: Any) -> Any:
+    """What a value `module:name` names; any other value as it is.
+
+    Raises:
+      FdgError: a name that names nothing.
+    """
+    return own.found(flag, value) if isinstance(value, str) else value
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """A default network by its settings, such as `algos.networks.mlp(64, 64)`: it stands for these fields."""

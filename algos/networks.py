@@ -159,6 +159,7 @@ def state_value(
     activation: Activation = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
+    torso: Torso = "dense",
 ) -> Network:
     """A critic of observations alone: `apply(parameters, observation [N, *obs])` returns `[N]` float32.
 
@@ -169,7 +170,7 @@ def state_value(
     (8,)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    return of_module(StateValue(observation_space, Layers(widths, activation, convolve, layer_norm)))
+    return of_module(StateValue(observation_space, Layers(widths, activation, convolve, layer_norm, torso)))
 
 
 def q_network(

@@ -9,12 +9,14 @@ Rewards are divided by the standard deviation of a running discounted return (En
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from algos.given import by_name
 from envs import TimeStep, composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
@@ -46,31 +48,71 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
 
 # --- what algorithms are given ---
 
+NORMALIZER: dict[str, Any] = {
+    "help": "module:name of a normaliser of observations, an algos.Normalizer (None: by"
+    " --normalize-observation)",
+    "flag": str | None,
+    "holds": "normalizer",
+}
+
+
+class Normalizer(NamedTuple):
+    """How networks see observations, as three pure functions.
+
+    `init(observation_space) -> statistics`, a pytree.
+    `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout.
+    """
+
+    init: Callable[[ObservationSpace], Any]
+    apply: Callable[[Any, Any], Any]
+    update: Callable[[Any, Any], Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.Normalizer(init, apply, update), 'module:name' of one"
+
 
 @dataclass(frozen=True)
 class ObservationNormalizer(Part):
     """Whether observations are normalised, and how."""
 
     normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
+    normalize: Normalizer | None = field(default=None, metadata=NORMALIZER)
+
+    @property
+    def used(self) -> bool:
+        """Whether observations are normalised."""
+        return self.normalize_observation or self.normalize is not None
+
+    @property
+    def _normalizer(self) -> Normalizer:
+        return by_name("--normalize", self.normalize) or RUNNING
 
     def begin(self, space: ObservationSpace) -> Any:
         """Statistics of no observations; None where observations are not normalised."""
-        return init_observations(space) if self.normalize_observation else None
+        return self._normalizer.init(space) if self.used else None
 
     def seen(self, statistics: Any, observation: Any) -> Any:
         """Observations `[..., *obs]` as networks see them."""
-        if not self.normalize_observation:
+        if not self.used:
             return observation
-        return map_features(lambda features: normalize_observations(statistics, features), observation)
+        return map_features(lambda features: self._normalizer.apply(statistics, features), observation)
 
     def observed(self, statistics: Any, observation: Any) -> Any:
         """The statistics after the observations `[T, B, *obs]` too."""
-        if not self.normalize_observation:
+        if not self.used:
             return statistics
-        return update_observations(statistics, features_and_mask(observation)[0])
+        return self._normalizer.update(statistics, features_and_mask(observation)[0])
 
     def check(self, algorithm: Any) -> None:
-        """Refuses to normalise observations that have no mean or variance."""
+        """Refuses two normalisers, and to normalise observations that have no mean or variance."""
+        require(
+            algorithm,
+            self.normalize is None or not self.normalize_observation,
+            f"normalize_observation=True and normalize={self.normalize!r:.60}: give one of them",
+        )
         space = algorithm.env.observation_space
         require(
             algorithm,
@@ -171,6 +213,10 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
         observation,
         is_leaf=lambda one: one is None or isinstance(one, RunningStatistics),
     )
+
+
+# By running mean and variance; what `normalize_observation=True` stands for.
+RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
 def update(

@@ -8,6 +8,7 @@ were; networks see them by the statistics of the moment.
 Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,8 +20,13 @@ import numpy as np
 
 import fdg
 from algos import given
-from algos.replay import Replay, ReplayState, Step
-from algos.rollout import Actor, episode_metrics, rollout, without_memory
+from algos.collecting import begin, collect, stored_memory
+from algos.explorers import Remembered
+from algos.over_sequences import memory_after, one_step
+from algos.recurrent import RecurrentNetwork
+from algos.remembering import remembering_critics, remembering_trunk
+from algos.replay import Replay, ReplayState, Transition
+from algos.rollout import Actor, Recollection, chosen
 from envs import Box, Observation
 from fdg.settings.fields import require
 
@@ -36,6 +42,7 @@ class State(NamedTuple):
     key: jax.Array
     iteration: jax.Array  # int32
     bonus: Any = None  # what `Agent.bonus` knows
+    recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
 
 
 def check(algorithm: Any) -> None:
@@ -51,24 +58,39 @@ def check(algorithm: Any) -> None:
         batch_size % num_envs == 0,
         f"num_envs={num_envs} does not divide batch_size={batch_size}: choose a divisor",
     )
-    _ = algorithm.buffer  # refuses sizes that do not fit
+    rows = algorithm.buffer.least_rows
+    begins_full = getattr(algorithm, "dataset", None) is not None
+    require(
+        algorithm,
+        rows == 1 or begins_full or algorithm.learning_starts >= rows * num_envs,
+        f"learning_starts={algorithm.learning_starts} is before there is a window of {rows} steps of each"
+        f" environment: make it at least {rows * num_envs}",
+    )
 
 
 def buffer(algorithm: Any) -> Replay:
-    """Where steps are kept, as many as a run takes; draws the minibatches of all gradient steps at once."""
-    return Replay(
-        num_envs=algorithm.num_envs,
+    """Where steps are kept, as many as a run takes.
+
+    It draws the minibatches of all gradient steps at once, unless errors change what is drawn next.
+    """
+    made = algorithm.replays.of(
+        algorithm,
         buffer_size=min(algorithm.buffer_size, algorithm.num_iterations * algorithm.steps_per_iteration),
-        batch_size=algorithm.updates_per_iteration * algorithm.batch_size,
-        discount=algorithm.discount,
+        batch_size=algorithm.batch_size,
+        n_step=algorithm.n_step,
+        **(algorithm.remembering.sizes(algorithm, True) if algorithm._recurrent else {}),
     )
+    if made.has_priorities:
+        return made
+    return dataclasses.replace(made, batch_size=algorithm.updates_per_iteration * algorithm.batch_size)
 
 
 # --- methods, which classes take as their own: `init = off_policy.init` ---
 #
 # An algorithm says all that an update changes, `_first(actor_key, critics_key, observation [B, *obs],
 # action [B, *action])`, of which only types count; what of it acts, `_acting(learned)`; one gradient step,
-# `_learn_from(learned, minibatch [N], keys)`; and how many keys each sample of that takes, `_keys`.
+# `_learn_from(learned, minibatch [N], keys)`, which also gives the samples' errors where they have weights;
+# and how many keys each sample of that takes, `_keys`.
 
 
 def init(self: Any, key: jax.Array) -> State:
@@ -76,77 +98,207 @@ def init(self: Any, key: jax.Array) -> State:
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
     action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
+    recollection = first_recollection(self, self.num_envs)
     return State(
         learned=self._first(actor_key, critics_key, observation, action),
         observation_statistics=self.normalizers.begin(self.env.observation_space),
-        replay=self.buffer.init(observation, action),
+        replay=self.buffer.init(observation, action, *stored_memory(recollection)),
         env_state=env_state,
         observation=observation,
         key=key,
         iteration=jnp.int32(0),
         bonus=self._first_bonus(observation),
+        recollection=recollection,
     )
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     """Some steps of all environments, and all gradient steps that they are due."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-    acting, statistics, replay = self._acting(state.learned), state.observation_statistics, self.buffer
+    acting, statistics, replay = _at_work(self, state.learned), state.observation_statistics, self.buffer
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
-    env_state, observation, ((observations, actions), _, time_steps) = rollout(
-        act=lambda observation, keys: (self.act(acting, statistics, learning, observation, keys), None),
-        key=rollout_key,
-        env_state=state.env_state,
-        observation=state.observation,
-        **self._rolling,
+    progress = state.iteration / self.num_iterations if self.explore is not None else None
+    acted = collect(
+        self,
+        state,
+        lambda *seen: self.act(acting, statistics, learning, progress, *seen),
+        rollout_key,
     )
-    bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-    replay_state = replay.add(state.replay, Step.of(observations, actions, time_steps))
-    samples = replay.sample(replay_state, sample_key).transition
-    drawn = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
-    drawn = self.transforming.rows(drawn, state.learned, learn_key)
-    learned, losses = self.learn(state.learned, statistics, drawn, learn_key, learning)
+    replay_state = replay.add(state.replay, acted.rows)
+    learned, replay_state, losses = _improved(
+        self, state.learned, statistics, replay_state, sample_key, learn_key, learning, state.iteration
+    )
     # Only now, so that all that one iteration acts on and learns from is normalised alike.
-    if self.normalize_observation:
-        statistics = self.observe(statistics, observations)
-    state = State(learned, statistics, replay_state, env_state, observation, key, state.iteration + 1, bonus)
-    return state, {**episode_metrics(time_steps), **losses, **paid}
+    if self.normalizers.used:
+        statistics = self.observe(statistics, acted.observations)
+    left = acted.env_state, acted.observation, key, state.iteration + 1, acted.bonus, acted.recollection
+    return State(learned, statistics, replay_state, *left), {**acted.metrics, **losses}
+
+
+def _improved(
+    self: Any,
+    learned: Any,
+    statistics: Any,
+    kept: ReplayState,
+    sample_key: jax.Array,
+    learn_key: jax.Array,
+    learning: jax.Array,
+    iteration: jax.Array,
+) -> tuple[Any, ReplayState, Any]:
+    """All gradient steps of an iteration."""
+    replay = self.buffer
+    if not replay.has_priorities:
+        samples = replay.sample(kept, sample_key).transition
+        drawn = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
+        drawn = self.transforming.rows(drawn, learned, learn_key)
+        learned, _, losses = self.learn(learned, statistics, drawn, learn_key, learning)
+        return learned, kept, losses
+    beta = self.replays.beta(iteration, self.num_iterations)
+
+    def one_step(carry, keys):
+        learned, kept = carry
+        sample = replay.sample(kept, keys[0])
+        weighted = sample.transition._replace(weight=replay.weight(sample, beta))
+        minibatch = jax.tree.map(lambda x: x[None], weighted)
+        minibatch = self.transforming.rows(minibatch, learned, keys[1])
+        learned, error, losses = self.learn(learned, statistics, minibatch, keys[1], learning)
+        # As in `Priorities.improve`: no priority is zero.
+        kept = replay.prioritize(kept, sample.indices, jnp.abs(error[0]) + 1e-6, learning)
+        return (learned, kept), losses
+
+    updates = self.updates_per_iteration
+    keys = jnp.stack([jax.random.split(key, updates) for key in (sample_key, learn_key)], axis=1)
+    (learned, kept), losses = jax.lax.scan(one_step, (learned, kept), keys)
+    return learned, kept, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
 
 def actor(self: Any, state: State) -> Actor:
     """How it acts with these parameters and statistics; `greedy` is without noise."""
+    progress = state.iteration / self.num_iterations
 
-    def policy(observation):
+    def act(memory, observation, start, keys, greedy):
         seen = self.normalizers.seen(state.observation_statistics, observation)
-        return self._policy(self._acting(state.learned), seen)
+        recollection = None if memory == () else Recollection(memory, start)
+        policy, network = _policy(self, _at_work(self, state.learned), seen, recollection)
+        if recollection is None:
+            return self._for_environment(chosen(policy, keys, greedy)), memory
+        if greedy:
+            return self._for_environment(policy.mode()), memory._replace(network=network)
+        action, explorer = self.explorer.drawn(policy, policy.sample, recollection, keys, progress)
+        return self._for_environment(action), Remembered(network, explorer)
 
-    return without_memory(policy, self._for_environment)
+    def memory(num_envs):
+        recollection = first_recollection(self, num_envs)
+        return () if recollection is None else recollection.memory
+
+    return Actor(memory, act)
 
 
-@fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
-def act(self, actor, statistics, learning, observation, keys):
-    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
-    policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+def first_recollection(self: Any, num_envs: int) -> Recollection | None:
+    """What is remembered before the first step; None if nothing ever is."""
+    action = jnp.zeros((num_envs, *self.env.action_space.shape))
+    networks = None if self._recurrent is None else tuple(one.memory(num_envs) for one in self._recurrent)
+    return begin(networks, self.explorer.begin(action), num_envs)
+
+
+def _at_work(self: Any, learned: Any) -> Any:
+    """The parameters that act; with a memory those of the critics too, whose memories go on as they act."""
+    acting = self._acting(learned)
+    return acting if self._recurrent is None else (acting, learned.parameters.critics)
+
+
+def _policy(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
+    """The distribution over actions for observations `[B, *obs]`, and the networks' memories after them."""
+    if self._recurrent is None:
+        return self._policy(acting, seen), None
+    assert recollection is not None
+    (actor, critics), (of_actor, of_critics) = acting, self._recurrent
+    memories, start = recollection.memory.network, recollection.start
+    none = jnp.zeros((1, len(start), *self.env.action_space.shape))  # actions change no critic's memory
+    first, second = (one_step(seen, memory, start) for memory in memories)
+    after = memory_after(of_actor, actor, first), memory_after(of_critics, critics, second, none)
+    return self._policy(actor, one_step(seen, memories, start)), after
+
+
+def recurrent(self: Any, outputs: int) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
+    """An actor with so many outputs and critics, each with a memory; None without one."""
+    memory, space = self.remembering.kind, self.env.observation_space
+    if memory is None:
+        return None
+    require(
+        self,
+        self.actor_network is None and self.critic_network is None,
+        f"memory={self.memory}: networks of your own have none; leave it None",
+    )
+    actor = remembering_trunk(space, outputs, self.layers, memory, scale=0.01)
+    critics = remembering_critics(space, self.grid.reading.outputs, self.layers, memory)
+    return self._computing(actor), self._computing(critics)
+
+
+def observed(self: Any, state: State) -> Any:
+    """Observations as its networks take them, of a state of shapes."""
+    if self._recurrent is None:
+        return state.observation
+    recollection = state.recollection
+    assert recollection is not None
+    return jax.eval_shape(one_step, state.observation, recollection.memory.network, recollection.start)
+
+
+def rows(self: Any, minibatch: Any, keys: jax.Array) -> tuple[Transition, jax.Array]:
+    """A minibatch `[N]` as transitions, and keys `[K, N]` as those of each; of sequences `N * L` of both."""
+    if self._recurrent is None:
+        return minibatch, keys
+    transition, weight = self.buffer.transitions(minibatch, minibatch.weight)
+    length = self.buffer.sequence_length
+    each = jax.vmap(jax.vmap(lambda key: jax.random.split(key, length)))(keys)
+    return transition._replace(weight=weight), each.reshape(len(keys), -1)
+
+
+def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:
+    """The samples' errors `[N]`, None without weights; and the other losses."""
+    error = losses.pop("error", None)
+    return None if error is None else self.buffer.priority(error), losses
+
+
+@fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))
+def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered, `[B]`.
+
+    Actions are uniform until learning begins.
+    """
+    seen = self.normalizers.seen(statistics, observation)
+    policy, network = _policy(self, actor, seen, recollection)
     # One key for both, of which only one is used.
     uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-    return jnp.where(learning, policy.sample(keys), uniform)
+    action, explorer = self.explorer.drawn(policy, policy.sample, recollection, keys, progress)
+    memory = None if recollection is None else Remembered(network, explorer)
+    return jnp.where(learning, action, uniform), memory
 
 
-@fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
+@fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=(None, 1, None))
 def learn(self, learned, statistics, minibatches, key, learning):
-    """One gradient step for each of the stored minibatches `[U, N]`, and the means of the losses."""
+    """One gradient step for each of the stored minibatches `[U, N]`.
+
+    Returns what they changed; with weights, the samples' errors `[U, N]`, else None; and means of the losses.
+    """
     see = functools.partial(self.normalizers.seen, statistics)
-    keys = jax.random.split(key, (self.updates_per_iteration, self._keys, self.batch_size))
-    minibatches = minibatches._replace(
-        observation=see(minibatches.observation), next_observation=see(minibatches.next_observation)
-    )
-    after, losses = jax.lax.scan(
-        lambda learned, minibatch: self._learn_from(learned, *minibatch), learned, (minibatches, keys)
+    updates = len(jax.tree.leaves(minibatches)[0])
+    keys = jax.random.split(key, (updates, self._keys, self.batch_size))
+    minibatches = self.buffer.seen(see, minibatches)
+    after, (losses, error) = jax.lax.scan(
+        lambda learned, minibatch: _one_step(self, learned, *minibatch), learned, (minibatches, keys)
     )
     # Before learning begins steps are taken too, and thrown away: fragments in a branch could not be placed
     # apart.
     learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), after, learned)
-    return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
+    losses = jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
+    return learned, error, losses
+
+
+def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple[Any, Any]:
+    """A gradient step; losses, and the samples' errors `[N]` if there are weights."""
+    learned, error, losses = self._learn_from(learned, minibatch, keys)
+    return learned, (losses, error)
 
 
 def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
@@ -159,5 +311,5 @@ def check_critics(algorithm: Any, critics: Callable[..., Any], state: State) -> 
     """Refuses critics that do not give two values: `critics(learned, observation, action)`."""
     count, space = algorithm.num_envs, algorithm.env.action_space
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-    found = jax.eval_shape(critics, state.learned, state.observation, action)
+    found = jax.eval_shape(critics, state.learned, observed(algorithm, state), action)
     given.twins(found, count, algorithm.grid.reading.outputs)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from algos import given
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.given import Network
+from algos.over_sequences import separated
 from algos.rollout import Actor, chosen, empty_memory
-from envs import Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
+from envs import Discrete, Environment, MultiDiscrete, Observation, composite
 from fdg.settings.fields import hyperparameter, require_within
 from fdg.settings.parts import Part
 
@@ -97,7 +98,7 @@ def values(
 
     Of several choices `[N, M, n]`, `n` being the most that one has. `-inf`: not allowed, or not there.
     """
-    features, action_mask = features_and_mask(observation)
+    features, action_mask = separated(observation)
     return allowed_values(space, network.apply(parameters, features), action_mask)
 
 

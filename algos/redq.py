@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from algos.ensembles import Ensemble
-from algos.losses import value_error
 from algos.replay import ReplayUpdates, Transition
 from algos.soft_ensemble import SoftEnsemble
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -65,5 +64,5 @@ class REDQ(SoftEnsemble):
         return transition.reward + transition.discount * (jnp.min(following, axis=0) - cost)
 
     def _error(self, given, target) -> jax.Array:
-        """Half the mean squared errors, summed over critics."""
-        return len(given) * value_error(given, target[None])
+        """Half the squared errors, summed over critics."""
+        return 0.5 * jnp.sum(jnp.square(given - target[None]), axis=0)

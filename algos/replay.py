@@ -1,7 +1,7 @@
 """Replay: steps that the environments took, kept on the devices, and minibatches drawn from them.
 
-A thin layer over flashbax, whose buffers are rings of static shape `[B, length]`: one row an environment, in
-the order of time. It adds what learning needs to be right:
+Each environment has a buffer of its own (`algos/buffers.py`), by default a ring of flashbax, in the order of
+time. This file maps it over the environments and adds what learning needs to be right:
 
 - Each step is stored with the observation that it led to *before* the automatic reset, and with how the
   episode ended, if it did. So a truncated episode bootstraps and a terminated one does not (`algos.returns`).
@@ -19,12 +19,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flashbax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from algos import buffers
+from algos.buffers import BufferSpec, ReplayBuffer
+from algos.q_learning import linear
 from algos.returns import n_step_sums
 from envs import Observation, TimeStep
 from fdg.settings.fields import hyperparameter, is_traced, require, require_positive, require_within
@@ -49,6 +51,64 @@ class ReplayUpdates(Part):
             algorithm, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero"
         )
         whole_updates(algorithm)
+
+
+REPLAY: dict[str, Any] = {
+    "help": "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
+    " algos.buffers.BufferSpec (None: by --priority-exponent)",
+    "flag": str | None,
+    "holds": "replay",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayChoice(Part):
+    """What is drawn for a gradient step: uniformly, by priority, or by a buffer of a user's own."""
+
+    priority_exponent: float = hyperparameter(
+        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
+    )
+    importance_exponent: float = hyperparameter(
+        0.4, "beta of prioritised replay at first; 1 in the end", only_with="priority_exponent"
+    )
+    replay: Any = dataclasses.field(default=None, metadata=REPLAY)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses an exponent of importance outside of [0, 1], and two buffers at once."""
+        require_within(algorithm, 0, 1, "importance_exponent")
+        require(
+            algorithm,
+            self.replay is None or not self.priority_exponent,
+            f"priority_exponent={self.priority_exponent} and replay={self.replay!r:.60}: give one of them;"
+            " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
+        )
+
+    def beta(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
+        """The exponent of importance weights in an iteration of so many: `[]` float32."""
+        return linear(self.importance_exponent, 1.0, num_iterations, iteration)
+
+    def of(self, algorithm: Any, kind: Any = None, **sizes: Any) -> Any:
+        """The buffer of an algorithm, with fields of `Replay`, or of another `kind`, such as `batch_size`."""
+        return (kind or Replay)(
+            num_envs=algorithm.num_envs,
+            discount=algorithm.discount,
+            priority_exponent=self.priority_exponent,
+            make=self.replay,
+            env=None if self.replay is None else algorithm.env,
+            **sizes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReplay(ReplayChoice):
+    """`ReplayChoice`, with n-step returns."""
+
+    n_step: int = hyperparameter(1, "rewards summed up before a value follows")
+
+    def check(self, algorithm: Any) -> None:
+        """As of `ReplayChoice`; refuses no steps."""
+        super().check(algorithm)
+        require_positive(algorithm, "n_step")
 
 
 def whole_updates(algorithm: Any) -> int:
@@ -103,6 +163,7 @@ class Transition(NamedTuple):
     reward: jax.Array  # [N] float32, discounted sum over the window
     discount: jax.Array  # [N] float32, of the value that follows it; zero where the episode terminated
     next_observation: Observation  # [N, *obs], what the window led to, before any automatic reset
+    weight: Any = None  # [N] float32, of each sample in the loss of SAC, TD3 and CrossQ; None: ones
 
 
 class Sample(NamedTuple):
@@ -147,10 +208,6 @@ class ReplayState(NamedTuple):
 
 _AXES = ReplayState._make((0, None))  # the batch axis of each field
 
-# The largest priority so far, which new steps get, is rounded down to an integer by flashbax 0.1.3, so
-# priorities are kept in small units. Only their ratios matter.
-_PRIORITY_UNIT = 1024.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
@@ -169,6 +226,8 @@ class Replay:
       priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): of an
         environment's windows, each is drawn with probability proportional to `priority ** alpha`. Zero, the
         default, is uniform replay.
+      make: makes the buffer of one environment (`algos.buffers`); None: by `priority_exponent`.
+      env: the environment, for `make`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not fit.
@@ -181,6 +240,8 @@ class Replay:
     n_step: int = 1
     discount: float = 0.99
     priority_exponent: float = 0.0
+    make: Any = None
+    env: Any = None
 
     def __post_init__(self):
         require_positive(self, "num_envs", "buffer_size", "batch_size", "n_step")
@@ -193,10 +254,10 @@ class Replay:
         )
         require(
             self,
-            self.n_step <= self.length,
+            self.window <= self.length,
             f"buffer_size={self.buffer_size} holds no window of {self._window} steps of"
             f" num_envs={self.num_envs} environments: make it at least"
-            f" {self.num_envs * self.n_step * self.steps_of_a_row}",
+            f" {self.num_envs * self.window * self.steps_of_a_row}",
         )
         kept = self.num_envs * self.length * self.steps_of_a_row
         require(
@@ -206,17 +267,52 @@ class Replay:
             f" steps that buffer_size={self.buffer_size} holds",
         )
 
+    # --- what differs where rows are sequences (`algos/sequences.py`) ---
+
+    def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
+        """A rollout `[T, B]` as `add` takes it; rows of single steps have no memory."""
+        return steps
+
+    def seen(self, see: Callable[[Observation], Observation], minibatch: Any) -> Any:
+        """A minibatch with its observations as networks see them."""
+        return minibatch._replace(
+            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
+        )
+
+    def transitions(self, minibatch: Any, weight: jax.Array | None) -> tuple[Transition, jax.Array | None]:
+        """A minibatch as transitions, and a weight for each."""
+        return minibatch, weight
+
+    def priority(self, error: jax.Array) -> jax.Array:
+        """Errors of transitions as one for each sample, `[N]`."""
+        return error
+
     @property
     def steps_of_a_row(self) -> int:
         """Steps of an environment that are one row of its ring."""
         return 1
 
     @property
+    def window(self) -> int:
+        """Consecutive rows that are drawn together."""
+        return self.n_step
+
+    @property
+    def least_rows(self) -> int:
+        """Rows of an environment before there is something to draw."""
+        return max(self.window, self._ring.least_rows)
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether errors change what is drawn next."""
+        return self._ring.update is not None
+
+    @property
     def length(self) -> int:
         """Rows of one environment's ring."""
         return self.buffer_size // (self.num_envs * self.steps_of_a_row)
 
-    def init(self, observation: Observation, action: Any) -> ReplayState:
+    def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
         """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only their types count."""
         scalar, ended = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
         return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
@@ -224,9 +320,6 @@ class Replay:
     def init_of_rows(self, rows: Any) -> ReplayState:
         """An empty buffer for `rows`, one of each environment, `[B, ...]`; only their types count."""
         ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), rows))
-        if self.priority_exponent:
-            tree = ring.sum_tree_state.replace(max_recorded_priority=jnp.float32(_PRIORITY_UNIT))
-            ring = ring.replace(sum_tree_state=tree)
         rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_envs, *x.shape)), ring)
         # Some of flashbax's numbers are weakly typed at first and not later, which would compile twice.
         rings = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), rings)
@@ -242,8 +335,8 @@ class Replay:
             f"a rollout of {count * each} steps is longer than the {self.length * each} of each environment"
             f" that buffer_size={self.buffer_size} keeps: make it at least {count * each * self.num_envs}",
         )
-        by_environment = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, None], steps)  # a ring takes rows [1, T]
-        return ReplayState(self._per_ring(self._ring.add)(state.rings, by_environment), state.added + count)
+        by_environment = jax.tree.map(lambda x: x.swapaxes(0, 1), steps)
+        return ReplayState(jax.vmap(self._ring.add)(state.rings, by_environment), state.added + count)
 
     def sample(self, state: ReplayState, key: jax.Array) -> Sample:
         """A minibatch of windows that lie anywhere in the rings, drawn with replacement."""
@@ -256,26 +349,30 @@ class Replay:
         drawn = self._samples(state, each)
         return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), drawn)
 
-    def prioritize(self, state: ReplayState, indices: jax.Array, priority: jax.Array) -> ReplayState:
+    def prioritize(
+        self, state: ReplayState, indices: jax.Array, priority: jax.Array, ready: jax.Array | None = None
+    ) -> ReplayState:
         """Gives the windows of a `Sample`, by its `indices [N]`, new priorities `[N]` float32.
 
-        Nothing changes where replay is uniform, nor before `is_ready`: what was drawn then may be no window.
+        Nothing changes where replay is uniform, nor unless `ready` (None: `is_ready`): what was drawn before
+        may be no window.
         """
-        if not self.priority_exponent:
+        if not self.has_priorities:
             return state
+        ready = self.is_ready(state) if ready is None else ready
         shape = (self.num_envs, -1)
-        return self._prioritize(state, self.is_ready(state), indices.reshape(shape), priority.reshape(shape))
+        return self._prioritize(state, ready, indices.reshape(shape), priority.reshape(shape))
 
     def weight(self, sample: Sample, beta: float | jax.Array) -> jax.Array:
         """The samples' `importance_weight`, `[N]` float32: ones where replay is uniform."""
-        if not self.priority_exponent:
+        if not self.has_priorities:
             return jnp.ones(self.batch_size)
         return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:
         """Whether `learning_starts` steps are there, and a window of each environment: `[]` bool."""
         rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
-        return state.added >= max(self.n_step, rows)
+        return state.added >= max(self.least_rows, rows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
@@ -283,13 +380,8 @@ class Replay:
         return self._drawn(state, keys)
 
     def _drawn(self, state: ReplayState, keys: jax.Array) -> Sample:
-        drawn = self._per_ring(self._ring.sample)(state.rings, keys)
-        if self.priority_exponent:
-            indices, probability = drawn.indices, drawn.probabilities
-        else:
-            shape = (self.num_envs, self.batch_size // self.num_envs)
-            indices, probability = jnp.zeros(shape, jnp.int32), jnp.ones(shape)
-        return Sample(self._of_windows(drawn.experience), indices, probability)
+        drawn = jax.vmap(self._ring.sample)(state.rings, keys)
+        return Sample(self._of_windows(drawn.rows), drawn.indices, drawn.probability)
 
     def _of_windows(self, windows: Any) -> Any:
         """What is learned from, of windows `[B, N / B, n_step]`: `[B, N / B]`."""
@@ -303,40 +395,23 @@ class Replay:
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:
         """Windows `[B, N / B]`."""
-        # An index beyond the end of the tree, with priority zero, is what flashbax skips.
-        indices = jnp.where(ready, indices, 4 * self.length)
-        raised = jnp.where(ready, _PRIORITY_UNIT * priority**self.priority_exponent, 0.0)
-        return state._replace(rings=self._per_ring(self._ring.set_priorities)(state.rings, indices, raised))
+        update = self._ring.update
+        assert update is not None  # `prioritize` asked
+        mapped = jax.vmap(update, in_axes=(0, 0, 0, None))
+        return state._replace(rings=mapped(state.rings, indices, priority, ready))
 
     @property
     def _window(self) -> str:
         return f"n_step={self.n_step}"
 
-    def _per_ring(self, function: Callable) -> Callable:
-        """A function of flashbax, over all rings."""
-
-        def over_all(*arguments):
-            with jax.numpy_rank_promotion("allow"):  # flashbax broadcasts over leading axes without a word
-                return jax.vmap(function)(*arguments)
-
-        return over_all
-
     @property
-    def _ring(self) -> Any:
-        """flashbax's functions on the ring of one environment. `period=1`: a window may start at any step."""
-        shape: dict[str, Any] = {
-            "add_batch_size": 1,
-            "sample_batch_size": self.batch_size // self.num_envs,
-            "sample_sequence_length": self.n_step,
-            "period": 1,
-            "min_length_time_axis": self.n_step,
-            "max_length_time_axis": self.length,
-        }
-        if not self.priority_exponent:
-            return flashbax.make_trajectory_buffer(**shape)
-        # `prioritize` applies the exponent. "cpu" names a way to update the tree, one priority after the
-        # other, and runs on any device.
-        return flashbax.make_prioritised_trajectory_buffer(**shape, priority_exponent=1.0, device="cpu")
+    def _ring(self) -> ReplayBuffer:
+        """The buffer of one environment."""
+        spec = BufferSpec(self.env, self.length, self.batch_size // self.num_envs, self.window)
+        if self.make is not None:
+            return buffers.made(self.make, spec)
+        exponent = self.priority_exponent
+        return buffers.prioritized(spec, exponent) if exponent else buffers.uniform(spec)
 
 
 def summarize(window: Step, discount: float) -> Transition:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.q_learning import linear
-from algos.replay import Replay, ReplayState
+from algos.replay import Replay, ReplayChoice, ReplayState, StepReplay
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
@@ -63,19 +62,8 @@ class TargetUpdates(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class Priorities(Part):
-    """Prioritised replay (Schaul et al. 2016, arXiv 1511.05952)."""
-
-    priority_exponent: float = hyperparameter(
-        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
-    )
-    importance_exponent: float = hyperparameter(
-        0.4, "beta of prioritised replay at first; 1 in the end", only_with="priority_exponent"
-    )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses an exponent of importance outside of [0, 1]."""
-        require_within(algorithm, 0, 1, "importance_exponent")
+class Priorities(ReplayChoice):
+    """Prioritised replay of minibatches, one gradient step after the other."""
 
     def improve(
         self,
@@ -97,32 +85,37 @@ class Priorities(Part):
           iteration, num_iterations: this one, and how many there are.
         """
         ready = buffer.is_ready(replay)
-        beta = linear(self.importance_exponent, 1.0, num_iterations, iteration)
+        beta = self.beta(iteration, num_iterations)
 
         def one_step(carry, drawn):
             learned, replay = carry
-            sample = buffer.sample(replay, drawn) if self.priority_exponent else drawn
+            sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
             weight = buffer.weight(sample, beta)
             learned, error, losses = learn(learned, sample.transition, weight, ready)
             # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
             return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
         # Where no step changes what the next one draws, all minibatches are drawn at once.
-        draws = keys if self.priority_exponent else buffer.samples(replay, keys)
+        draws = keys if buffer.has_priorities else buffer.samples(replay, keys)
         (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
         return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
 
+@dataclasses.dataclass(frozen=True)
+class StepPriorities(Priorities, StepReplay):
+    """`Priorities`, with n-step returns."""
+
+
 # --- methods, which classes take as their own: `learn = replayed_q.learn` ---
 #
-# An algorithm says its `loss(parameters, target_parameters, minibatch, weight)`, its `targets`, and how a
-# minibatch looks through the normaliser: `_seen(see, minibatch)`.
+# An algorithm says its `_loss(parameters, target_parameters, minibatch, weight)`, its `targets`, and its
+# `buffer`.
 
 
 @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
 def learn(self, learned, statistics, minibatch, weight, ready):
     """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
-    minibatch = self._seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+    minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
     gradient, error, losses = self.gradient(learned.parameters, learned.target_parameters, minibatch, weight)
     parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters, ready)
     return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
@@ -131,7 +124,7 @@ def learn(self, learned, statistics, minibatch, weight, ready):
 @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
 def gradient(self, parameters, target_parameters, minibatch, weight):
     """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
-    gradient, (error, losses) = jax.grad(self.loss, has_aux=True)(
+    gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
         parameters, target_parameters, minibatch, weight
     )
     return gradient, error, losses

@@ -7,6 +7,7 @@ Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` sam
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,12 +19,16 @@ from algos import given, networks, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal, stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition, whole_updates
+from algos.over_sequences import over_sequences
+from algos.recurrent import RecurrentNetwork
+from algos.remembering import SequenceMemory
+from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.soft import Entropy, Parameters
 from algos.transforms import Transforming
 from envs import Box, Environment, Observation
@@ -77,6 +82,9 @@ class SAC(Agent):
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     transforming = Transforming()
+    replays = StepReplay()
+    explorer = ExplorerChoice()
+    remembering = SequenceMemory()
 
     def __post_init__(self):
         self._check()
@@ -93,10 +101,12 @@ class SAC(Agent):
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
-    @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=None)
-    def gradient(self, parameters, target_critics, transition, keys):
-        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`, and what they are made of."""
-        return jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_critics, minibatch, keys):
+        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; what losses are."""
+        transition, keys = off_policy.rows(self, minibatch, keys)
+        gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
+        return gradient, *off_policy.without_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned):
@@ -119,9 +129,11 @@ class SAC(Agent):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
-        gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
-        return self.update(gradient, learned), losses
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, Any, Any]:
+        gradient, error, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
+        return self.update(gradient, learned), error, losses
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
@@ -140,7 +152,7 @@ class SAC(Agent):
             self.grid.reading, transition, jnp.exp(constant.log_temperature), following, next_log_prob
         )
         given = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss = self.grid.errors(given, target)
+        critic_loss, error = self.grid.errors(given, target, transition.weight)
 
         # Actor and temperature, with the lower of both critics (section 6).
         action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
@@ -150,7 +162,7 @@ class SAC(Agent):
         actor_loss, temperature_loss, metrics = self.entropy.losses(
             parameters.log_temperature, log_prob, value, self.env.action_space.shape
         )
-        return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **metrics}
+        return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **metrics, **error}
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
@@ -162,7 +174,7 @@ class SAC(Agent):
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         parameters = state.learned.parameters
-        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
+        actor = jax.eval_shape(self._actor.apply, parameters.actor, off_policy.observed(self, state))
         given.gaussian(actor, self.env.action_space, self.num_envs)
         off_policy.check_critics(self, self._valued, state)
 
@@ -171,7 +183,14 @@ class SAC(Agent):
         return self._critics.apply(learned.parameters.critics, observation, action)
 
     @property
+    def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
+        """Actor and critics with memories; None without."""
+        return off_policy.recurrent(self, 2 * math.prod(self.env.action_space.shape))
+
+    @property
     def _actor(self) -> Network:
+        if self._recurrent is not None:
+            return over_sequences(self._recurrent[0], 0)
         default = networks.gaussian_actor(
             self.env.observation_space, self.env.action_space, **vars(self.layers)
         )
@@ -179,6 +198,8 @@ class SAC(Agent):
 
     @property
     def _critics(self) -> Network:
+        if self._recurrent is not None:
+            return over_sequences(self._recurrent[1], 1)
         default = networks.twin_critics(
             self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
         )

@@ -18,13 +18,15 @@ from algos import given, networks, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal, stretched
 from algos.ensembles import Ensemble
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.soft import Entropy, Parameters
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
@@ -81,6 +83,9 @@ class SoftEnsemble(Agent):
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
+    replays = StepReplay()
+    explorer = ExplorerChoice()
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()
@@ -95,10 +100,11 @@ class SoftEnsemble(Agent):
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = len(Keys._fields)  # of each sample of a gradient step
+    _recurrent = None
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
-    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=None)
+    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, is_due, transition, keys):
         """Gradients of the losses over a minibatch `[N]`, `keys [6, N]`; the actor's is zero unless due."""
         keys = Keys(*keys)
@@ -111,7 +117,8 @@ class SoftEnsemble(Agent):
             lambda acting: jax.tree.map(jnp.zeros_like, acting),
             (parameters.actor, parameters.log_temperature),
         )
-        return Parameters(actor, critics, log_temperature), losses
+        gradient = Parameters(actor, critics, log_temperature)
+        return gradient, *off_policy.without_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
@@ -141,7 +148,7 @@ class SoftEnsemble(Agent):
         raise NotImplementedError
 
     def _error(self, given: jax.Array, target: Any) -> jax.Array:
-        """How far the critics, `[E, N]` or `[E, N, K]`, are from the target, summed over critics."""
+        """How far the critics, `[E, N]` or `[E, N, K]`, are from the target, summed over critics: `[N]`."""
         raise NotImplementedError
 
     @property
@@ -160,10 +167,14 @@ class SoftEnsemble(Agent):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
-        gradient, losses = self.gradient(learned.parameters, learned.target_critics, is_due, transition, keys)
-        return self.update(gradient, learned, is_due), losses
+        gradient, error, losses = self.gradient(
+            learned.parameters, learned.target_critics, is_due, transition, keys
+        )
+        return self.update(gradient, learned, is_due), error, losses
 
     def _critic_loss(self, critics, parameters: Parameters, target_critics, transition, keys: Keys):
         """The errors of all critics, and metrics."""
@@ -173,8 +184,10 @@ class SoftEnsemble(Agent):
         following = self._values(target_critics, transition.next_observation, next_action, keys.following)
         target = self._target(transition, following, temperature * next_log_prob, keys.target)
         given = self._values(critics, transition.observation, transition.action, keys.given)
-        loss = self._error(given, jax.lax.stop_gradient(target))
+        each, weight = self._error(given, jax.lax.stop_gradient(target)), transition.weight
+        loss = jnp.mean(each if weight is None else weight * each)
         return loss, {
+            **({} if weight is None else {"error": each}),
             "critic_loss": loss,
             "value": jnp.mean(given),
             "entropy": -jnp.mean(next_log_prob),

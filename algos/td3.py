@@ -7,6 +7,7 @@ Letters in shapes: `D` components of an action, `N` samples of a minibatch.
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,12 +19,16 @@ from algos import given, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal, stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, Transition, whole_updates
+from algos.over_sequences import over_sequences
+from algos.recurrent import RecurrentNetwork
+from algos.remembering import SequenceMemory
+from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.transforms import Transforming
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
@@ -106,6 +111,9 @@ class TD3(Agent):
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
+    replays = StepReplay()
+    explorer = ExplorerChoice()
+    remembering = SequenceMemory()
 
     def __post_init__(self):
         self._check()
@@ -126,9 +134,10 @@ class TD3(Agent):
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
-    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=None)
-    def gradient(self, parameters, targets, is_due, transition, keys):
+    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
+    def gradient(self, parameters, targets, is_due, minibatch, keys):
         """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless due."""
+        transition, keys = off_policy.rows(self, minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]
         )
@@ -138,7 +147,7 @@ class TD3(Agent):
             lambda actor: jax.tree.map(jnp.zeros_like, actor),
             parameters.actor,
         )
-        return Parameters(actor, critics), losses
+        return Parameters(actor, critics), *off_policy.without_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
@@ -159,7 +168,8 @@ class TD3(Agent):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
+        seen = off_policy.observed(self, state)
+        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
         given.actions(actor, self.env.action_space, self.num_envs)
         off_policy.check_critics(self, self._valued, state)
 
@@ -181,17 +191,19 @@ class TD3(Agent):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
-        gradient, losses = self.gradient(learned.parameters, learned.targets, is_due, transition, keys)
-        return self.update(gradient, learned, is_due), losses
+        gradient, error, losses = self.gradient(learned.parameters, learned.targets, is_due, transition, keys)
+        return self.update(gradient, learned, is_due), error, losses
 
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
         """The squared errors of both critics, and what is told of them."""
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
         given = self._critics.apply(critics, transition.observation, transition.action)
-        loss = self.grid.errors(given, target)
-        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.lower(given))}
+        loss, error = self.grid.errors(given, target, transition.weight)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.lower(given)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """What the critics are fitted to: equation 14, with the clipped noise of target smoothing."""
@@ -219,7 +231,14 @@ class TD3(Agent):
         return stretched(action, self.env.action_space)
 
     @property
+    def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
+        """Actor and critics with memories; None without."""
+        return off_policy.recurrent(self, math.prod(self.env.action_space.shape))
+
+    @property
     def _actor(self) -> Network:
+        if self._recurrent is not None:
+            return over_sequences(self._recurrent[0], 0)
         default = networks.deterministic_actor(
             self.env.observation_space, self.env.action_space, **vars(self.layers)
         )
@@ -227,6 +246,8 @@ class TD3(Agent):
 
     @property
     def _critics(self) -> Network:
+        if self._recurrent is not None:
+            return over_sequences(self._recurrent[1], 1)
         default = networks.twin_critics(
             self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
         )

@@ -61,10 +61,8 @@ class TQC(SoftEnsemble):
 
     def _error(self, given, target) -> jax.Array:
         """The mean quantile Huber losses, summed over critics."""
-        of_one = lambda quantiles: jnp.mean(  # noqa: E731
-            quantile_error(quantiles, target, self.huber_threshold)
-        )
-        return jnp.sum(jax.vmap(of_one)(given)) / self.quantiles
+        of_one = lambda quantiles: quantile_error(quantiles, target, self.huber_threshold)  # noqa: E731
+        return jnp.sum(jax.vmap(of_one)(given), axis=0) / self.quantiles
 
     @property
     def _outputs(self) -> int:

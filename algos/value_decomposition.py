@@ -18,7 +18,6 @@ minibatch.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 import fdg
 from algos import agent_values, given, layers, replayed_q
 from algos.agent import Agent, Rollouts
+from algos.collecting import collect
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.given import NETWORK, Network
 from algos.layers import Layers
@@ -36,10 +36,10 @@ from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, choices, epsilon_greedy
 from algos.recurrent import RecurrentNetwork
-from algos.replay import ReplayState, Step
+from algos.replay import ReplayState
 from algos.replayed_q import Learned, Priorities, TargetUpdates
 from algos.returns import lambda_returns
-from algos.rollout import Actor, Recollection, episode_metrics, rollout_with_memory
+from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
@@ -158,33 +158,13 @@ class ValueDecomposition(Agent):
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         statistics = state.observation_statistics
-        one_sequence = self._length == self.num_steps
-
-        def act(observation, recollection, keys):
-            action, memory = self.act(
-                state.learned.parameters.agents, statistics, epsilon, observation, recollection, keys
-            )
-            # Of a rollout that is one sequence only the first memory is stored.
-            before = None if one_sequence else recollection.memory
-            return action, (recollection.start, before), memory
-
-        env_state, observation, recollection, steps = rollout_with_memory(
-            act=act,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            recollection=state.recollection,
-            **self._rolling,
+        acted = collect(
+            self,
+            state,
+            lambda *seen: self.act(state.learned.parameters.agents, statistics, epsilon, *seen),
+            rollout_key,
         )
-        (observations, actions), (start, before), time_steps = steps
-        first = (
-            jax.tree.map(lambda x: x[None], state.recollection.memory)
-            if one_sequence
-            else jax.tree.map(lambda x: x[:: self._length], before)
-        )
-        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-        sequences = self.buffer.cut(first, start, Step.of(observations, actions, time_steps))
-        replay = self.buffer.add(state.replay, sequences)
+        replay = self.buffer.add(state.replay, acted.rows)
         learned, replay, losses = self.priorities.improve(
             lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
             state.learned,
@@ -195,18 +175,11 @@ class ValueDecomposition(Agent):
             self.num_iterations,
         )
         # Only now, so that all that one iteration acts on and learns from is normalised alike.
-        if self.normalize_observation:
-            statistics = self.observe(statistics, observations)
-        metrics = {
-            **episode_metrics(time_steps),
-            **losses,
-            **paid,
-            "epsilon": epsilon,
-            "updates": learned.updates,
-        }
-        return State(
-            learned, statistics, replay, env_state, observation, recollection, key, state.iteration + 1, bonus
-        ), metrics
+        if self.normalizers.used:
+            statistics = self.observe(statistics, acted.observations)
+        metrics = {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
+        left = acted.env_state, acted.observation, acted.recollection
+        return State(learned, statistics, replay, *left, key, state.iteration + 1, acted.bonus), metrics
 
     def actor(self, state: State) -> Actor:
         """How it acts: each agent with its best action, or drawn as in training."""
@@ -232,15 +205,6 @@ class ValueDecomposition(Agent):
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
     learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
-
-    def _seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
-        """A minibatch as networks see it."""
-        steps = minibatch.steps
-        return minibatch._replace(
-            steps=steps._replace(
-                observation=see(steps.observation), final_observation=see(steps.final_observation)
-            )
-        )
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
@@ -269,6 +233,9 @@ class ValueDecomposition(Agent):
         raise NotImplementedError
 
     # --- parts ---
+
+    def _loss(self, *arguments):
+        return self.loss(*arguments)
 
     def loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
         """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
@@ -368,13 +335,12 @@ class ValueDecomposition(Agent):
     @property
     def buffer(self) -> SequenceReplay:
         """Where sequences are kept, and minibatches are drawn from."""
-        return SequenceReplay(
-            num_envs=self.num_envs,
+        return self.priorities.of(
+            self,
+            SequenceReplay,
             buffer_size=self.buffer_size,
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
-            discount=self.discount,
-            priority_exponent=self.priority_exponent,
             sequence_length=self._length,
         )
 

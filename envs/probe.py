@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.probe_parts import Parts, Unlike
+from envs.probe_parts import Parts, Reach, Unlike
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import check_options
@@ -149,19 +149,24 @@ class Memory:
 
     The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
     steps. The last action has reward 1 if it matches the cue (action 1 for cue 1, action 0 for cue -1), else
-    -1. With memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy
-    has the expected return 0.
+    -1; a continuous one, in [-1, 1], has `cue * action`. With memory the return is 1 and the value at step
+    `t` is `γ^(delay - t)`; without memory every policy has the expected return 0.
     """
 
     delay: int = 4
+    continuous: bool = False
     name: ClassVar[str] = "probe:memory"
     observation_space: ClassVar[Space] = Box(-1.0, 1.0, (2,))
-    action_space: ClassVar[Space] = Discrete(2)
     max_episode_steps: ClassVar[int | None] = None
     optimal_return: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         _check_positive(self, "delay")
+
+    @property
+    def action_space(self) -> Space:
+        """One of two, or `[1]` in `[-1, 1]`."""
+        return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         """Observation: `[cue, 0]`."""
@@ -169,11 +174,12 @@ class Memory:
         return {"cue": cue, "time": jnp.int32(0)}, jnp.stack([cue, jnp.float32(0)])
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
-        """Reward 0, and `cue (2 action - 1)` at the last of `delay + 1` steps."""
+        """Reward 0, and `cue (2 action - 1)` or `cue * action` at the last of `delay + 1` steps."""
         judged = state["time"] == self.delay
         time = state["time"] + 1
         observation = jnp.stack([jnp.float32(0), (time == self.delay).astype(jnp.float32)])
-        reward = jnp.where(judged, state["cue"] * (2.0 * action - 1.0), 0.0)
+        sign = action[0] if self.continuous else 2.0 * action - 1.0
+        reward = jnp.where(judged, state["cue"] * sign, 0.0)
         return {"cue": state["cue"], "time": time}, observation, reward, judged, jnp.bool_(False)
 
 
@@ -412,6 +418,7 @@ PROBES: tuple[type[Any], ...] = (
     Agents,
     Team,
     Parts,
+    Reach,
     Unlike,
 )
 

@@ -75,6 +75,66 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reach:
+    """A point moves to a goal, and is paid for nothing else: -1 a step, 0 where it is at the goal.
+
+    Position and goal lie in `[-1, 1]^dimensions`; a step moves each coordinate by at most 0.2, and the goal
+    is reached where all coordinates are within 0.1 of it. An episode has 25 steps and starts in the middle.
+    Observations are parts as in Gymnasium-Robotics: `observation` (the position), `achieved_goal` (the same)
+    and `desired_goal`. Random actions in four dimensions hardly ever reach a goal, so learners fail without
+    hindsight (`algos.buffers.hindsight`).
+    """
+
+    dimensions: int = 4
+    name: ClassVar[str] = "probe:reach"
+    max_episode_steps: ClassVar[int | None] = 25
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dimensions, int) or self.dimensions < 1:
+            raise FdgError(
+                f"environment '{self.name}': dimensions={self.dimensions!r} must be an integer of at least 1"
+            )
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Three parts, each `[dimensions]`."""
+        part = Box(-1.0, 1.0, (self.dimensions,))
+        return Dict({"observation": part, "achieved_goal": part, "desired_goal": part})
+
+    @property
+    def action_space(self) -> Space:
+        """Velocities: `[dimensions]` in `[-1, 1]`."""
+        return Box(-1.0, 1.0, (self.dimensions,))
+
+    @property
+    def optimal_return(self) -> float:
+        """Minus the mean of the steps before the goal: `k - 1` if the farthest coordinate takes k moves."""
+        far = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]  # P(at most k moves)
+        return -sum(1.0 - far[moves] for moves in range(1, 6))
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Position 0, a goal drawn uniformly."""
+        goal = jax.random.uniform(key, (self.dimensions,), minval=-1.0, maxval=1.0)
+        state = {"position": jnp.zeros(self.dimensions), "goal": goal}
+        return state, self._observe(state)
+
+    def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Any:
+        """Reward by `compute_reward`; never terminated."""
+        position = jnp.clip(state["position"] + 0.2 * jnp.clip(action, -1.0, 1.0), -1.0, 1.0)
+        state = {**state, "position": position}
+        reward = self.compute_reward(position, state["goal"])
+        return state, self._observe(state), reward, jnp.bool_(False), jnp.bool_(False)
+
+    def compute_reward(self, achieved_goal: jax.Array, desired_goal: jax.Array) -> jax.Array:
+        """0 where the goal is reached, else -1, for goals `[dimensions]`."""
+        return jnp.where(jnp.max(jnp.abs(achieved_goal - desired_goal)) <= 0.1, 0.0, -1.0)
+
+    def _observe(self, state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        position = state["position"]
+        return {"observation": position, "achieved_goal": position, "desired_goal": state["goal"]}
+
+
+@dataclasses.dataclass(frozen=True)
 class Unlike:
     """Two agents that are not alike, one step. Each is paid for what it does itself.
 

@@ -8,10 +8,10 @@ import optax
 from flax import nnx
 
 import algos
+from algos import buffers
 from algos.networks import actor_critic
 from algos.ppo import Minibatch
 from algos.q_learning import Exploration
-from algos.replay import Replay
 
 # --- an auxiliary loss: predict the next observation ---
 
@@ -92,18 +92,37 @@ def curious(base):
     return Curious
 
 
-# --- a replay of one's own: it keeps the signs of rewards ---
+# --- a replay of one's own, for any algorithm: it keeps the signs of rewards ---
 
 
-class Signs(Replay):
-    def add(self, state, steps):
-        return super().add(state, steps._replace(reward=jnp.sign(steps.reward)))
+def signs(spec):
+    kept = buffers.uniform(spec)
+
+    def add(state, steps):
+        return kept.add(state, steps._replace(reward=jnp.sign(steps.reward)))
+
+    return kept._replace(add=add)
 
 
-class SignDQN(algos.DQN):
-    @property
-    def buffer(self):
-        return Signs(**vars(super().buffer))
+# --- exploration of one's own, for any algorithm: an action is repeated now and then ---
+
+
+def repeated(last, policy, start, keys, progress):
+    again = jax.vmap(jax.random.bernoulli)(keys) & ~start
+    action = jnp.where(again.reshape(-1, *(1,) * (last.ndim - 1)), last, policy.sample(keys))
+    return action, action
+
+
+sticky = algos.Explorer(init=jnp.zeros_like, apply=repeated)
+
+
+# --- a normaliser of one's own, for any algorithm: by the largest component so far ---
+
+by_largest = algos.Normalizer(
+    init=lambda space: jnp.ones(space.shape),
+    apply=lambda largest, observation: observation / largest,
+    update=lambda largest, observation: jnp.maximum(largest, jnp.max(jnp.abs(observation), (0, 1))),
+)
 
 
 # --- exploration of one's own: a cosine in place of a line ---

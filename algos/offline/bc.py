@@ -17,6 +17,7 @@ import fdg
 from algos import distributions, given, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
@@ -89,7 +90,9 @@ class BC(Agent):
     updates_per_iteration = property(learning.updates)
     buffer = property(learning.buffer)
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
+    explorer = property(lambda self: ExplorerChoice())  # it does not explore
     _keys = 1  # of each sample of a gradient step; not used
+    _recurrent = None
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration, the data set in its replay."""
@@ -113,10 +116,12 @@ class BC(Agent):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, None, Any]:
         gradient, losses = self.gradient(learned.parameters, transition)
         parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters)
-        return Learned(parameters, optimizer_state), losses
+        return Learned(parameters, optimizer_state), None, losses
 
     def loss(self, parameters: Parameters, transition: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Minus the mean log-likelihood, and the mean squared error of the most probable action."""

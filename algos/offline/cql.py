@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from algos import given, networks, off_policy
+from algos import given, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
@@ -29,6 +28,7 @@ from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC
 from algos.soft import Entropy, Parameters
+from algos.transforms import Transforming
 from envs import Box, Environment, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -67,6 +67,8 @@ class CQL(Agent):
     # Any (init, apply) pairs in place of the defaults, as of SAC.
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    explorer = ExplorerChoice()
+    transforming = Transforming()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
 
     def __post_init__(self):
@@ -84,11 +86,14 @@ class CQL(Agent):
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = 5  # of each sample of a gradient step: two are SAC's
+    _recurrent = None
 
     # --- what it has of SAC: all but what the critics are charged for ---
 
     gradient, update = SAC.gradient, SAC.update
     _first, _acting, _learn_from, _policy = SAC._first, SAC._acting, SAC._learn_from, SAC._policy
+    _actor, _critics = SAC._actor, SAC._critics
+    _for_environment, _default_optimizer = SAC._for_environment, SAC._default_optimizer
     _soft_loss = SAC.loss
 
     def loss(
@@ -140,29 +145,9 @@ class CQL(Agent):
 
     # --- parts ---
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         observation = composite.types(self.env.observation_space, (self.num_envs,))
         actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
         given.gaussian(actor, self.env.action_space, self.num_envs)
         learning.check_critics(self, state, self.grid.reading.outputs)
-
-    @property
-    def _actor(self) -> Network:
-        spaces = self.env.observation_space, self.env.action_space
-        default = networks.gaussian_actor(*spaces, **vars(self.layers))
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
-    def _critics(self) -> Network:
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

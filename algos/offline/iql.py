@@ -18,6 +18,7 @@ import fdg
 from algos import given, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.losses import value_error
@@ -27,6 +28,7 @@ from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -81,6 +83,8 @@ class IQL(Agent):
     # Any (init, apply) pairs in place of the defaults, which give and take what those of SAC do.
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    explorer = ExplorerChoice()
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()
@@ -99,6 +103,7 @@ class IQL(Agent):
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = 1  # of each sample of a gradient step
+    _recurrent = None
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -126,9 +131,11 @@ class IQL(Agent):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, None, Any]:
         gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition)
-        return self.update(gradient, learned), losses
+        return self.update(gradient, learned), None, losses
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition

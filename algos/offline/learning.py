@@ -181,7 +181,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
         lambda x: off_policy.minibatches(x, self.num_envs, self.updates_per_iteration), samples
     )
     learning = jnp.bool_(True)
-    learned, losses = self.learn(state.learned, state.observation_statistics, drawn, learn_key, learning)
+    learned, _, losses = self.learn(state.learned, state.observation_statistics, drawn, learn_key, learning)
     return state._replace(learned=learned, key=key, iteration=state.iteration + 1), losses
 
 

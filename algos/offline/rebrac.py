@@ -11,12 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from algos import given, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
@@ -26,6 +25,7 @@ from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
 from algos.td3 import TD3, Parameters
+from algos.transforms import Transforming
 from envs import Box, Environment, Observation, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -40,6 +40,7 @@ class Followed(NamedTuple):
     next_observation: Observation  # [N, *obs]
     next_action: jax.Array  # [N, *action], of the data after `next_observation`
     follows: jax.Array  # [N] bool: the episode continued, so that there is one
+    weight: None = None  # as of a `Transition`
 
 
 class Pairs(Replay):
@@ -50,7 +51,7 @@ class Pairs(Replay):
         single = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(single)
         ended = windows.terminated | windows.truncated
-        return Followed(*transition, windows.action[:, :, 1], ~ended[:, :, 0])
+        return Followed(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,8 @@ class ReBRAC(Agent):
     # Any (init, apply) pairs in place of the defaults, as of TD3.
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    explorer = ExplorerChoice()
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()
@@ -116,11 +119,13 @@ class ReBRAC(Agent):
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = 1  # of each sample of a gradient step
+    _recurrent = None
 
     # --- what it has of TD3: the critics' loss, and when what is updated ---
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    _actor, _for_environment, _default_optimizer = TD3._actor, TD3._for_environment, TD3._default_optimizer
     _critic_loss, _policy = TD3._critic_loss, TD3._policy
 
     def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:
@@ -145,9 +150,6 @@ class ReBRAC(Agent):
 
     # --- parts ---
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         observation = composite.types(self.env.observation_space, (self.num_envs,))
@@ -156,22 +158,12 @@ class ReBRAC(Agent):
         learning.check_critics(self, state, self.grid.reading.outputs)
 
     @property
-    def _actor(self) -> Network:
-        spaces = self.env.observation_space, self.env.action_space
-        default = networks.deterministic_actor(*spaces, **vars(self.layers))
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
     def _critics(self) -> Network:
         layers = {**vars(self.layers), "layer_norm": self.critic_layer_norm}
         default = networks.twin_critics(
             self.env.observation_space, outputs=self.grid.reading.outputs, **layers
         )
         return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)
 
 
 def squared_distance(one: jax.Array, other: jax.Array) -> jax.Array:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from algos import given, networks, off_policy
+from algos import given, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import stretched
+from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
@@ -26,6 +25,7 @@ from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.td3 import TD3
+from algos.transforms import Transforming
 from envs import Box, Environment, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -69,6 +69,8 @@ class TD3BC(Agent):
     # Any (init, apply) pairs in place of the defaults, as of TD3.
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    explorer = ExplorerChoice()
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()
@@ -87,11 +89,14 @@ class TD3BC(Agent):
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _keys = 1  # of each sample of a gradient step
+    _recurrent = None
 
     # --- what it has of TD3: the critics' loss, and when what is updated ---
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    _actor, _critics = TD3._actor, TD3._critics
+    _for_environment, _default_optimizer = TD3._for_environment, TD3._default_optimizer
     _critic_loss, _target, _policy = TD3._critic_loss, TD3._target, TD3._policy
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
@@ -104,29 +109,9 @@ class TD3BC(Agent):
 
     # --- parts ---
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         observation = composite.types(self.env.observation_space, (self.num_envs,))
         actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
         given.actions(actor, self.env.action_space, self.num_envs)
         learning.check_critics(self, state, self.grid.reading.outputs)
-
-    @property
-    def _actor(self) -> Network:
-        spaces = self.env.observation_space, self.env.action_space
-        default = networks.deterministic_actor(*spaces, **vars(self.layers))
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
-    def _critics(self) -> Network:
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

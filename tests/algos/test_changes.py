@@ -29,6 +29,7 @@ REPLAYED = {
     "learning_starts": 16,
     "hidden": (8,),
 }
+CONTROL = {**REPLAYED, "env": envs.make("Pendulum-v1"), "total_steps": 512, "updates_per_step": 0.125}
 RECURRENT = {**PPO, "memory_size": 8}
 
 CHANGES = {
@@ -45,7 +46,26 @@ CHANGES = {
     "visits on PPO": lambda: algos.PPO(**PPO, bonus=user_changes.by_visits),
     "visits on recurrent PPO": lambda: algos.RecurrentPPO(**RECURRENT, bonus=user_changes.by_visits),
     "visits on DQN": lambda: algos.DQN(**REPLAYED, bonus="tests.user_changes:by_visits"),
-    "a replay": lambda: user_changes.SignDQN(**REPLAYED),
+    "a replay and an exploration": lambda: algos.DQN(
+        **REPLAYED, replay=user_changes.signs, explore=user_changes.sticky, n_step=2
+    ),
+    "all three on TD3": lambda: algos.TD3(
+        **CONTROL,
+        replay="tests.user_changes:signs",
+        explore=user_changes.sticky,
+        normalize=user_changes.by_largest,
+    ),
+    "priorities on SAC": lambda: algos.SAC(**CONTROL, priority_exponent=0.6, n_step=3),
+    "a memory and priorities": lambda: algos.DQN(
+        **REPLAYED,
+        memory="gru",
+        memory_size=8,
+        sequence_length=2,
+        burn_in=2,
+        priority_exponent=0.6,
+        n_step=2,
+        double=True,
+    ),
     "an exploration": lambda: user_changes.CosineDQN(**REPLAYED, epsilon_end=0.5),
     "a histogram": lambda: user_changes.Histogram(**PPO),
     "frozen parameters": lambda: algos.PPO(**PPO, optimizer=user_changes.frozen_critic),

@@ -111,7 +111,7 @@ def gradients(is_due, log_temperature=-math.inf):
     parameters = Parameters(HALF, jnp.array([3.0, 2.0]), jnp.float32(log_temperature))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
     empty = algorithm.init(jax.random.key(0)).learned.statistics
-    gradient, _, losses = algorithm.gradient(
+    gradient, _, _, losses = algorithm.gradient(
         parameters, empty, jnp.bool_(is_due), jnp.bool_(False), transition, keys(2)
     )
     return gradient, losses
@@ -166,7 +166,7 @@ def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_t
     moved = []
     for time in range(6):
         before = learned
-        learned, _ = update(learned, transition, keys(8))
+        learned, *_ = update(learned, transition, keys(8))
         moved.append(tuple(
             any(bool(jnp.any(a != b)) for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True))
             for old, new in zip(

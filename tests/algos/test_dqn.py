@@ -165,6 +165,11 @@ class Spy:
     is_ready = staticmethod(lambda priority: jnp.bool_(True))
     weight = staticmethod(lambda sample, beta: jnp.full(4, beta))
     prioritize = staticmethod(lambda old, indices, priority: priority + indices)
+    has_priorities = True
+    cut = staticmethod(lambda memory, start, steps: steps)
+    seen = staticmethod(lambda see, minibatch: minibatch)
+    transitions = staticmethod(lambda minibatch, weight: (minibatch, weight))
+    priority = staticmethod(lambda error: error)
 
     @staticmethod
     def sample(priority, key):

@@ -44,8 +44,9 @@ def test_each_environment_explores_with_a_deviation_of_its_own():
         normalize_observation=False,
     )  # fmt: skip
     act = jax.jit(lambda key: algorithm.act(
-        jnp.float32(0.0), None, jnp.bool_(True), jnp.zeros((3, 1)), jax.random.split(key, 3)
-    ))  # fmt: skip
+        jnp.float32(0.0), None, jnp.bool_(True), None, jnp.zeros((3, 1)), None,
+        jax.random.split(key, 3),
+    )[0])  # fmt: skip
     drawn = jax.vmap(act)(jax.random.split(jax.random.key(0), 2000))[..., 0]
     np.testing.assert_allclose(jnp.std(drawn, axis=0), [0.01, 0.155, 0.3], rtol=0.06)
 

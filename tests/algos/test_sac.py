@@ -77,7 +77,7 @@ def test_gradients_by_hand():
     mean, c = math.atanh(0.5), jnp.array([3.0, 2.0])
     parameters = Parameters(jnp.float32(mean), c, jnp.float32(-jnp.inf))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
-    gradient, losses = algorithm.gradient(parameters, jnp.array([4.0, 6.0]), transition, keys(2))
+    gradient, _, losses = algorithm.gradient(parameters, jnp.array([4.0, 6.0]), transition, keys(2))
     # The next action is 1/2: targets 1 + 1/2 * min(4, 6) * 1/2 = 2, and 2.
     # Critic 1: values 3 and -1.5, errors 1 and -3.5, gradient (1 * 1 + -3.5 * -0.5) / 2 = 1.375.
     # Critic 2: values 2 and -1, errors 0 and -3, gradient (0 + -3 * -0.5) / 2 = 0.75.
@@ -94,7 +94,7 @@ def test_the_temperature_rises_where_entropy_is_below_its_target_and_falls_above
     algorithm = one_number(target_entropy=target)
     parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0] * 512, reward=[0.0] * 512, discount=[0.0] * 512)
-    gradient, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512))
+    gradient, _, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512))
     # Of a normal: log std + (1 + log 2 pi) / 2; the tanh changes nothing at 0.
     entropy = -20.0 + 0.5 * (1.0 + math.log(2.0 * math.pi))
     assert float(losses["entropy"]) == pytest.approx(entropy, abs=0.1)
@@ -107,7 +107,7 @@ def test_the_actor_weighs_entropy_by_the_temperature():
     """Far from its bounds the entropy pulls the mean back: d log_prob / d mean = 2 tanh(mean)."""
     parameters = Parameters(jnp.float32(math.atanh(0.5)), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0], reward=[0.0], discount=[0.0])
-    gradient, _ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1))
+    gradient, *_ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1))
     assert float(gradient.actor) == pytest.approx(0.25 * 2.0 * 0.5, rel=1e-5)
 
 
@@ -179,11 +179,13 @@ def test_at_first_actions_are_random_and_nothing_is_learned():
 def test_random_actions_fill_their_range():
     algorithm = one_number()
     many = jax.random.split(jax.random.key(0), 4096)
-    uniform = algorithm.act(jnp.float32(5.0), None, jnp.bool_(False), jnp.zeros((4096, 1)), many)
+    uniform = algorithm.act(jnp.float32(5.0), None, jnp.bool_(False), None, jnp.zeros((4096, 1)), None, many)[
+        0
+    ]
     assert uniform.shape == (4096, 1)
     share, _ = np.histogram(uniform, bins=4, range=(-1.0, 1.0))
     np.testing.assert_allclose(share / 4096, 0.25, atol=0.03)
-    chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), jnp.zeros((4096, 1)), many)
+    chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), None, jnp.zeros((4096, 1)), None, many)[0]
     np.testing.assert_allclose(chosen, np.tanh(5.0), rtol=1e-4)
 
 

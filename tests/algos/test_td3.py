@@ -73,7 +73,7 @@ def test_gradients_by_hand():
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
     targets = Parameters(HALF, jnp.array([4.0, 6.0]))
     for is_due in (True, False):
-        gradient, losses = algorithm.gradient(parameters, targets, is_due, transition, keys(2))
+        gradient, _, losses = algorithm.gradient(parameters, targets, is_due, transition, keys(2))
         # Targets 1 + 1/2 * min(4, 6) * 1/2 = 2, and 2, as in the test of SAC.
         np.testing.assert_allclose(gradient.critics, [1.375, 0.75], rtol=1e-5)
         assert float(losses["critic_loss"]) == pytest.approx(0.25 * (1.0 + 3.5**2 + 0.0 + 3.0**2), rel=1e-5)
@@ -107,7 +107,7 @@ def test_every_so_many_updates_the_actor_is_due():
     learned = learned_from(algorithm, Parameters(HALF, jnp.ones(2)))
     moved = []
     for _ in range(6):
-        after, _ = algorithm._learn_from(learned, transitions([0.5], [1.0], [0.5]), keys(1))
+        after, *_ = algorithm._learn_from(learned, transitions([0.5], [1.0], [0.5]), keys(1))
         moved.append(bool(after.parameters.actor != learned.parameters.actor))
         learned = after
     assert moved == [False, False, True] * 2 and isinstance(learned, Learned)

@@ -17,6 +17,7 @@ import algos
 import envs
 import fdg
 import policies
+from algos.explorers import correlated_noise
 from fdg.errors import PlanError
 from fdg.training.checkpoint import Checkpoints
 from tests.algos.offline.data import random_steps
@@ -71,8 +72,9 @@ SMALL = {
         algos.SAC, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, normalize_observation=True
     ),
     "td3": small(
-        algos.TD3, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, normalize_observation=True,
-        atoms=5, value_min=-2.0, value_max=2.0,
+        algos.TD3, "probe:continuous", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.125,
+        normalize_observation=True, atoms=5, value_min=-2.0, value_max=2.0, memory="lstm", memory_size=4,
+        explore=correlated_noise(),
     ),
     "qr_dqn": small(
         algos.QRDQN, "probe:masked", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.125, quantiles=3,
@@ -80,7 +82,7 @@ SMALL = {
     ),
     "c51": small(
         algos.C51, "probe:masked", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.0625, atoms=3,
-        value_min=-1.0, value_max=1.0,
+        value_min=-1.0, value_max=1.0, memory="gru", memory_size=4, sequence_length=1, burn_in=1,
     ),
     "bc": small(
         algos.BC, "probe:masked", HIDDEN, dataset=random_steps("probe:masked"), num_envs=8, num_steps=1,
@@ -112,7 +114,7 @@ SMALL = {
     ),
     "crossq": small(
         algos.CrossQ, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, critic_hidden=(8,),
-        policy_delay=2, renorm_after=4,
+        policy_delay=2, renorm_after=4, n_step=2, priority_exponent=0.6,
     ),
     "vdn": small(
         algos.VDN, "probe:unlike", REPLAY, HIDDEN, num_steps=2, num_updates=1, sequence_length=1

@@ -178,8 +178,8 @@ def test_the_loss_of_cql_is_that_of_sac_and_the_gap():
     learned = sac._first(*jax.random.split(jax.random.key(1)), seen, done)
     transition = Transition(seen, done, jnp.ones(4), jnp.full(4, 0.9), seen)
     drawn = keys(4, 5)
-    mine, metrics = algorithm.gradient(learned.parameters, learned.target_critics, transition, drawn)
-    theirs, _ = sac.gradient(learned.parameters, learned.target_critics, transition, drawn[:2])
+    mine, _, metrics = algorithm.gradient(learned.parameters, learned.target_critics, transition, drawn)
+    theirs, _, _ = sac.gradient(learned.parameters, learned.target_critics, transition, drawn[:2])
     for part in ("actor", "log_temperature"):
         jax.tree.map(np.testing.assert_array_equal, getattr(mine, part), getattr(theirs, part))
     gap = jax.grad(

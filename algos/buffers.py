@@ -1,0 +1,279 @@
+"""Where one environment's steps are kept for replay, as values: four pure functions, `ReplayBuffer`.
+
+`replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function of a `BufferSpec` that returns
+one. `algos.replay.Replay` maps it over the environments and makes fragments of it, so a buffer of a user's
+own runs under every distribution policy, with n-step returns and with memories.
+
+Letters in shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flashbax
+import jax
+import jax.numpy as jnp
+
+from envs import own
+from fdg.errors import FdgError, kind_of, one_line, unknown_name
+
+
+class BufferSpec(NamedTuple):
+    """What a buffer is made for."""
+
+    env: Any  # the environment
+    length: int  # rows to keep of one environment
+    count: int  # n, windows in a sample
+    window: int  # w, consecutive rows in a window: n of n-step returns
+
+
+class Windows(NamedTuple):
+    """A sample of a buffer."""
+
+    rows: Any  # [n, w, ...], consecutive rows
+    indices: jax.Array  # [n] int32, for `update`
+    probability: jax.Array  # [n] float32, of being drawn; ones if all are equally likely
+
+
+class ReplayBuffer(NamedTuple):
+    """The rows of one environment, as four pure functions that share a state.
+
+    `init(row) -> state`: an empty buffer; of the row only shapes and dtypes count.
+    `add(state, rows [T]) -> state`: appends a rollout, which continues the last one.
+    `sample(state, key) -> Windows [n]`: of a buffer that has no window yet, any values of the right shapes.
+    `update(state, indices [n], priority [n], ready) -> state`: the absolute errors of samples. Where `ready`
+    (bool) is false, learning has not begun, and the state must not change. None: errors change nothing, and
+    all samples of an iteration are drawn at once.
+    `least_rows`: rows before there is a window; learning does not begin before.
+    """
+
+    init: Callable[[Any], Any]
+    add: Callable[[Any, Any], Any]
+    sample: Callable[[Any, jax.Array], Windows]
+    update: Callable[[Any, jax.Array, jax.Array, jax.Array], Any] | None = None
+    least_rows: int = 1
+
+
+# The largest priority so far, which new steps get, is rounded down to an integer by flashbax 0.1.3, so
+# priorities are kept in small units. Only their ratios matter.
+_PRIORITY_UNIT = 1024.0
+
+
+def uniform(spec: BufferSpec) -> ReplayBuffer:
+    """The newest `length` rows; every window is equally likely, and drawn with replacement.
+
+    >>> buffer = uniform(BufferSpec(None, length=4, count=5, window=2))
+    >>> state = buffer.add(buffer.init(jnp.float32(0)), jnp.arange(6.0))
+    >>> rows = buffer.sample(state, jax.random.key(0)).rows  # of 2, 3, 4, 5
+    >>> bool(jnp.all(rows[:, 1] == rows[:, 0] + 1)), float(jnp.min(rows)) >= 2
+    (True, True)
+    """
+    ring = flashbax.make_trajectory_buffer(**_shape(spec))
+
+    def sample(state: Any, key: jax.Array) -> Windows:
+        drawn = _allowing(ring.sample)(state, key).experience
+        return Windows(drawn, jnp.zeros(spec.count, jnp.int32), jnp.ones(spec.count))
+
+    return ReplayBuffer(ring.init, _one_row(ring.add), sample)
+
+
+def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
+    """The newest `length` rows, drawn with probability proportional to `priority ** exponent`.
+
+    Proportional prioritised replay (Schaul et al. 2016, arXiv 1511.05952, equation 1).
+    """
+    # `update` applies the exponent. "cpu" names a way to update the tree, one priority after the other, and
+    # runs on any device.
+    ring = flashbax.make_prioritised_trajectory_buffer(**_shape(spec), priority_exponent=1.0, device="cpu")
+
+    def init(row: Any) -> Any:
+        state = ring.init(row)
+        tree = state.sum_tree_state.replace(max_recorded_priority=jnp.float32(_PRIORITY_UNIT))
+        return state.replace(sum_tree_state=tree)
+
+    def sample(state: Any, key: jax.Array) -> Windows:
+        drawn = _allowing(ring.sample)(state, key)
+        return Windows(drawn.experience, drawn.indices, drawn.probabilities)
+
+    def update(state: Any, indices: jax.Array, priority: jax.Array, ready: jax.Array) -> Any:
+        # An index beyond the end of the tree, with priority zero, is what flashbax skips.
+        indices = jnp.where(ready, indices, 4 * spec.length)
+        raised = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
+        return _allowing(ring.set_priorities)(state, indices, raised)
+
+    return ReplayBuffer(init, _one_row(ring.add), sample, update)
+
+
+def hindsight(
+    spec: BufferSpec,
+    share: float = 0.8,
+    horizon: int | None = None,
+    base: Callable[[BufferSpec], ReplayBuffer] = uniform,
+    reward: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    terminated: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+) -> ReplayBuffer:
+    """Hindsight experience replay: most windows are drawn with a goal that the episode reached later.
+
+    Andrychowicz et al. 2017, arXiv 1707.01495, section 3.3 and algorithm 1, with the strategy "future" of
+    section 4.5: the goal is what was achieved at a step drawn uniformly from those of the same episode from
+    this one on. Observations are dictionaries with `achieved_goal` and `desired_goal`, as those of
+    Gymnasium-Robotics.
+
+    Args:
+      spec: sizes, and the environment.
+      share: of the windows that get another goal; k of the paper is `share / (1 - share)`.
+      horizon: rows that are looked ahead; None: a whole episode.
+      base: what windows are drawn from, such as `prioritized`.
+      reward: `(achieved_goal [*goal], desired_goal [*goal]) -> []`; None: the environment's `compute_reward`.
+      terminated: as `reward`, whether the episode ends there; None: the environment's `compute_terminated`;
+        without one, episodes end as they did.
+
+    Raises:
+      FdgError: the environment has no goals, or `length` is less than `horizon`.
+    """
+    env = spec.env
+    _check_goals(env, share)
+    reward = reward or _of_environment(env, "compute_reward")
+    terminated = terminated or _of_environment(env, "compute_terminated")
+    if reward is None:
+        raise FdgError(
+            f"hindsight: environment '{env.name}' has no compute_reward(achieved_goal, desired_goal): give"
+            " functools.partial(algos.buffers.hindsight, reward=...)"
+        )
+    ahead = horizon or env.max_episode_steps
+    if ahead is None:
+        raise FdgError(
+            f"hindsight: environment '{env.name}' has no time limit: give"
+            " functools.partial(algos.buffers.hindsight, horizon=100)"
+        )
+    ahead = max(ahead, spec.window)
+    if ahead > spec.length:
+        raise FdgError(
+            f"hindsight: {spec.length} steps of each environment are kept, and it looks {ahead} ahead: raise"
+            " buffer_size, or lower num_envs"
+        )
+    kept = base(spec._replace(window=ahead))
+
+    def sample(state: Any, key: jax.Array) -> Windows:
+        base_key, goal_key = jax.random.split(key)
+        drawn = kept.sample(state, base_key)
+        goals = jax.vmap(lambda row, key: _relabelled(row, key, share, reward, terminated, spec.window))
+        return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.count)))
+
+    return kept._replace(sample=sample, least_rows=max(ahead, kept.least_rows))
+
+
+def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
+    """The first `window` of the steps `[w, ...]`, with another goal for a share of the keys."""
+    step_key, share_key = jax.random.split(key)
+    ended = rows.terminated | rows.truncated
+    steps = len(ended)
+    end = jnp.where(jnp.any(ended), jnp.argmax(ended), steps - 1)
+    at = jax.random.randint(step_key, (), 0, end + 1)
+    other = jax.random.uniform(share_key) < share
+    goal = jnp.where(other, rows.final_observation["achieved_goal"][at], rows.observation["desired_goal"][0])
+    rows = jax.tree.map(lambda x: x[:window], rows)
+    goals = jnp.broadcast_to(goal, (window, *goal.shape))
+    achieved = rows.final_observation["achieved_goal"]
+    new = rows._replace(
+        observation={**rows.observation, "desired_goal": goals},
+        final_observation={**rows.final_observation, "desired_goal": goals},
+        reward=jnp.where(other, jax.vmap(reward)(achieved, goals), rows.reward),
+    )
+    if terminated is None:
+        return new
+    ends = jnp.where(other, jax.vmap(terminated)(achieved, goals), rows.terminated)
+    return new._replace(terminated=ends, truncated=rows.truncated & ~ends)
+
+
+def _of_environment(env: Any, name: str) -> Any:
+    """A method of an environment, or of the single one within; None if there is none."""
+    return getattr(env, name, None) or getattr(getattr(env, "single", None), name, None)
+
+
+def _check_goals(env: Any, share: float) -> None:
+    parts = dict(getattr(env.observation_space, "spaces", ()) or ())
+    if not {"achieved_goal", "desired_goal"} <= parts.keys():
+        raise FdgError(
+            f"hindsight: observations of '{env.name}' have no parts achieved_goal and desired_goal"
+        )
+    if parts["achieved_goal"].shape != parts["desired_goal"].shape:
+        raise FdgError(
+            f"hindsight: achieved_goal of '{env.name}' has shape {parts['achieved_goal'].shape}, and"
+            f" desired_goal {parts['desired_goal'].shape}: they must be the same"
+        )
+    if not 0 <= share <= 1:
+        raise FdgError(f"hindsight: share={share}: it must be from 0 to 1")
+
+
+NAMES: dict[str, Callable[[BufferSpec], ReplayBuffer]] = {
+    "uniform": uniform,
+    "prioritized": prioritized,
+    "hindsight": hindsight,
+}
+
+
+def made(replay: Any, spec: BufferSpec) -> ReplayBuffer:
+    """The buffer of a field `replay`: one of `NAMES`, `module:name`, or a function of a `BufferSpec`.
+
+    Raises:
+      FdgError: it is none of these, the function fails, or it returns no `ReplayBuffer`.
+    """
+    if isinstance(replay, str):
+        if ":" not in replay and replay not in NAMES:
+            raise unknown_name("replay", replay, NAMES)
+        replay = NAMES[replay] if ":" not in replay else own.found("--replay", replay)
+    if not callable(replay):
+        raise FdgError(
+            f"replay={replay!r:.60} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function of"
+            " an algos.buffers.BufferSpec that returns an algos.ReplayBuffer"
+        )
+    try:
+        buffer = replay(spec)
+    except FdgError:
+        raise
+    except Exception as error:  # whatever the code of a user raises
+        raise FdgError(f"replay={_named(replay)} fails for {spec!r:.200}: {one_line(error)}") from error
+    if not isinstance(buffer, ReplayBuffer):
+        raise FdgError(
+            f"replay={_named(replay)} returns {kind_of(buffer)}: it must return an"
+            " algos.ReplayBuffer(init, add, sample, update)"
+        )
+    return buffer
+
+
+def _named(function: Any) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _shape(spec: BufferSpec) -> dict[str, Any]:
+    """Arguments of flashbax's functions. `period=1`: a window may start at any row."""
+    return {
+        "add_batch_size": 1,
+        "sample_batch_size": spec.count,
+        "sample_sequence_length": spec.window,
+        "period": 1,
+        "min_length_time_axis": spec.window,
+        "max_length_time_axis": spec.length,
+    }
+
+
+def _one_row(add: Callable[..., Any]) -> Callable[..., Any]:
+    """flashbax's `add` takes rows of several environments, `[1, T]`."""
+
+    def added(state: Any, rows: Any) -> Any:
+        return _allowing(add)(state, jax.tree.map(lambda x: x[None], rows))
+
+    return added
+
+
+def _allowing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """flashbax broadcasts over leading axes implicitly, which this project's JAX settings refuse."""
+
+    @functools.wraps(function)
+    def broadcasting(*arguments: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"):
+            return function(*arguments)
+
+    return broadcasting

@@ -1,0 +1,156 @@
+"""Replay buffers as values: what a user's own is asked for, and hindsight by hand.
+
+Hindsight experience replay: Andrychowicz et al. 2017, arXiv 1707.01495.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos import buffers
+from algos.buffers import BufferSpec
+from algos.replay import Step
+from tests import user_changes
+
+REACH = envs.make("probe:reach", dimensions=1)
+SAC = {"num_envs": 2, "batch_size": 8, "hidden": (8,), "total_steps": 1000, "learning_starts": 100}
+
+
+def episodes(ends, positions, goals):
+    """Steps of one environment; `positions` is one longer than the others."""
+    positions, goals = (jnp.asarray(x, jnp.float32)[:, None] for x in (positions, goals))
+
+    def observed(position):
+        return {"observation": position, "achieved_goal": position, "desired_goal": goals}
+
+    reward = jax.vmap(REACH.single.compute_reward)(positions[1:], goals)
+    never = jnp.zeros(len(goals), bool)
+    action = jnp.arange(len(goals))[:, None].astype(jnp.float32)
+    return Step(observed(positions[:-1]), action, reward, never, jnp.asarray(ends), observed(positions[1:]))
+
+
+def drawn(make, steps, window=1, count=400):
+    spec = BufferSpec(REACH, length=len(steps.reward), count=count, window=window)
+    buffer = make(spec)
+    state = buffer.add(buffer.init(jax.tree.map(lambda x: x[0], steps)), steps)
+    return buffer.sample(state, jax.random.key(0)).rows
+
+
+# Two episodes of three and four steps: each step leads from its position to the next.
+STEPS = episodes(
+    ends=[False, False, True, False, False, False, True],
+    positions=[0.0, 0.2, 0.4, 0.0, 0.2, 0.1, 0.0, -0.2],
+    goals=[0.9] * 3 + [-0.2] * 4,
+)
+
+
+def test_goals_in_hindsight_are_what_the_same_episode_reached_later():
+    rows = drawn(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS)
+    later = {0: (0.2, 0.4, 0.0), 1: (0.4, 0.0), 2: (0.0,), 3: (0.2, 0.1, 0.0, -0.2)}  # by the first step
+    for step in later:  # the last three steps have no window of four rows
+        here = rows.action[:, 0, 0] == step
+        goals = np.unique(np.round(rows.observation["desired_goal"][here, 0, 0], 3))
+        np.testing.assert_allclose(goals, sorted(set(later[step])), atol=1e-6)
+    reached = (
+        jnp.abs(rows.final_observation["achieved_goal"] - rows.observation["desired_goal"])[..., 0] <= 0.1
+    )
+    np.testing.assert_array_equal(rows.reward, jnp.where(reached, 0.0, -1.0))
+    np.testing.assert_array_equal(rows.final_observation["desired_goal"], rows.observation["desired_goal"])
+
+
+def test_the_share_of_other_goals_is_as_given():
+    none = drawn(functools.partial(buffers.hindsight, share=0.0, horizon=4), STEPS)
+    np.testing.assert_array_equal(none.reward[:, 0], STEPS.reward[none.action[:, 0, 0].astype(int)])
+    some = drawn(functools.partial(buffers.hindsight, share=0.75, horizon=4), STEPS, count=2000)
+    first = some.action[:, 0, 0] == 0  # whose own goal, 0.9, was never reached
+    share = np.mean(some.observation["desired_goal"][first, 0, 0] < 0.8)
+    assert share == pytest.approx(0.75, abs=0.06)
+
+
+def test_a_window_of_several_steps_has_one_goal():
+    rows = drawn(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS, window=2)
+    assert rows.reward.shape == (400, 2)
+    goals = rows.observation["desired_goal"][..., 0]
+    np.testing.assert_array_equal(goals[:, 0], goals[:, 1])
+
+
+def test_an_environment_may_end_episodes_at_a_goal():
+    ends = functools.partial(
+        buffers.hindsight,
+        share=1.0,
+        horizon=4,
+        reward=lambda achieved, desired: jnp.where(achieved[0] == desired[0], 1.0, 0.0),
+        terminated=lambda achieved, desired: achieved[0] == desired[0],
+    )
+    rows = drawn(ends, STEPS)
+    np.testing.assert_array_equal(rows.terminated, rows.reward == 1.0)
+    last = rows.action[:, 0, 0] == 2  # the only goal of the third step is where it led
+    assert np.all(rows.terminated[last]) and not np.any(rows.truncated[last])
+
+
+@pytest.mark.parametrize(
+    ("env", "fields", "words"),
+    [
+        ("Pendulum-v1", {"replay": "hindsight"}, "have no parts achieved_goal and desired_goal"),
+        ("Pendulum-v1", {"replay": "hindsigt"}, "did you mean 'hindsight'?"),
+        ("Pendulum-v1", {"replay": 3}, "replay=3 is int: give a name (uniform, prioritized, hindsight)"),
+        ("Pendulum-v1", {"replay": lambda spec: spec}, "it must return an algos.ReplayBuffer"),
+        ("Pendulum-v1", {"replay": lambda spec: 1 // 0}, "ZeroDivisionError"),
+        ("Pendulum-v1", {"replay": "uniform", "priority_exponent": 0.6}, "give one of them"),
+        ("probe:reach", {"replay": "hindsight", "learning_starts": 40}, "make it at least 50"),
+        ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "it looks 25 ahead: raise buffer_size"),
+        ("Pendulum-v1", {"n_step": 3, "learning_starts": 4}, "make it at least 6"),
+        ("Pendulum-v1", {"explore": 3}, "explore=3: it must be an algos.Explorer(init, apply)"),
+        ("Pendulum-v1", {"normalize": 3}, "normalize=3: it must be an algos.Normalizer(init, apply, update)"),
+        (
+            "Pendulum-v1",
+            {"normalize": user_changes.by_largest, "normalize_observation": True},
+            "give one of them",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(env, fields, words):
+    with pytest.raises(fdg.FdgError, match=re.escape(words)):
+        algos.SAC(envs.make(env), **{**SAC, **fields})
+
+
+def test_the_reaching_probe_by_hand():
+    """A goal 0.75 away is within 0.1 after four moves of 0.2, so the optimal return is -3."""
+    single = envs.make("probe:reach", dimensions=2).single
+    state, _ = single.reset(jax.random.key(0))
+    state, rewards = {**state, "goal": jnp.array([0.75, -0.1])}, []
+    for move in ([1, -1], [1, 0], [1, 0], [1, 0], [-1, 0]):
+        state, observation, reward, terminated, _ = single.step(None, state, jnp.array(move, jnp.float32))
+        rewards.append(float(reward))
+        assert not terminated
+    assert rewards == [-1, -1, -1, 0, -1]
+    np.testing.assert_allclose(observation["achieved_goal"], [0.6, -0.2], atol=1e-6)
+    # Of one dimension: at most one move with probability 0.3, two 0.5, three 0.7, four 0.9.
+    assert envs.make("probe:reach", dimensions=1).single.optimal_return == pytest.approx(-1.6)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("replay", [None, "hindsight"])
+def test_hindsight_reaches_goals_that_are_hardly_ever_met_by_chance(replay):
+    env = envs.make("probe:reach")
+    algorithm = algos.SAC(
+        env=env, replay=replay, num_envs=8, num_steps=25, hidden=(64, 64), batch_size=64, total_steps=20_000,
+        learning_starts=1000, updates_per_step=0.2, discount=0.95, learning_rate=1e-3, target_rate=0.02,
+        initial_temperature=0.1,
+    )  # fmt: skip
+
+    @jax.jit
+    def run(key):
+        state = algorithm.init(key)
+        return jax.lax.scan(lambda state, _: algorithm.iterate(state), state, length=100)[0]
+
+    found = jax.jit(algorithm.evaluate, static_argnums=2)(run(jax.random.key(0)), jax.random.key(1), 128)
+    score = float(found["return"])
+    assert score > env.single.optimal_return - 2.0 if replay else score < -20.0
