@@ -46,7 +46,7 @@ def keys(count):
 def gradients(algorithm, is_due, log_temperature=-math.inf):
     parameters = Parameters(HALF, jnp.array([3.0, 2.0, 4.0]), jnp.float32(log_temperature))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
-    gradient, losses = algorithm.gradient(
+    gradient, _, losses = algorithm.gradient(
         parameters, jnp.array([4.0, 6.0, 8.0]), jnp.bool_(is_due), transition, keys(2)
     )
     return gradient, losses

@@ -40,7 +40,7 @@ def test_subsets_are_drawn_evenly_and_for_each_sample():
 
 def test_gradients_by_hand():
     """Without entropy (temperature 0). The next action is 1/2: targets 1 + 1/2 * 4 * 1/2 = 2, and 2."""
-    gradient, _, losses = gradients(redq(subset=3), is_due=True)
+    gradient, losses = gradients(redq(subset=3), is_due=True)
     # Critic 3: values 4 and -2, errors 2 and -4, gradient (2 * 1 + -4 * -0.5) / 2 = 2; others as SAC's test.
     np.testing.assert_allclose(gradient.critics, [1.375, 0.75, 2.0], rtol=1e-5)
     squares = 1.0 + 3.5**2 + 0.0 + 3.0**2 + 2.0**2 + 4.0**2
@@ -50,7 +50,7 @@ def test_gradients_by_hand():
 
 
 def test_an_actor_that_is_not_due_has_no_gradient_and_does_not_move():
-    gradient, _, _ = gradients(redq(), is_due=False, log_temperature=0.0)
+    gradient, _ = gradients(redq(), is_due=False, log_temperature=0.0)
     assert float(gradient.actor) == float(gradient.log_temperature) == 0.0
     algorithm = redq(policy_delay=3, target_rate=0.25, learning_rate=0.5)
     learned = algorithm._first(jax.random.key(0), jax.random.key(1), jnp.zeros((1, 1)), jnp.zeros((1, 1)))
