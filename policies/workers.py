@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters
+from policies.parameters import Lags
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Workers(ShardsParameters):
+class Workers(Lags):
     """Actor workers step environments, policy workers infer actions, trainer workers learn.
 
     The layout of SRL (Mei et al., arXiv 2306.16688). Observations and actions cross at every step,
@@ -24,7 +24,8 @@ class Workers(ShardsParameters):
       buffers: devices of the role `buffer` (replay, transforms) alone; 0: the learners'.
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners; actors hold whole parameters.
+    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
+    of the learners; actors hold whole parameters.
     """
 
     environments: int | None = dataclasses.field(
