@@ -150,6 +150,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("td3", {"policy_delay": 1, "target_noise": 0.0}), "ddpg ddpg-continuous-action"),
     **_each(("td3", {"atoms": 51}), "d4pg"),
     **_each(("fast_td3", {}), "fasttd3"),
+    **_each(("sac", {"torso": "simba", "atoms": 101}), "simba simbav2 simba-v2"),
+    **_each(_nearest("fast_td3"), "fastsac fast-sac flashsac"),
     **_each(
         "sac acts in a Box: of Discrete actions use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
     ),

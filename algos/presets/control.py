@@ -242,7 +242,7 @@ PRESETS["TD3"] = {
 
 # Pendulum is solved with fewer steps of the environment where each has more gradient steps.
 _PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].but(
-    "with fewer environment steps, and two gradient steps for each; the first that was tried",
+    "with a tenth of the environment steps, and two gradient steps for each; not tuned",
     total_steps=10_000,
     updates_per_step=2.0,
     policy_delay=2,
@@ -257,7 +257,7 @@ PRESETS["DroQ"] = {
 }
 PRESETS["TQC"] = {
     "pendulum": PRESETS["SAC"]["Pendulum-v1"].but(
-        "with critics of the actor's size, here for TQC", critic_hidden=(64, 64)
+        "with critics of the actor's size, here for TQC; not tuned", critic_hidden=(64, 64)
     ),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
@@ -275,8 +275,8 @@ FAST_ON_CPU: dict[str, Any] = {
 }
 PRESETS["FastTD3"] = {
     "pendulum": Entry(
-        "SAC's on Pendulum with sixteen environments and twice the steps, and returns of Pendulum; the first"
-        " that was tried",
+        "SAC's on Pendulum with sixteen environments and twice the steps, and the range of Pendulum's returns;"
+        " not tuned",
         {
             "total_steps": 200_000,
             "num_envs": 16,
