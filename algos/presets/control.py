@@ -275,7 +275,7 @@ FAST_ON_CPU: dict[str, Any] = {
 }
 PRESETS["FastTD3"] = {
     "pendulum": Entry(
-        "SAC's on Pendulum with sixteen environments and twice the steps, and the range of Pendulum's returns;"
+        "SAC's on Pendulum with sixteen environments, twice the steps, and the range of Pendulum's returns;"
         " not tuned",
         {
             "total_steps": 200_000,
