@@ -155,13 +155,18 @@ def hindsight(
         )
     kept = base(spec._replace(window=ahead))
 
+    def init(row: Any) -> Any:
+        if not hasattr(row, "final_observation"):
+            raise FdgError("hindsight: rows are sequences here, of a memory or a team: leave memory=None")
+        return kept.init(row)
+
     def sample(state: Any, key: jax.Array) -> Windows:
         base_key, goal_key = jax.random.split(key)
         drawn = kept.sample(state, base_key)
         goals = jax.vmap(lambda row, key: _relabelled(row, key, share, reward, terminated, spec.window))
         return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.count)))
 
-    return kept._replace(sample=sample, least_rows=max(ahead, kept.least_rows))
+    return kept._replace(init=init, sample=sample, least_rows=max(ahead, kept.least_rows))
 
 
 def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:

@@ -118,7 +118,7 @@ METHODS: Mapping[str, str] = {
 
 _INDEPENDENT = "agents that learn without each other are --algo ippo; --algo mappo has a common critic"
 _MASKS = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
-_MEMORY = "of one agent recurrent_ppo has a --memory; of several vdn and qmix, which are DQNs, have one"
+_R2D2 = {"memory": "lstm", "double": True, "dueling": True, "n_step": 5, "priority_exponent": 0.9}
 
 
 def _each(fix: Any, names: str) -> dict[str, Any]:
@@ -142,7 +142,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("recurrent_ppo", {"memory": "lstm"}), "ppo-lstm lstm-ppo recurrentppo rppo ppo-atari-lstm"),
     **_each(("recurrent_ppo", {"memory": "gru"}), "ppo-gru ppo-rnn gru-ppo rnn-ppo"),
     **_each(("recurrent_ppo", {"memory": "transformer"}), "ppo-transformer ppo-trxl gtrxl"),
-    **_each(_MEMORY, "drqn dqn-lstm dqn-rnn r2d2"),
+    **_each(("dqn", {"memory": "lstm"}), "drqn dqn-lstm lstm-dqn dqn-rnn"),
+    **_each(("dqn", _R2D2), "r2d2"),
+    **_each(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
+    **_each(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
     **_each(_MASKS, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
     **_each(("ppo", {"rnd": True}), "ppo-rnd rnd"),
     **_each(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),
