@@ -85,8 +85,7 @@ _compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker
 def _call(program: Program, rows: int) -> Callable[..., Any]:
     key = program.digest, rows
     if key not in _compiled:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_enable_x64", program.x64)
+        jax.config.update("jax_platforms", "cpu")  # before a backend of a worker starts
         _compiled[key] = jax.jit(jax.export.deserialize(bytearray(program.texts[rows])).call)
     return _compiled[key]
 
@@ -120,7 +119,8 @@ def carry_out(
     act, kept, steps = _call(program, len(seen)), [], []
     for number, key in enumerate(keys):
         anew = begun is not None and number == 0
-        action, *more = act(operands, begun.seen if begun is not None and anew else seen, key)
+        with jax.enable_x64(program.x64):
+            action, *more = act(operands, begun.seen if begun is not None and anew else seen, key)
         step = begun.step() if begun is not None and anew else pool.step(np.asarray(action), timeout)
         if step.failures:
             raise HostError(step.failures[0].reason)
