@@ -164,10 +164,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(_nearest("impala"), "appo"),
     **_each(_nearest("qr_dqn"), "iqn fqf"),
     **_each(_INDEPENDENT, "ia2c maa2c independent-ppo multi-agent-ppo multi-agent-a2c maddpg iac"),
-    **_each(
-        "it learns from a file of steps, which no algorithm here does: the nearest is --algo td3", "td3-bc"
-    ),
-    **_each("it learns from a file of steps, which no algorithm here does", "cql iql awac bc gail dt"),
+    **_each(("td3_bc", {}), "td3bc td3plusbc"),
+    **_each(_nearest("iql"), "awac awr crr"),
+    **_each(("bc", {}), "behaviour-cloning behavior-cloning behavioral-cloning imitation"),
+    **_each(_nearest("bc"), "gail airl dt decision-transformer"),
+    **_each(("alphazero", {}), "alpha-zero az gumbel-alphazero"),
+    **_each(_nearest("alphazero"), "muzero mcts"),
     **{
         spelling: ("grpo", {"variant": name})
         for name in ("rloo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "reinforce_plus_plus")

@@ -106,7 +106,7 @@ def test_two_parsers_in_turn_read_what_one_reads():
     def outcome(read):
         try:
             return read()
-        except FdgError as error:
+        except (FdgError, SystemExit) as error:  # --help exits
             return str(error)
 
     every = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly, False).parser()
