@@ -259,7 +259,7 @@ class UnknownNameError(FdgError):
     """A name that no registry holds."""
 
 
-_MOST_LISTED = 40  # names
+_FEW, _SOME = 300, 500  # characters of names that are listed; of a list that is nowhere else
 
 
 def unknown_name(
@@ -276,8 +276,8 @@ def unknown_name(
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
-    >>> print(unknown_name("fruit", "appel", ["apple", "maple", *map(str, range(40))], "fruits.names()"))
-    unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 42)
+    >>> print(unknown_name("fruit", "appel", ["apple", "maple", *map(str, range(100))], "fruits.names()"))
+    unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 102)
     >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
     unknown policy 'mesh' (known: central, gpu_only)
     """
@@ -287,7 +287,7 @@ def unknown_name(
     close = nearest(str(name), names)
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
     all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
-    few = len(names) <= _MOST_LISTED
+    few = len(", ".join(names)) <= (_FEW if listing else _SOME)
     rest = f"known: {', '.join(names) or 'none'}" if few else near + all_of_them
     likely = [f"'{one}'" for one in meant or close[:1]]
     hint = f": did you mean {listed(likely)}?" if likely else ""
