@@ -27,6 +27,7 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
+_OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
 def trained(algorithm: Any, steps: int, seed: int) -> tuple[list[Any], float]:
@@ -90,6 +91,7 @@ def main() -> int:
         "--playouts", type=int, default=64, help="of each move, of the search without network"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--last", action="store_true", help="matches of the trained AlphaZero alone")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
 
@@ -136,13 +138,17 @@ def main() -> int:
     versions[("network", CHECKPOINTS)] = versions[("alphazero", CHECKPOINTS)]
     versions |= {(kind, 0): () for kind in ("random", "greedy", "playouts")}
     last = ("alphazero", CHECKPOINTS)
-    pairs = [(one, (other, 0)) for one in versions for other in ("random", "greedy", "playouts") if one[1]]
+    fixed = ("random", "greedy", "playouts")
+    pairs = [(one, (other, 0)) for one in versions for other in fixed if one[1] and one[0] != "network"]
+    pairs += [(("network", CHECKPOINTS), ("greedy", 0))]
     pairs += [
         (("greedy", 0), ("random", 0)),
         (("playouts", 0), ("random", 0)),
         (("playouts", 0), ("greedy", 0)),
     ]
     pairs += [(last, one) for one in versions if one[1] and one != last]
+    if given.last:
+        pairs = [(one, other) for one, other in pairs if one == last and other[1] in (0, CHECKPOINTS)]
 
     def said(one: tuple[str, int]) -> str:
         return f"{one[0]} {100 * one[1] // CHECKPOINTS}%" if one[1] else one[0]
@@ -152,19 +158,13 @@ def main() -> int:
         key = jax.random.fold_in(jax.random.key(given.seed), i)
         scores = np.asarray(play(one[0], versions[one], other[0], versions[other], key))
         results[said(one), said(other)] = scores
+        shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
+        print(f"{said(one)} against {said(other)}: {shares}", flush=True)
+    if given.last:
+        return 0
     ratings = elo([said(("random", 0)), *(said(one) for one in versions if one[0] != "random")], results)
-    rows = [
-        (one, other, f"{(s == 1).mean():.0%}", f"{(s == 0).mean():.0%}", f"{(s == -1).mean():.0%}")
-        for (one, other), s in results.items()
-        if one == said(last) or one == said(("ppo", CHECKPOINTS))
-    ]
-    print(harness.table(("player", "against", "won", "drawn", "lost"), rows))
-    print(
-        harness.table(
-            ("player", "Elo"),
-            [(name, round(ratings[name])) for name in sorted(ratings, key=lambda name: -ratings[name])],
-        )
-    )
+    best_first = sorted(ratings, key=lambda name: -ratings[name])
+    print(harness.table(("player", "Elo"), [(name, round(ratings[name])) for name in best_first]))
     if given.out:
         write(given, results, ratings, seconds)
     return 0

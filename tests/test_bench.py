@@ -11,7 +11,7 @@ import pytest
 
 import algos
 import envs
-from bench import beside, costs_memory, harness, performance, results, runs
+from bench import beside, costs_memory, games, harness, performance, results, runs
 from bench.peers import alternate, settings
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
@@ -169,7 +169,8 @@ def test_tables_of_figures(tmp_path):
 
 def test_what_is_written_by_hand_stays():
     assert not any(
-        doctest.testmod(module).failed for module in (performance, harness, runs, settings, costs_memory)
+        doctest.testmod(module).failed
+        for module in (performance, harness, runs, settings, costs_memory, games)
     )
     before, after = "# By hand\n", "\n## Also by hand"
     document = f"{before}{performance.BEGIN}\nold\n{performance.END}{after}"

@@ -1,7 +1,7 @@
 """Who one can play against: players that need no training, trained ones, and matches between any two."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,39 +108,51 @@ def match(
     for name, count in (("games", games), ("random_moves", random_moves)):
         if count % 2:
             raise FdgError(f"match: {name}={count} is odd: each player begins half of the games")
-    first, second = jax.random.split(key)
-    return jnp.concatenate(
-        [
-            _played(game, one, other, jax.random.split(first, games // 2), random_moves),
-            0.0 - _played(game, other, one, jax.random.split(second, games // 2), random_moves),
-        ]
-    )
-
-
-def _played(game: Game, one: Player, other: Player, keys: jax.Array, random_moves: int) -> jax.Array:
-    """Scores of `one`, who begins each game: `[len(keys)]`."""
-
-    def move(player: Player, key: jax.Array, memory: Any, position: Position) -> tuple[Any, Position]:
-        over, _ = game.outcome(position)
-        action, after = player.choose(key, memory, position)
-        return where(over, memory, after), play_on(game, position, action)
-
-    def start(key: jax.Array) -> tuple[jax.Array, Position, Any, Any]:
-        key, *drawn = jax.random.split(key, 5)
-        position = game.init(drawn[0])
-        for opening in jax.random.split(drawn[3], random_moves):
-            _, position = move(Uniform(game), opening, (), position)
-        return key, position, one.begin(drawn[1]), other.begin(drawn[2])
-
-    def both_move(carry: Any) -> Any:
-        key, position, memory, of_other = carry
-        key, *drawn = jax.random.split(key, 3)
-        memory, position = move(one, drawn[0], memory, position)
-        of_other, position = move(other, drawn[1], of_other, position)
-        return key, position, memory, of_other
+    keys = jax.random.split(key, (2, games // 2))
+    started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
+    # Games in which `one` moves next, and those in which `other` does: they change places with each move, so
+    # that a program has the code of each player once.
+    first, second = started(keys[0]), started(keys[1])
 
     def unfinished(carry: Any) -> jax.Array:
-        return ~jnp.all(jax.vmap(lambda one: game.outcome(one)[0])(carry[1]))
+        over = [jax.vmap(lambda position: game.outcome(position)[0])(half.position) for half in carry[:2]]
+        return ~jnp.all(jnp.stack(over))
 
-    _, position, *_ = jax.lax.while_loop(unfinished, jax.vmap(both_move), jax.vmap(start)(keys))
-    return jax.vmap(lambda one: game.outcome(one)[1])(position)
+    def both_move(carry: Any) -> Any:
+        mine, theirs, exchanged = carry
+        moved = jax.vmap(lambda half: _moved(game, one, half, 0))(mine)
+        replied = jax.vmap(lambda half: _moved(game, other, half, 1))(theirs)
+        return replied, moved, ~exchanged
+
+    first, second, exchanged = jax.lax.while_loop(unfinished, both_move, (first, second, jnp.bool_(False)))
+    first, second = where(exchanged, (second, first), (first, second))
+    of_first, of_second = (
+        jax.vmap(lambda position: game.outcome(position)[1])(half.position) for half in (first, second)
+    )
+    return jnp.concatenate([of_first, 0.0 - of_second])
+
+
+class _Match(NamedTuple):
+    """One game of a match."""
+
+    key: jax.Array
+    position: Position
+    memories: tuple[Any, Any]  # of `one` and of `other`
+
+
+def _started(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
+    key, start_key, first_key, second_key, *drawn = jax.random.split(key, 4 + random_moves)
+    position = game.init(start_key)
+    for opening in drawn:
+        position = play_on(game, position, random_move(game, opening, position))
+    return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
+
+
+def _moved(game: Game, player: Player, match: _Match, which: int) -> _Match:
+    """The game after a move of one of its two players, if it is not over."""
+    key, drawn = jax.random.split(match.key)
+    over, _ = game.outcome(match.position)
+    memories = list(match.memories)
+    action, after = player.choose(drawn, memories[which], match.position)
+    memories[which] = where(over, memories[which], after)
+    return _Match(key, play_on(game, match.position, action), (memories[0], memories[1]))

@@ -175,6 +175,26 @@ def test_a_game_conforms(name):
     assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
 
 
+def test_a_game_of_pgx_conforms():
+    pytest.importorskip("pgx")
+    env = envs.make("pgx:tic_tac_toe", opponent="greedy")
+    assert env == envs.make("pgx:tic_tac_toe", opponent="greedy") and env.name == "pgx:tic_tac_toe"
+    assert_conforms(env)
+    with pytest.raises(FdgError, match="unknown game of pgx 'otello': did you mean 'othello'"):
+        envs.make("pgx:otello")
+
+
+def test_games_begin_after_random_moves():
+    """From none to two, equally often; and from the start where they would have ended the game."""
+    env = envs.vectorize(games.Turns(TIC_TAC_TOE, random_moves=2))
+    state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 300))
+    counts = np.bincount(np.asarray(state.inner.moves), minlength=3)
+    assert len(counts) == 3 and (counts > 70).all()
+    env = envs.vectorize(games.Turns(games.connect_four(2, 2, 2), random_moves=3))  # the third move wins
+    state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 100))
+    assert not np.asarray(state.inner.over).any() and set(state.inner.moves.tolist()) == {0, 1, 2}
+
+
 def test_the_agent_begins_in_half_of_the_games_and_is_paid_for_its_own_side():
     env = envs.make("game:tic_tac_toe", opponent="greedy")
     keys = jax.random.split(jax.random.key(0), 64)
@@ -233,6 +253,8 @@ def test_scores_of_a_match():
 
 
 def test_mistakes():
+    with pytest.raises(FdgError, match="games=3 is odd"):
+        games.match(HEX, games.Uniform(HEX), games.Uniform(HEX), jax.random.key(0), 3)
     with pytest.raises(FdgError, match="no row of 6 fits on a board of 4 rows and 5 columns"):
         envs.make("game:connect_four", rows=4, columns=5, length=6)
     with pytest.raises(FdgError, match=r"unknown opponent 'gredy': did you mean 'greedy'"):
