@@ -32,14 +32,14 @@ from bench import harness
 from bench.harness import ROOT, said_by
 from bench.machine import described
 from fdg.costs import machine
-from fdg.costs.fitting import Sample
-from fdg.training.reference_jobs import Job
+from fdg.costs.fitting import JobSample
+from fdg.training.reference_jobs import ReferenceJob
 
 MACHINES = ROOT / "bench" / "machines"
 _TIMEOUT = 300
 
 
-class Cell(Job):
+class Cell(ReferenceJob):
     """One thing to predict and measure."""
 
     @property
@@ -81,10 +81,10 @@ class Machine:
         cells = self.stored(self.cells_file)["cells"]
         return [(Cell.of_key(key), found["seconds"]) for key, found in cells.items() if "seconds" in found]
 
-    def samples(self, half: str) -> list[Sample]:
+    def samples(self, half: str) -> list[JobSample]:
         """Its cells of a half ("fitted", "other" or "all"), to fit to."""
         return [
-            Sample(fdg.place(*cell.build(), cell.devices), self.calibration.cluster(cell.devices), seconds)
+            JobSample(fdg.place(*cell.build(), cell.devices), self.calibration.cluster(cell.devices), seconds)
             for cell, seconds in self.measured()
             if half == "all" or cell.is_fitted == (half == "fitted")
         ]

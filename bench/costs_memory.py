@@ -17,7 +17,7 @@ import sys
 
 import fdg
 from bench.harness import ROOT, said_by
-from fdg.training.reference_jobs import Job
+from fdg.training.reference_jobs import ReferenceJob
 
 KEPT = ROOT / "bench" / "costs_memory.json"
 WITHIN = 0.3
@@ -29,7 +29,7 @@ def kept() -> dict[str, dict[str, int]]:
     return json.loads(KEPT.read_text())
 
 
-def job_of(name: str) -> Job:
+def job_of(name: str) -> ReferenceJob:
     """The job of a name.
 
     >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").sizes
@@ -45,20 +45,20 @@ def job_of(name: str) -> Job:
         for one in call.keywords
     ]
     fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
-    return Job(algorithm, env, fields, policy, sizes, int(devices))
+    return ReferenceJob(algorithm, env, fields, policy, sizes, int(devices))
 
 
-def most(job: Job) -> float:
+def most(job: ReferenceJob) -> float:
     """The largest estimate by XLA's. Gradients in tiles, where devices have a core each, need less."""
     return 1.5 if job.devices == 1 else 2.6
 
 
-def jobs() -> list[Job]:
+def jobs() -> list[ReferenceJob]:
     """All of them."""
     return [job_of(name) for name in kept()]
 
 
-def compiled(job: Job) -> dict[str, int]:
+def compiled(job: ReferenceJob) -> dict[str, int]:
     """By program, bytes on one device as XLA counts them."""
     import jax
 
@@ -72,7 +72,7 @@ def compiled(job: Job) -> dict[str, int]:
     return found
 
 
-def compared(job: Job) -> list[tuple[str, int, int]]:
+def compared(job: ReferenceJob) -> list[tuple[str, int, int]]:
     """Group, estimated and XLA's bytes: of each group, of the program that XLA says needs most."""
     plan, said = fdg.place(*job.build(), job.devices), kept()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)

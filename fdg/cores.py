@@ -26,7 +26,7 @@ def common_cores() -> int:
 
 
 def sharing() -> int:
-    """How many processes of the run share cores; 1 unless said otherwise."""
+    """The largest number of processes that share cores on any host; the same value in all processes."""
     return _processes
 
 

@@ -12,7 +12,7 @@ class Drawings(NamedTuple):
     svg: Callable[[Any], str]
 
 
-class Drawn:
+class Drawable:
     """Base of values that are shown by the `drawings` of their class, which `fdg.showing` sets."""
 
     drawings: ClassVar[Drawings]

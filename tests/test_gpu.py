@@ -18,7 +18,7 @@ from bench.gpu.tables import NOT_MEASURED, markdown, record_of
 from bench.gpu.training import trained
 from bench.peers.pairs import Pair
 from fdg.errors import FdgError
-from fdg.training.reference_jobs import Job
+from fdg.training.reference_jobs import ReferenceJob
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,7 +132,7 @@ def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
         elif isinstance(what, Pair):
             job = parse(what.our_flags, "test", "")
             assert job.num_iterations * job.steps_per_iteration == what.steps, one.name
-        elif isinstance(what, Job):
+        elif isinstance(what, ReferenceJob):
             assert what.build()[0].num_envs >= 128, one.name
 
 

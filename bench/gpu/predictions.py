@@ -13,7 +13,7 @@ from fdg.costs import machine
 from fdg.costs.calibration import calibrate
 from fdg.costs.candidate_times import iteration_seconds
 from fdg.costs.prediction import predict
-from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs, timed
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs, timed
 
 _FILE = "calibration.json"
 
@@ -40,8 +40,8 @@ def measurements(settings: Settings) -> list[Measurement]:
     ]
 
 
-def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Job:
-    return Job(algorithm, env, (("num_envs", num_envs), *fields.items()), "GPUOnly", (), 1)
+def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> ReferenceJob:
+    return ReferenceJob(algorithm, env, (("num_envs", num_envs), *fields.items()), "GPUOnly", (), 1)
 
 
 def calibrated(file: Path, fit: bool) -> Figures:
@@ -56,7 +56,7 @@ def calibrated(file: Path, fit: bool) -> Figures:
     return {"s": found.seconds, "jobs": len(found.jobs), "unrest": found.unrest}
 
 
-def compared(job: Job, file: Path) -> Figures:
+def compared(job: ReferenceJob, file: Path) -> Figures:
     """Predicted by the calibration in `file`, and measured.
 
     Raises:

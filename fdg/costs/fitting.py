@@ -25,7 +25,7 @@ _SHARES = ("divided", "shared")  # at most 1
 _DIGITS = 3
 
 
-class Sample(NamedTuple):
+class JobSample(NamedTuple):
     """A job that was timed: its plan, the cluster that it ran on, and seconds of an iteration."""
 
     plan: Plan
@@ -61,7 +61,7 @@ class Fitted:
 
 
 def fitted(
-    samples: Sequence[Sample],
+    samples: Sequence[JobSample],
     joined: Mapping[str, float] | None = None,
     overheads: Overheads | None = None,
     known: float = _KNOWN,

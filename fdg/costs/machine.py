@@ -16,12 +16,11 @@ from typing import Any
 
 import jax
 
-from fdg.cores import usable_cores
+from fdg.cores import sharing, usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError, UnknownNameError
-from fdg.processes import distributed
 from fdg.running import program_cache
 
 VERSION = 4
@@ -85,7 +84,7 @@ class Calibration:
       cores: that they share; None for accelerators.
       date, seconds: when, and how long it took.
       jobs: seconds of an iteration of those that `kind.joined` and `kind.overheads` are fitted to, by their
-        `reference_jobs.Job.key`.
+        `reference_jobs.ReferenceJob.key`.
     """
 
     machine: Mapping[str, Any]
@@ -260,7 +259,7 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     device = next((one for one in devices if one.platform != "cpu"), devices[0])
     processes = len({one.process_index for one in devices})
     found = host_cluster(device.device_kind, device.platform, math.ceil(len(devices) / processes), processes)
-    return dataclasses.replace(found, hosts_per_machine=min(processes, distributed.sharing()))
+    return dataclasses.replace(found, hosts_per_machine=min(processes, sharing()))
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:

@@ -20,7 +20,7 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
 from fdg.costs.program_time import Seconds, seconds_of
-from fdg.costs.schedule_tasks import AHEAD, HOST, Cost, Stepper, loop_lengths
+from fdg.costs.schedule_tasks import AHEAD, HOST, Cost, ScheduleTasks, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
 from fdg.errors import FdgError
 from fdg.placing.plans import Plan, SteppedPlan
@@ -273,7 +273,7 @@ def _run(
     """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
     of_host = 0.0 if model.cluster.cores is None else 1.0
-    stepper = Stepper(simulation, plan, costs, of_host, slow, trips)
+    stepper = ScheduleTasks(simulation, plan, costs, of_host, slow, trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm = _WARM + ahead
     # Others come behind those that count, for groups that are ahead are at work for them meanwhile.

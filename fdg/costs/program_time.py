@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fdg.costs.hardware import BY_BYTES, DeviceKind
-from fdg.profiling.work import Operation, Product, Work
+from fdg.profiling.work import Product, SizedOperation, Work
 
 CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 
@@ -61,16 +61,6 @@ class Seconds:
 
     by_class: Mapping[str, float]
     cores: float = 1.0
-
-    @property
-    def total(self) -> float:
-        """Of all classes."""
-        return sum(self.by_class.values())
-
-    @property
-    def bound(self) -> str:
-        """The class that most of it goes to."""
-        return max(self.by_class, key=lambda name: self.by_class[name], default="operation")
 
 
 def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
@@ -123,7 +113,7 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
     return kind.rate("product_call") + product.flops / rate + product.bytes / kind.rate("product_bytes")
 
 
-def operation_seconds(operation: Operation, kind: DeviceKind) -> float:
+def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
     """Of one operation without its start: bytes over the rate of its class, or memory's if they are many."""
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)

@@ -51,7 +51,7 @@ def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(lanes) for name, lanes in found.items()}
 
 
-class Stepper:
+class ScheduleTasks:
     """Adds the iterations of a schedule to a simulation; loops of `trips[n]` trips in place of those of n."""
 
     def __init__(

@@ -30,11 +30,6 @@ class Trace:
     ends: Sequence[float]
     latest: Sequence[int]
 
-    @property
-    def seconds(self) -> float:
-        """Until the last task has ended."""
-        return max(self.ends, default=0.0)
-
     def critical(self, task: int) -> list[int]:
         """The chain of tasks that the end of one waited for, each for the one before; the first one first."""
         chain = []

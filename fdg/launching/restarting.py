@@ -87,7 +87,7 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-class Engine(Protocol):
+class Launcher(Protocol):
     """What starts the processes of a run."""
 
     def reserve(self, first: bool) -> int:
@@ -97,11 +97,11 @@ class Engine(Protocol):
         """Starts `fdg.train` with these words in each, and waits for their end."""
 
 
-def carry_out(engine: Engine, words: Callable[[int, int, bool], Sequence[str]], restarts: int) -> int:
+def carry_out(launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int) -> int:
     """Runs, and runs again where that can help.
 
     Args:
-      engine: that starts the processes.
+      launcher: that starts the processes.
       words: for `fdg.train`, from the number of processes at first, the number now, and whether this is a
         restart.
       restarts: how often it may be started again.
@@ -109,14 +109,14 @@ def carry_out(engine: Engine, words: Callable[[int, int, bool], Sequence[str]], 
     Returns:
       The exit status of the last time.
     """
-    first = count = engine.reserve(True)
+    first = count = launcher.reserve(True)
     for done in range(restarts + 1):
-        ending = engine.run(words(first, count, done > 0))
+        ending = launcher.run(words(first, count, done > 0))
         if ending.reason:
             print("error:", ending.reason, file=sys.stderr, flush=True)
         if not ending.may_go_on or done == restarts:
             break
-        count = engine.reserve(False)
+        count = launcher.reserve(False)
         noun = "process" if count == 1 else "processes"
         print(f"restart {done + 1} of {restarts}, with {count} {noun}", file=sys.stderr, flush=True)
     return ending.status

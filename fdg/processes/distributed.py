@@ -116,11 +116,6 @@ def count() -> int:
     return 1 if _peers is None else _peers.count
 
 
-def sharing() -> int:
-    """The largest number of processes that share cores on any host; the same value in all processes."""
-    return cores.sharing()
-
-
 def is_first() -> bool:
     """Whether this is process 0, which writes and prints."""
     return _peers is None or _peers.index == 0

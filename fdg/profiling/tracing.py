@@ -23,7 +23,7 @@ PERFETTO = "trace.json.gz"
 _AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # they last as long as what is in them
 
 
-class Operation(NamedTuple):
+class TracedOperation(NamedTuple):
     """An operation that ran; times in nanoseconds."""
 
     name: str
@@ -78,7 +78,9 @@ def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
     return found
 
 
-def _threads(directory: Path, whose: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, list[Operation]]]:
+def _threads(
+    directory: Path, whose: Mapping[tuple[str, str], str]
+) -> Iterator[tuple[str, list[TracedOperation]]]:
     """What ran on each thread or stream, in order."""
     for path in sorted(directory.glob("plugins/profile/*/*.xplane.pb")):
         data = jax.profiler.ProfileData.from_file(str(path))
@@ -91,20 +93,20 @@ def _threads(directory: Path, whose: Mapping[tuple[str, str], str]) -> Iterator[
                         continue
                     name = str(stats["hlo_op"])
                     fragment = whose.get((str(stats.get("hlo_module", "")), name), BETWEEN)
-                    operations.append(Operation(name, fragment, event.start_ns, event.duration_ns))
+                    operations.append(TracedOperation(name, fragment, event.start_ns, event.duration_ns))
                 if operations:
                     yield f"{plane.name} {line.name}", sorted(operations, key=lambda each: each.start)
 
 
-def merged(operations: Iterable[Operation]) -> list[Operation]:
+def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
     """Stretches of one fragment each: operations that follow each other, those around others left out.
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
-    >>> merged_parts = merged(Operation(*part) for part in [*parts, ("sub", "step", 6, 1)])
+    >>> merged_parts = merged(TracedOperation(*part) for part in [*parts, ("sub", "step", 6, 1)])
     >>> [(each.fragment, each.start, each.duration) for each in merged_parts]
     [('act', 1, 4), ('step', 6, 1)]
     """
-    found: list[Operation] = []
+    found: list[TracedOperation] = []
     for each in operations:
         if _AROUND.match(each.name):
             continue
@@ -117,10 +119,10 @@ def merged(operations: Iterable[Operation]) -> list[Operation]:
     return found
 
 
-def _events(threads: Iterable[tuple[str, list[Operation]]]) -> Iterator[dict[str, Any]]:
+def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[dict[str, Any]]:
     """Events of the trace format that Perfetto reads; times in microseconds from the first.
 
-    >>> dot, add = Operation("dot.1", "act", 7_000, 2_000), Operation("add.1", "act", 9_500, 500)
+    >>> dot, add = TracedOperation("dot.1", "act", 7_000, 2_000), TracedOperation("add.1", "act", 9_500, 500)
     >>> shown = [each for each in _events([("cpu", [dot, add])]) if each["ph"] == "X"]
     >>> [(each["tid"], each["name"], each["ts"], each["dur"]) for each in shown]
     [(0, 'act', 0.0, 3.0), (1, 'dot.1', 0.0, 2.0), (1, 'add.1', 2.5, 0.5)]

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -55,7 +55,7 @@ class Product(NamedTuple):
         return f"{batch}{self.m} x {self.k} x {self.n}"
 
 
-class Operation(NamedTuple):
+class SizedOperation(NamedTuple):
     """Of one class and size: `bytes` are what it reads and writes by itself."""
 
     kind: str
@@ -82,7 +82,7 @@ class Work:
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
     exact: bool = True
-    operations: Mapping[Operation, int] = dataclasses.field(default_factory=dict)
+    operations: Mapping[SizedOperation, int] = dataclasses.field(default_factory=dict)
     trips: int = 0
 
     @property
@@ -95,39 +95,24 @@ class Work:
         """Of all classes."""
         return sum(self.bytes.values())
 
-    @property
-    def product_flops(self) -> int:
-        """Of products and convolutions."""
-        return sum(product.flops * count for product, count in self.products.items())
-
     def times(self, count: int) -> "Work":
         """So often."""
         return total([(self, count)])
 
 
-_Key = TypeVar("_Key")
-
-
 def total(parts: Iterable[tuple[Work, int]]) -> Work:
     """Several pieces of work, each so often."""
-    flops: collections.Counter[str] = collections.Counter()
-    sizes: collections.Counter[str] = collections.Counter()
-    products: collections.Counter[Product] = collections.Counter()
-    operations: collections.Counter[Operation] = collections.Counter()
-    exact, trips = True, 0
-    for work, count in parts:
-        exact = exact and work.exact
-        trips += work.trips * count
-        _add(flops, work.flops, count)
-        _add(sizes, work.bytes, count)
-        _add(products, work.products, count)
-        _add(operations, work.operations, count)
-    return Work(dict(flops), dict(sizes), dict(products), exact, dict(operations), trips)
+    parts = list(parts)
 
+    def added(name: str) -> dict[Any, int]:
+        found: collections.Counter[Any] = collections.Counter()
+        for work, count in parts:
+            for key, number in getattr(work, name).items():
+                found[key] += number * count
+        return dict(found)
 
-def _add(into: collections.Counter[_Key], more: Mapping[_Key, int], count: int) -> None:
-    for key, number in more.items():
-        into[key] += number * count
+    exact, trips = all(work.exact for work, _ in parts), sum(work.trips * count for work, count in parts)
+    return Work(added("flops"), added("bytes"), added("products"), exact, added("operations"), trips)
 
 
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
@@ -217,7 +202,7 @@ class _Walk:
             {kind: flops} if flops else {},
             {kind: moved} if moved else {},
             {} if product is None else {product: 1},
-            operations={Operation(kind, reached): 1} if moved and product is None else {},
+            operations={SizedOperation(kind, reached): 1} if moved and product is None else {},
         )
 
     def _rows(self, eqn: core.JaxprEqn, step: EquationFlow) -> Any:

@@ -25,7 +25,7 @@ _BASES: dict[tuple[str, str], Library] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Held:
+class HeldModule:
     """A module with its parameters. It hashes and compares by identity."""
 
     module: Any
@@ -38,7 +38,7 @@ def library_of(value: Any) -> Library | None:
     >>> library_of(nn.Dense(3)), library_of(functools.partial(nn.Dense, 3)), library_of(len)
     ('linen', 'linen', None)
     """
-    value = value.module if isinstance(value, Held) else value
+    value = value.module if isinstance(value, HeldModule) else value
     value = value.func if isinstance(value, functools.partial) else value
     cls = value if isinstance(value, type) else type(value)
     for base in cls.__mro__:
@@ -54,9 +54,9 @@ def is_instance(value: Any) -> bool:
 
 
 def hashable(value: Any) -> Any:
-    """Makes a field's value hashable: wraps module instances that hold arrays in `Held`."""
+    """Makes a field's value hashable: wraps module instances that hold arrays in `HeldModule`."""
     holds_arrays = library_of(value) in ("nnx", "equinox") and is_instance(value)
-    return Held(value) if holds_arrays and not isinstance(value, Held) else value
+    return HeldModule(value) if holds_arrays and not isinstance(value, HeldModule) else value
 
 
 def is_network(value: Any) -> bool:
@@ -125,7 +125,7 @@ class _LinenApply:
 def _make_nnx(network: Any, key: jax.Array) -> Any:
     from flax import nnx
 
-    return network.module if isinstance(network, Held) else _called(network, rngs=nnx.Rngs(key))
+    return network.module if isinstance(network, HeldModule) else _called(network, rngs=nnx.Rngs(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _NnxApply:
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
-    return network.module if isinstance(network, Held) else _called(network, key=key)
+    return network.module if isinstance(network, HeldModule) else _called(network, key=key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from fdg.agents import BetweenAgents
-from fdg.drawn import Drawn
+from fdg.drawn import Drawable
 from fdg.errors import GraphError
 
 
@@ -90,7 +90,7 @@ class Edge:
 
 
 @dataclasses.dataclass(frozen=True)
-class FDG(Drawn):
+class FDG(Drawable):
     """A fragmented dataflow graph.
 
     Attributes:

@@ -16,6 +16,7 @@ from fdg.processes import distributed
 from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
 from fdg.tracing.trace import side_by_side
 from fdg.training.job import Job
+from fdg.training.settings import nearest_multiples
 
 ONE_THREAD_FLOPS = 12_000_000  # a largest operation with fewer FLOPs gains nothing from a second thread
 
@@ -124,7 +125,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
     there = plan.num_devices
     busy = there - len(plan.idle)
     if job.agents is not None and plan.graph.agents is not None:
-        nearest = _multiples(job.agents, there)
+        nearest = nearest_multiples(job.agents, there)
         raise FdgError(
             f"--num-seeds {job.agents} does not divide by --devices {there}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
@@ -143,10 +144,5 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
         raise FdgError(f"{job.policy} uses {busy} of {there} devices: use --devices {busy}")
     raise FdgError(
         f"--num-envs {num_envs} does not divide by --devices {there} under {job.policy}:"
-        f" use --num-envs {_multiples(num_envs, there)}, or --devices {busy}"
+        f" use --num-envs {nearest_multiples(num_envs, there)}, or --devices {busy}"
     )
-
-
-def _multiples(number: int, of: int) -> str:
-    below, above = number // of * of, -(-number // of) * of
-    return f"{below} or {above}" if below else str(above)

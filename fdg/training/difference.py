@@ -398,10 +398,10 @@ def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tupl
 
 def _at(one: Any, start: int | None, trust: bool) -> Run:
     """A run with the state of a checkpoint, or that of `init`."""
-    given, path = (one.algorithm, one.path) if isinstance(one, Run) else (None, one)
-    if isinstance(one, Run) and (path is None or start is None):
+    if isinstance(one, Run) and (one.path is None or start is None):
         return one
-    run = load(path, algorithm=given, checkpoint=start or "last", trust=trust)
+    given, path = (one.algorithm, one.path) if isinstance(one, Run) else (None, one)
+    run = load(str(path), algorithm=given, checkpoint=start or "last", trust=trust)
     if start != 0:
         return run
     several = of_seeds(run.algorithm, run.agents)

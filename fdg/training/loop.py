@@ -209,7 +209,7 @@ class _Sitting:
 
         wanted = job.loggers if distributed.is_first() else ()
         trackers = loggers.open_loggers(wanted, run.path, job.config, start * job.steps_per_iteration)
-        evaluating = PeriodicEvaluation(job, engine, run, say)
+        evaluating = PeriodicEvaluation(job, engine, run)
         try:
             with (
                 Signals() as signals,

@@ -1,6 +1,6 @@
 """Periodic evaluation during training, the best checkpoint, and early stopping at a return."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fdg
@@ -23,9 +23,9 @@ class PeriodicEvaluation:
       stopped: why training has to stop (an evaluation reached the job's `stop_at`); None if it need not.
     """
 
-    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory, say: Callable[[str], None]):
+    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory):
         self.stopped: str | None = None
-        self._job, self._engine, self._run, self._say = job, engine, run, say
+        self._job, self._engine, self._run = job, engine, run
         self._best: tuple[float, int] | None = None
         if job.eval_every and job.resumes:
             rows = read_metrics(run.path / "metrics.jsonl")

@@ -22,7 +22,7 @@ import algos
 import envs
 import policies
 from fdg.costs.candidate_times import iterations_of
-from fdg.costs.fitting import Sample, fitted
+from fdg.costs.fitting import JobSample, fitted
 from fdg.costs.machine import Calibration
 from fdg.errors import FdgError
 from fdg.placing.place import place
@@ -35,7 +35,7 @@ _ROUNDS = 6  # of each job, as a cell of `bench.costs` has in two passes
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ReferenceJob:
     """An algorithm in an environment under a policy.
 
     Attributes:
@@ -55,7 +55,7 @@ class Job:
     devices: int
 
     @classmethod
-    def of_key(cls, key: str) -> "Job":
+    def of_key(cls, key: str) -> "ReferenceJob":
         """What `key` was made of."""
         algorithm, env, fields, policy, sizes, devices = json.loads(key)
         return cls(algorithm, env, _pairs(fields), policy, _pairs(sizes), devices)
@@ -117,18 +117,22 @@ _JOBS: Sequence[tuple[_What, _How, int]] = (
     (_SPREAD, _COARSE, 4),
     (_A2C_ACROBOT, _LATE, 4),
 )
-REFERENCE_JOBS: Sequence[Job] = tuple(Job(*what, *how, devices) for what, how, devices in _JOBS)
+REFERENCE_JOBS: Sequence[ReferenceJob] = tuple(
+    ReferenceJob(*what, *how, devices) for what, how, devices in _JOBS
+)
 
 
-def timed(jobs: Sequence[Job], devices: Sequence[jax.Device], say: Say) -> Mapping[Job, float]:
+def timed(
+    jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device], say: Say
+) -> Mapping[ReferenceJob, float]:
     """Seconds of an iteration of each job that there are devices for, and that can be compiled.
 
     CPU devices are those of children; others are the ones that are given.
     """
     on_cpu = devices[0].platform == "cpu"
-    found: dict[Job, float] = {}
+    found: dict[ReferenceJob, float] = {}
     with contextlib.ExitStack() as ends:
-        groups: list[tuple[list[Job], _Rounds]] = []
+        groups: list[tuple[list[ReferenceJob], _Rounds]] = []
         for count in sorted({job.devices for job in jobs}):
             if count > len(devices) and not on_cpu:
                 break
@@ -150,8 +154,8 @@ def fitted_to_jobs(calibration: Calibration) -> Calibration:
     """The same, with what is no rate fitted to its jobs, where it has any."""
     samples = []
     for key, seconds in calibration.jobs.items():
-        job = Job.of_key(key)
-        samples.append(Sample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
+        job = ReferenceJob.of_key(key)
+        samples.append(JobSample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
     if not samples:
         return calibration
     found = fitted(samples)
@@ -169,7 +173,7 @@ class _Rounds(Protocol):
 class _Here:
     """In this process."""
 
-    def __init__(self, jobs: Sequence[Job], devices: Sequence[jax.Device]):
+    def __init__(self, jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device]):
         self._ready: list[Iterations | None] = []
         for job in jobs:
             self._ready.append(None)
@@ -186,7 +190,7 @@ class _Here:
 class _Child:
     """In a process with so many host devices; nothing of one that ends early, or takes too long."""
 
-    def __init__(self, jobs: Sequence[Job], count: int):
+    def __init__(self, jobs: Sequence[ReferenceJob], count: int):
         words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
         environment = {**environment_of_a_child(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         environment.pop("JAX_NUM_CPU_DEVICES", None)
@@ -220,7 +224,7 @@ class _Child:
 def main(count: int, keys: Sequence[str]) -> None:
     """The child: a line when all are compiled, and one after each round."""
     make_host_devices(count)
-    jobs = _Here([Job.of_key(key) for key in keys], jax.devices("cpu")[:count])
+    jobs = _Here([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
     print("compiled", flush=True)
     for _ in sys.stdin:
         print(json.dumps(jobs.round()), flush=True)

@@ -294,11 +294,16 @@ def check_divides(devices: int | None, processes: int) -> None:
       FdgError: it does not divide; the message has the nearest numbers that do.
     """
     if devices is not None and devices % processes:
-        below, above = devices // processes * processes, -(-devices // processes) * processes
-        nearest = f"{below} or {above}" if below else above
         raise FdgError(
-            f"--devices {devices} does not divide by the {processes} processes: use --devices {nearest}"
+            f"--devices {devices} does not divide by the {processes} processes:"
+            f" use --devices {nearest_multiples(devices, processes)}"
         )
+
+
+def nearest_multiples(number: int, of: int) -> str:
+    """The multiples on both sides of a number, for a message: "4 or 8"; no 0."""
+    below, above = number // of * of, -(-number // of) * of
+    return f"{below} or {above}" if below else str(above)
 
 
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:

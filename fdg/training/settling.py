@@ -17,7 +17,7 @@ import jax
 
 import fdg
 import policies
-from fdg import costs, jaxprs
+from fdg import costs, files, jaxprs
 from fdg.costs.candidate_times import measured
 from fdg.costs.choosing import Choice
 from fdg.costs.lag import quickest_lag
@@ -111,12 +111,8 @@ def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, 
     if distributed.count() == 1:
         return mine
     found, changes = mine
-    said = None if found is None else [_name(found[0]), dataclasses.asdict(found[0]), *found[1:]]
-    said, changes = distributed.exchange([said, changes])[0]
-    if said is None:
-        return None, changes
-    name, fields, count, why = said
-    return (policies.get(name)(**fields), count, why), changes
+    said, changes = distributed.exchange([None if found is None else _as_json(*found), changes])[0]
+    return None if said is None else _from_json(said), changes
 
 
 def _chosen(job: Job, graph: fdg.FDG, devices: Any, all_devices: bool, further: bool = True) -> Choice:
@@ -246,22 +242,22 @@ def _read(file: Path | None) -> _Found | None:
     if file is None:
         return None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-        said = json.loads(file.read_text())
-        return policies.get(said["policy"])(**said["fields"]), int(said["devices"]), str(said["reason"])
+        return _from_json(json.loads(file.read_text()))
     return None
 
 
 def _write(file: Path | None, policy: Any, devices: int, reason: str) -> None:
     if file is None or not distributed.is_first():
         return
-    said = {
-        "policy": _name(policy),
-        "fields": dataclasses.asdict(policy),
-        "devices": devices,
-        "reason": reason,
-    }
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        part = file.with_suffix(f".{jax.process_index()}.part")
-        part.write_text(json.dumps(said))
-        part.replace(file)
+        files.replace(file, json.dumps(_as_json(policy, devices, reason)).encode())
+
+
+def _as_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
+    fields = dataclasses.asdict(policy)
+    return {"policy": _name(policy), "fields": fields, "devices": devices, "reason": reason}
+
+
+def _from_json(said: Any) -> _Found:
+    return policies.get(said["policy"])(**said["fields"]), int(said["devices"]), str(said["reason"])

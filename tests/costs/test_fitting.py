@@ -8,17 +8,17 @@ import pytest
 import fdg
 from bench import costs
 from fdg.costs import calibration
-from fdg.costs.fitting import Sample, fitted
+from fdg.costs.fitting import JobSample, fitted
 from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import JOINED
 from fdg.training import reference_jobs as jobs
-from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs
 
 SMALL = tuple(
-    Job("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
+    ReferenceJob("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
     for env, num_envs, width, how in (
         ("CartPole-v1", 64, 32, ("GPUOnly", (), 1)),
         ("Acrobot-v1", 512, 32, ("GPUOnly", (), 1)),
@@ -26,7 +26,7 @@ SMALL = tuple(
         ("CartPole-v1", 64, 64, ("SingleLearnerCoarse", (("staleness", 0),), 2)),
     )
 )
-ELSEWHERE = Job("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
+ELSEWHERE = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
 TRUE = {**JOINED["cpu"], "elementwise": 1.5, "product": 0.9}
 LOST = dataclasses.replace(OVERHEADS["cpu"], start=4e-4)
 
@@ -43,7 +43,7 @@ def machine():
 def samples(plans, some=SMALL, off=1.0):
     clusters = [machine().cluster(job.devices) for job in some]
     return [
-        Sample(plans[job], one, off * seconds(Sample(plans[job], one, 0.0), TRUE, LOST))
+        JobSample(plans[job], one, off * seconds(JobSample(plans[job], one, 0.0), TRUE, LOST))
         for job, one in zip(some, clusters, strict=True)
     ]
 
@@ -103,12 +103,12 @@ def test_a_calibration_with_jobs_predicts_by_them(plans):
 @pytest.mark.parametrize("job", REFERENCE_JOBS, ids=str)
 def test_reference_jobs_are_cells_that_may_be_fitted_to(job):
     cell = costs.Cell.of_key(job.key)
-    assert Job.of_key(job.key) == job and cell.is_fitted and cell in costs.cells()
+    assert ReferenceJob.of_key(job.key) == job and cell.is_fitted and cell in costs.cells()
 
 
 def test_children_time_jobs_and_leave_out_what_cannot_be_compiled(devices):
-    good = Job("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
-    odd = Job("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
+    good = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
+    odd = ReferenceJob("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
     said = []
     found = jobs.timed([odd, good], devices, said.append)
     assert set(found) == {good} and 0 < found[good] < 1

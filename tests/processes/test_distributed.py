@@ -89,7 +89,7 @@ SEVERAL = """
 import json, sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from fdg.processes import distributed
-from fdg import host_devices
+from fdg import cores, host_devices
 from fdg.commands.parse import parse
 from fdg.training import loop, summary
 from fdg.training.checkpoint import _place
@@ -116,7 +116,7 @@ if index == 0:
         assert array.astype(np.float32).tobytes() == values.tobytes()
     assert fetched[4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
-assert distributed.sharing() == 2  # of this machine, its cores
+assert cores.sharing() == 2  # of this machine, its cores
 print("fetched", flush=True)
 for words in json.loads(sys.argv[3]):
     assert loop.carry_out(parse(words.split(), "", "")).caught is None

@@ -115,7 +115,7 @@ class Region:
 
     def described(self, place_of: Callable[[Operation], str]) -> str:
         """A line for each operation, with a word on where it is."""
-        return "\n".join(_region_lines(self, Names(), place_of))
+        return "\n".join(_region_lines(self, VariableNames(), place_of))
 
     def __str__(self) -> str:
         return self.described(lambda operation: operation.group or "")
@@ -147,7 +147,7 @@ class Opened:
         return str(self.region)
 
 
-class Names:
+class VariableNames:
     """Short names for variables, in the order in which they are first asked for: a, b, ..., z, ba, ..."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Names:
         return ", ".join(map(self, atoms))
 
 
-def _region_lines(region: Region, names: Names, place_of: Callable[[Operation], str]) -> list[str]:
+def _region_lines(region: Region, names: VariableNames, place_of: Callable[[Operation], str]) -> list[str]:
     lines = [f"region {names.listed(region.inputs)}:"]
     for item in region.items:
         if isinstance(item, Operation):

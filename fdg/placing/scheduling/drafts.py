@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from jax.extend import core
 
-from fdg.placing.regions.region import Loop, Names, Operation, Region
+from fdg.placing.regions.region import Loop, Operation, Region, VariableNames
 from fdg.placing.scheduling.schedule import Value
 
 
@@ -68,7 +68,7 @@ class Arrival:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Crossing:
+class CrossingDraft:
     """Arrivals that go together, from one group to another."""
 
     level: int
@@ -95,7 +95,7 @@ class LoopDraft:
     body: "Draft"
 
 
-StepDraft: TypeAlias = ProgramDraft | Crossing | LoopDraft
+StepDraft: TypeAlias = ProgramDraft | CrossingDraft | LoopDraft
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Draft:
     steps: tuple[StepDraft, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self, Names()))
+        return "\n".join(_lines(self, VariableNames()))
 
 
 def in_order(draft: Draft, groups: Sequence[str]) -> Draft:
@@ -142,13 +142,13 @@ def in_order(draft: Draft, groups: Sequence[str]) -> Draft:
                 key = arrival.source.group, arrival.target.group, arrival.for_next_trip
                 together[key].append(arrival)
         steps += [
-            Crossing(level, source, target, tuple(arrivals), for_next_trip)
+            CrossingDraft(level, source, target, tuple(arrivals), for_next_trip)
             for (source, target, for_next_trip), arrivals in together.items()
         ]
     return dataclasses.replace(draft, loops=loops, steps=tuple(steps))
 
 
-def _lines(draft: Draft, names: Names) -> list[str]:
+def _lines(draft: Draft, names: VariableNames) -> list[str]:
     lines: list[str] = []
     unordered: list[StepDraft | Arrival] = [*draft.programs, *draft.loops, *draft.arrivals]
     for step in draft.steps or unordered:
@@ -159,8 +159,8 @@ def _lines(draft: Draft, names: Names) -> list[str]:
             lines.append(f"level {step.level}  {step.loop.trips} trips:")
             lines += ["  " + line for line in _lines(step.body, names)]
         else:
-            arrivals = step.arrivals if isinstance(step, Crossing) else (step,)
-            level = step.level if isinstance(step, Crossing) else step.after
+            arrivals = step.arrivals if isinstance(step, CrossingDraft) else (step,)
+            level = step.level if isinstance(step, CrossingDraft) else step.after
             ends = f"{arrivals[0].source.group} -> {arrivals[0].target.group}"
             what = names.listed(a.source.variable for a in arrivals)
             later = ", for the next trip" if arrivals[0].for_next_trip else ""

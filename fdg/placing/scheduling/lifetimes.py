@@ -11,7 +11,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.placing.scheduling.drafts import Crossing, Draft, LoopDraft, ProgramDraft, StepDraft
+from fdg.placing.scheduling.drafts import CrossingDraft, Draft, LoopDraft, ProgramDraft, StepDraft
 from fdg.placing.scheduling.naming import Origins
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 
@@ -38,7 +38,7 @@ class Lifetimes:
             freed = frozenset(i for i, value in enumerate(reads) if value not in kept)
             if isinstance(step, ProgramDraft):
                 steps.append(self._call(step, draft, reads, needed_later, freed))
-            elif isinstance(step, Crossing):
+            elif isinstance(step, CrossingDraft):
                 steps.append(self._move(step, freed, next_trip))
             else:
                 steps.append(self._repeat(step, kept))
@@ -66,7 +66,7 @@ class Lifetimes:
             _donated(inputs, outputs, freed),
         )
 
-    def _move(self, crossing: Crossing, freed: frozenset[int], next_trip: str) -> Move:
+    def _move(self, crossing: CrossingDraft, freed: frozenset[int], next_trip: str) -> Move:
         arrivals = crossing.arrivals
         sources = [name for a in arrivals for name in self.origins.get(a.source.variable, ())]
         targets = [name for a in arrivals for name in a.users]
@@ -97,7 +97,7 @@ class Lifetimes:
 
 
 def _reads(step: StepDraft, draft: Draft) -> list[Value]:
-    if isinstance(step, Crossing):
+    if isinstance(step, CrossingDraft):
         return [arrival.source for arrival in step.arrivals]
     if isinstance(step, LoopDraft):
         return [outer for outer, _ in step.enter]

@@ -11,7 +11,7 @@ from jax.extend import core
 
 from fdg.fragment import fragments_in
 from fdg.placing.regions.region import Operation, Region
-from fdg.placing.scheduling.drafts import Crossing, Draft, ProgramDraft, StepDraft
+from fdg.placing.scheduling.drafts import CrossingDraft, Draft, ProgramDraft, StepDraft
 from fdg.placing.scheduling.residents import Placement
 
 Origins = dict[core.Var, tuple[str, ...]]
@@ -46,7 +46,7 @@ def _fragments(steps: Sequence[StepDraft], group: str, placement: Placement) -> 
     """Outermost fragments that a group runs in some steps."""
     found: list[str] = []
     for step in steps:
-        if isinstance(step, Crossing) or (isinstance(step, ProgramDraft) and step.group != group):
+        if isinstance(step, CrossingDraft) or (isinstance(step, ProgramDraft) and step.group != group):
             continue
         inside = step.operations if isinstance(step, ProgramDraft) else step.loop.body.operations()
         mine = [op for op in inside if op.fragments and group in placement.groups[op]]

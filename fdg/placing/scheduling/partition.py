@@ -1,6 +1,6 @@
 """From an opened iteration to a schedule: as few programs as the data between the groups allow.
 
-Passes over plain values, each of which can be printed (`passes` gives all of them):
+Passes over plain values, each of which can be printed:
 
     opened     region of operations and loops
     placed     ... with the groups of each operation           (residents)
@@ -10,33 +10,20 @@ Passes over plain values, each of which can be printed (`passes` gives all of th
     schedule   with names, live ranges and donations           (naming, lifetimes)
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 from fdg.batch.lengths import smallest_equivalent
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
-from fdg.placing.scheduling.drafts import Draft, Values, in_order
-from fdg.placing.scheduling.levels import Levels, assign_levels
+from fdg.placing.scheduling.drafts import Values, in_order
+from fdg.placing.scheduling.levels import assign_levels
 from fdg.placing.scheduling.lifetimes import Lifetimes
 from fdg.placing.scheduling.merging import merge
 from fdg.placing.scheduling.naming import find_origins, program_names
 from fdg.placing.scheduling.residents import Placement, place_operations
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.recall import Recall
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """What each pass made of the one before; every one of them prints."""
-
-    opened: Opened
-    placed: Placement
-    levelled: Levels
-    merged: Draft
-    ordered: Draft
-    schedule: Schedule
 
 
 def partition(
@@ -56,17 +43,6 @@ def partition(
       newer: fragments that wait for parameters that those before them do not need (`staleness.lag`): an
         operation with some begins a program.
     """
-    return passes(opened, axes, sizes, platforms, newer).schedule
-
-
-def passes(
-    opened: Opened,
-    axes: Sequence[int | None],
-    sizes: Mapping[str, int],
-    platforms: Mapping[str, str] | None = None,
-    newer: frozenset[str] = frozenset(),
-) -> Passes:
-    """As `partition`, with what stands between the passes."""
     order, where = tuple(sizes), tuple((platforms or {}).items())
     num_carried = len(axes) + opened.has_token
     placed = _PLACED(
@@ -75,15 +51,15 @@ def passes(
         lambda: place_operations(opened, num_carried, order, platforms),
     )
     units = _units(placed, sizes)
-    return _PASSES(
+    return _SCHEDULES(
         placed,
         (tuple(axes), tuple(units.items()), newer),
-        lambda: _passes(opened, placed, axes, units, order, newer),
+        lambda: _schedule(opened, placed, axes, units, order, newer),
     )
 
 
 _PLACED: Recall[Placement] = Recall(most=16)
-_PASSES: Recall[Passes] = Recall(most=64)
+_SCHEDULES: Recall[Schedule] = Recall(most=64)
 
 
 def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
@@ -97,20 +73,18 @@ def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], 
     }
 
 
-def _passes(
+def _schedule(
     opened: Opened,
     placed: Placement,
     axes: Sequence[int | None],
     units: Mapping[frozenset[str], int],
     order: Sequence[str],
     newer: frozenset[str],
-) -> Passes:
+) -> Schedule:
     carried = [*axes, *[None] * opened.has_token]
     values = Values(batch_axes(placed, carried, units))
     levelled = assign_levels(placed, values, len(axes), newer)
-    merged = merge(levelled.draft, order, newer)
-    ordered = in_order(merged, order)
+    ordered = in_order(merge(levelled.draft, order, newer), order)
     names, origins = program_names(ordered, placed), find_origins(placed.region, len(carried))
     steps = Lifetimes(names, origins).steps(ordered, "iteration")
-    schedule = Schedule(steps, levelled.starts, levelled.constants, levelled.carry, levelled.metrics)
-    return Passes(opened, placed, levelled, merged, ordered, schedule)
+    return Schedule(steps, levelled.starts, levelled.constants, levelled.carry, levelled.metrics)

@@ -20,7 +20,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import Layout
-from fdg.placing.regions.region import Names
+from fdg.placing.regions.region import VariableNames
 from fdg.placing.resharding import Change
 from fdg.recall import Recall
 
@@ -166,7 +166,7 @@ class Schedule:
         return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
 
     def __str__(self) -> str:
-        names = Names()
+        names = VariableNames()
         return "\n".join([*_lines(self.steps, names), *_carried(self.carry, names)])
 
 
@@ -177,7 +177,7 @@ def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
             yield from _walk(step.steps, times * step.trips)
 
 
-def _lines(steps: Sequence[Step], names: Names) -> Iterable[str]:
+def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
     for step in steps:
         if isinstance(step, Call):
             reads = [(i in step.donated, names(value.variable)) for i, value in enumerate(step.inputs)]
@@ -197,6 +197,6 @@ def _lines(steps: Sequence[Step], names: Names) -> Iterable[str]:
             yield f"  out come {', '.join(dict.fromkeys(leaving))}"
 
 
-def _carried(pairs: Sequence[tuple[Value, Value]], names: Names) -> list[str]:
+def _carried(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> list[str]:
     ends = (f"{names(a.variable)} to {names(b.variable)} on {b.group}" for a, b in pairs)
     return [f"carry {', '.join(ends)}"] if pairs else []
