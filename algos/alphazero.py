@@ -186,7 +186,7 @@ class AlphaZero(Agent):
         target = self.targets(learned[0], found.value, time_step)
         samples = jax.tree.map(environment_major, Sample(observation, found.policy, target))
         parameters, optimizer_state, losses = self.epochs.learn(
-            key, samples, self.num_envs, *learned, self.gradient, self.update
+            key, samples, self.num_envs, learned[0], learned[1], self.gradient, self.update
         )
         metrics = episode_metrics(time_step)
         # Of a game that both sides of which it plays, the return is the winner's: 1 but for draws.
@@ -223,6 +223,7 @@ class AlphaZero(Agent):
         """Cross-entropy to the search's policy, and the error of the value (arXiv 1712.01815, equation 1)."""
         features, mask = features_and_mask(sample.observation)
         logits, value = self._evaluated(parameters, features)
+        assert mask is not None  # of every game
         log = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
         policy_loss = -jnp.mean(jnp.sum(sample.policy * log, axis=-1))
         value_loss = value_error(value, sample.target)
@@ -269,7 +270,8 @@ class AlphaZero(Agent):
 
     @property
     def _game(self) -> Game:
-        return self.env.single.game
+        env: Any = self.env
+        return env.single.game
 
     @property
     def _turns(self) -> Vectorized:

@@ -24,7 +24,7 @@ class BufferSpec(NamedTuple):
 
     env: Any  # the environment
     length: int  # rows to keep of one environment
-    count: int  # n, windows in a sample
+    num_windows: int  # n, windows in a sample
     window: int  # w, consecutive rows in a window: n of n-step returns
 
 
@@ -63,8 +63,9 @@ _PRIORITY_UNIT = 1024.0
 def uniform(spec: BufferSpec) -> ReplayBuffer:
     """The newest `length` rows; every window is equally likely, and drawn with replacement.
 
-    >>> buffer = uniform(BufferSpec(None, length=4, count=5, window=2))
-    >>> state = buffer.add(buffer.init(jnp.float32(0)), jnp.arange(6.0))
+    >>> buffer = uniform(BufferSpec(None, length=4, num_windows=5, window=2))
+    >>> state = buffer.add(buffer.init(jnp.float32(0)), jnp.arange(4.0))
+    >>> state = buffer.add(state, jnp.array([4.0, 5.0]))
     >>> rows = buffer.sample(state, jax.random.key(0)).rows  # of 2, 3, 4, 5
     >>> bool(jnp.all(rows[:, 1] == rows[:, 0] + 1)), float(jnp.min(rows)) >= 2
     (True, True)
@@ -73,7 +74,7 @@ def uniform(spec: BufferSpec) -> ReplayBuffer:
 
     def sample(state: Any, key: jax.Array) -> Windows:
         drawn = _allowing(ring.sample)(state, key).experience
-        return Windows(drawn, jnp.zeros(spec.count, jnp.int32), jnp.ones(spec.count))
+        return Windows(drawn, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows))
 
     return ReplayBuffer(ring.init, _one_row(ring.add), sample)
 
@@ -164,7 +165,7 @@ def hindsight(
         base_key, goal_key = jax.random.split(key)
         drawn = kept.sample(state, base_key)
         goals = jax.vmap(lambda row, key: _relabelled(row, key, share, reward, terminated, spec.window))
-        return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.count)))
+        return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.num_windows)))
 
     return kept._replace(init=init, sample=sample, least_rows=max(ahead, kept.least_rows))
 
@@ -256,7 +257,7 @@ def _shape(spec: BufferSpec) -> dict[str, Any]:
     """Arguments of flashbax's functions. `period=1`: a window may start at any row."""
     return {
         "add_batch_size": 1,
-        "sample_batch_size": spec.count,
+        "sample_batch_size": spec.num_windows,
         "sample_sequence_length": spec.window,
         "period": 1,
         "min_length_time_axis": spec.window,

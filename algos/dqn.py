@@ -219,6 +219,7 @@ class DQN(Agent):
     def _loss(self, parameters, target_parameters, minibatch, weight):
         """`loss` over a minibatch of steps or of sequences; an error for each sample."""
         transition, weights = self.buffer.transitions(minibatch, weight)
+        assert weights is not None
         loss, (error, metrics) = self.loss(parameters, target_parameters, transition, weights)
         return loss, (self.buffer.priority(error), metrics)
 

@@ -178,6 +178,7 @@ class ValueDecomposition(Agent):
         if self.normalizers.used:
             statistics = self.observe(statistics, acted.observations)
         metrics = {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
+        assert acted.recollection is not None
         left = acted.env_state, acted.observation, acted.recollection
         return State(learned, statistics, replay, *left, key, state.iteration + 1, acted.bonus), metrics
 

@@ -130,7 +130,8 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
       FdgError: a hyperparameter is missing, or does not fit; or the algorithm cannot act in its environment.
     """
     name, values = config["algo"], resolver.kept(config["hyperparameters"])
-    cls, env = resolver.algorithm_class(name), values.get("env")
+    env: Any = values.get("env")
+    cls = resolver.algorithm_class(name)
     spaces = getattr(cls, "action_spaces", None)
     if is_text(env) and spaces is not None:
         able = ", ".join(algos.names("text"))

@@ -37,7 +37,7 @@ def episodes(ends, positions, goals):
 
 
 def drawn(make, steps, window=1, count=400):
-    spec = BufferSpec(REACH, length=len(steps.reward), count=count, window=window)
+    spec = BufferSpec(REACH, length=len(steps.reward), num_windows=count, window=window)
     buffer = make(spec)
     state = buffer.add(buffer.init(jax.tree.map(lambda x: x[0], steps)), steps)
     return buffer.sample(state, jax.random.key(0)).rows
