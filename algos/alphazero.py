@@ -26,7 +26,16 @@ from algos.optimizers import ClippedOptimizer
 from algos.returns import lambda_returns
 from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
 from algos.search import Search, Searching, gumbel_search
-from envs import Discrete, Environment, Observation, TimeStep, Vectorized, features_and_mask, vectorize
+from envs import (
+    Discrete,
+    Environment,
+    MaskedObservation,
+    Observation,
+    TimeStep,
+    Vectorized,
+    features_and_mask,
+    vectorize,
+)
 from envs.games import Against, Game, Turns
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -45,7 +54,7 @@ class State(NamedTuple):
 class Sample(NamedTuple):
     """What the network learns from."""
 
-    observation: Observation  # [N, *obs], with the legal moves
+    observation: MaskedObservation  # [N, *obs], with the legal moves [N, n]
     policy: jax.Array  # [N, n] float32, of the search
     target: jax.Array  # [N] float32, what the value is fitted to
 
@@ -183,10 +192,11 @@ class AlphaZero(Agent):
         `learned`: parameters and optimiser state.
         """
         observation, found, time_step = trajectory
-        target = self.targets(learned[0], found.value, time_step)
+        parameters, optimizer_state = learned
+        target = self.targets(parameters, found.value, time_step)
         samples = jax.tree.map(environment_major, Sample(observation, found.policy, target))
         parameters, optimizer_state, losses = self.epochs.learn(
-            key, samples, self.num_envs, learned[0], learned[1], self.gradient, self.update
+            key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         metrics = episode_metrics(time_step)
         # Of a game that both sides of which it plays, the return is the winner's: 1 but for draws.
@@ -221,9 +231,8 @@ class AlphaZero(Agent):
 
     def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Cross-entropy to the search's policy, and the error of the value (arXiv 1712.01815, equation 1)."""
-        features, mask = features_and_mask(sample.observation)
+        features, mask = sample.observation
         logits, value = self._evaluated(parameters, features)
-        assert mask is not None  # of every game
         log = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
         policy_loss = -jnp.mean(jnp.sum(sample.policy * log, axis=-1))
         value_loss = value_error(value, sample.target)
