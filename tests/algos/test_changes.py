@@ -55,7 +55,7 @@ CHANGES = {
         explore=user_changes.sticky,
         normalize=user_changes.by_largest,
     ),
-    "priorities on SAC": lambda: algos.SAC(**CONTROL, priority_exponent=0.6, n_step=3),
+    "priorities on SAC": lambda: algos.SAC(**CONTROL, priority_exponent=0.6, n_step=2),
     "a memory and priorities": lambda: algos.DQN(
         **REPLAYED,
         memory="gru",
