@@ -57,7 +57,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
 
-_KEPT_PROGRAMS = 2000  # of a megabyte each
+_KEPT_PROGRAMS = 1000  # of a megabyte or two each
 
 _START_PROCESSES = (
     *("tests/processes/", "tests/training/", "tests/commands/", "tests/language/", "tests/test_"),

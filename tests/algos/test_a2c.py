@@ -13,7 +13,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos import optimizers
 from algos.on_policy import Trajectory
 from envs import TimeStep
@@ -101,18 +100,3 @@ def test_rmsprop_by_hand():
     np.testing.assert_allclose(updates, [-0.3 / math.sqrt(1.09), -0.4 / math.sqrt(1.16)], rtol=1e-6)
     updates, _ = optimizer.update(jnp.array([0.0, 5.0]), state)  # 0.99 * 1.15 + 0.01 * 25 = 1.3885
     np.testing.assert_allclose(updates, [0.0, -0.5 / math.sqrt(1.3985)], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"num_steps": 0}, "A2C: num_steps=0: it must be above zero"),
-        ({"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be above zero"),
-        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.A2C(env=envs.make("CartPole-v1"), **fields)
-    assert words in str(error.value)

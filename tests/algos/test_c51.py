@@ -89,20 +89,6 @@ def test_the_loss_by_hand():
     assert float(parts["value"]) == pytest.approx((0.25 - 0.25 + 0.25) / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"dueling": True}, "dueling=True"),
-        ({"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
-        ({"atoms": 1}, "atoms=1: a grid has two at least"),
-        ({"value_min": 1.0}, "value_min=1.0, value_max=1.0: the first must be below the second"),
-    ],
-)
-def test_refused(fields, says):
-    with pytest.raises(FdgError, match=says):
-        algorithm(**fields)
-
-
 def test_several_choices_are_refused_and_who_takes_them_is_said():
     with pytest.raises(
         FdgError,

@@ -14,7 +14,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos.batch_renorm import BatchRenorm
 from algos.replay import Transition
 from algos.soft import Parameters
@@ -207,20 +206,3 @@ def test_it_finds_the_action_that_is_rewarded():
     state = trained(algorithm, 300)
     score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
     assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"policy_delay": 0}, "CrossQ: policy_delay=0: it must be above zero"),
-        ({"norm_decay": 1.5}, "norm_decay=1.5: it must be from 0 to 1"),
-        ({"first_moment_decay": 1.0}, "first_moment_decay=1: it must be below one"),
-        ({"renorm_after": -1}, "renorm_after=-1: it is below zero"),
-        ({"critic_hidden": (8, 0)}, "critic_hidden=(8, 0): widths are above zero"),
-        ({"target_rate": 0.1}, "target_rate"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.CrossQ(**{"env": envs.make("probe:continuous"), **fields})
-    assert words in str(error.value)

@@ -29,8 +29,8 @@ TARGET = jnp.array([[5.0, 1.0, 9.0], [8.0, 2.0, 7.0]])
 
 
 def dqn(**fields):
-    fields = {"num_envs": 4, "batch_size": 4, "learning_starts": 0, "network": TABLE, **fields}
-    return algos.DQN(env=envs.make("CartPole-v1"), **fields)
+    sizes = {"num_envs": 4, "batch_size": 4, "learning_starts": 0, "network": TABLE}
+    return algos.DQN(**{"env": envs.make("CartPole-v1"), **sizes, **fields})
 
 
 def transition():
@@ -262,31 +262,3 @@ def test_truncation_is_not_termination(kind, expected, devices):
     options = {"n_step": 3, "discount": 0.8, "total_steps": 20_000}
     algorithm, state = trained("probe:truncation", 150, devices, kind, **options)
     assert float(values(algorithm, state, 1.0)[0, 0]) == pytest.approx(expected, abs=0.3)
-
-
-# --- sizes and values ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"updates_per_step": 0.1},
-            "updates_per_step=0.1 times num_envs * num_steps=32 makes 3.2 updates an iteration: it must be",
-        ),
-        ({"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
-        ({"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to the 10000 steps"),
-        ({"max_error": 0.0}, "max_error=0.0: it must be above zero, or None"),
-        ({"epsilon_end": 2.0}, "epsilon_end=2.0: it must be from 0 to 1"),
-        ({"n_step": 0}, "n_step=0: it must be above zero"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        dqn(**fields)
-    assert words in str(error.value)
-
-
-def test_continuous_actions_are_refused():
-    with pytest.raises(fdg.FdgError, match="DQN: cannot act in the action space Box"):
-        algos.DQN(env=envs.make("Pendulum-v1"))

@@ -12,7 +12,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos.ensembles import Ensemble
 from algos.layers import Layers, Trunk, dropped
 from tests.algos.linear_critics import QUICK
@@ -87,18 +86,3 @@ def test_it_finds_the_action_that_is_rewarded():
     state = trained(algorithm, 200)
     score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
     assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"dropout": 1.0}, "DroQ: dropout=1.0: it must be from 0 to below 1"),
-        ({"torso": "simba"}, "dropout=0.01: only dense default critics have it: set dropout=0"),
-        ({"critic_hidden": (8, 0)}, "critic_hidden=(8, 0): widths are above zero"),
-        ({"num_critics": 1}, "subset=2 is more than num_critics=1"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.DroQ(env=envs.make("probe:continuous"), **fields)
-    assert words in str(error.value)

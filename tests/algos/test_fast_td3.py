@@ -13,7 +13,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos.replay import Transition
 from algos.td3 import Learned, Parameters
 from tests.algos.probes import trained
@@ -112,19 +111,3 @@ def test_it_finds_the_action_that_is_rewarded():
     state = trained(algorithm, 200)
     score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
     assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"smallest_noise": 0.5}, "FastTD3: smallest_noise=0.5 is above exploration_noise=0.4"),
-        ({"smallest_noise": 0.0}, "smallest_noise=0.0: it must be above zero"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0: it is below zero"),
-        ({"n_step": 0}, "n_step=0: it must be above zero"),
-        ({"critic_hidden": (0,)}, "critic_hidden=(0,): widths are above zero"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.FastTD3(env=envs.make("probe:continuous"), **fields)
-    assert words in str(error.value)

@@ -14,7 +14,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from tests.algos import probes
 from tests.algos.test_a2c import LINEAR, three_steps
 
@@ -122,18 +121,3 @@ def test_v_trace_gives_the_value_of_the_policy_that_is_learned():
         policy, actual = algorithm._policy(state.parameters, jnp.ones((1, 1)))
         assert float(jnp.exp(policy.log_prob(jnp.array([1]))[0])) > 0.95
         assert float(actual[0]) == pytest.approx(value, abs=0.15)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"trace_lambda": 1.1}, "IMPALA: trace_lambda=1.1: it must be from 0 to 1"),
-        ({"rho_clip": 0.0}, "rho_clip=0.0: it must be above zero"),
-        ({"c_clip": 2.0}, "c_clip=2.0 is above rho_clip=1.0"),
-        ({"num_envs": 0}, "num_envs=0"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.IMPALA(env=envs.make("CartPole-v1"), **fields)
-    assert words in str(error.value)

@@ -9,11 +9,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import algos
 import envs
-import fdg
 from algos.networks import actor_critic
 from envs import TimeStep
 from envs.probe import PolicyOfObservation
@@ -114,17 +112,3 @@ def test_every_agent_copies_its_own_continuous_target():
     env = envs.make("probe:agents", continuous=True)
     algorithm = algos.IPPO(env=env, **{**QUICK, "entropy_coefficient": 0.0})
     assert score(algorithm, 150) > -0.05
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"env": envs.make("CartPole-v1")}, "'CartPole-v1' is an environment of one agent: use A2C, A3C"),
-        ({"sequence_length": 16}, "sequence_length=16, burn_in=0: without a memory there are no sequences"),
-        ({"num_minibatches": 3}, "num_minibatches=3 does not divide"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.IPPO(**{"env": envs.make("probe:agents"), **fields})
-    assert words in str(error.value)

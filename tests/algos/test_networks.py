@@ -112,15 +112,15 @@ def test_each_row_depends_on_its_own_observation_only(observation_space):
 @every_observation
 def test_parameters_do_not_depend_on_the_example_observation(observation_space):
     network = actor_critic(observation_space, ACTIONS["discrete"], hidden=(8,))
-    a = network.init(jax.random.key(0), observe(observation_space, batch=1, seed=0))
-    b = network.init(jax.random.key(0), observe(observation_space, batch=3, seed=1))
+    a = jax.jit(network.init)(jax.random.key(0), observe(observation_space, batch=1, seed=0))
+    b = jax.jit(network.init)(jax.random.key(0), observe(observation_space, batch=3, seed=1))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar"])
 def test_kernels_are_orthogonal_of_the_stated_scale_and_biases_zero(observation):
     space = OBSERVATIONS[observation]
-    parameters = actor_critic(space, ACTIONS["discrete"]).init(jax.random.key(0), observe(space))
+    parameters = jax.jit(actor_critic(space, ACTIONS["discrete"]).init)(jax.random.key(0), observe(space))
     kernels = {name: leaf for name, leaf in leaves(parameters).items() if name.endswith("['kernel']")}
     assert len(kernels) == 6
     for name, kernel in kernels.items():
@@ -174,7 +174,7 @@ def test_log_std_is_the_same_for_all_observations_and_starts_where_told():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, box(2, 3), initial_log_std=-0.5)
     observation = observe(space)
-    parameters = network.init(jax.random.key(0), observation)
+    parameters = jax.jit(network.init)(jax.random.key(0), observation)
     parameters["log_std"] = parameters["log_std"] + jnp.arange(6.0)
     output, _ = network.apply(parameters, observation)
     np.testing.assert_array_equal(output[:, 6:], np.tile(np.arange(6.0) - 0.5, (BATCH, 1)))
@@ -184,7 +184,7 @@ def test_the_forward_pass_is_the_one_written_by_hand():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, ACTIONS["discrete"], hidden=(8, 7))
     observation = observe(space)
-    parameters = network.init(jax.random.key(0), observation)
+    parameters = jax.jit(network.init)(jax.random.key(0), observation)
 
     def trunk(layers):
         x = np.asarray(observation)
@@ -259,7 +259,7 @@ def test_a_gaussian_actor_depends_on_the_observation_in_both_parts(observation):
     space = OBSERVATIONS[observation]
     network = gaussian_actor(space, box(2, 3))
     seen = observe(space)
-    parameters = network.init(jax.random.key(0), seen)
+    parameters = jax.jit(network.init)(jax.random.key(0), seen)
     output = network.apply(parameters, seen)
     assert output.shape == (BATCH, 12) and output.dtype == jnp.float32
     assert bool(jnp.all(jnp.std(output, axis=0) > 0.0)) or observation == "discrete"
@@ -272,7 +272,7 @@ def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
     space = OBSERVATIONS[observation]
     network = twin_critics(space, hidden=(8,))
     seen, action = observe(space), observe(box(2))
-    parameters = network.init(jax.random.key(0), seen, action)
+    parameters = jax.jit(network.init)(jax.random.key(0), seen, action)
     first, second = network.apply(parameters, seen, action)
     assert first.shape == second.shape == (BATCH,)
     assert not np.allclose(first, second)
@@ -288,7 +288,7 @@ def test_actor_and_critic_share_no_gradient():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, ACTIONS["box"])
     observation = observe(space)
-    parameters = network.init(jax.random.key(0), observation)
+    parameters = jax.jit(network.init)(jax.random.key(0), observation)
     of_value = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[1])))(parameters)
     of_actor = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[0])))(parameters)
     for name, leaf in leaves(of_value).items():
@@ -314,7 +314,7 @@ def test_an_unknown_activation_is_refused_with_those_known():
 
 def test_an_observation_of_another_shape_is_refused_with_the_fix():
     network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
-    parameters = network.init(jax.random.key(0), jnp.zeros((1, 4)))
+    parameters = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 4)))
     for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
         with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: flatten all leading axes"):
             network.apply(parameters, wrong)
@@ -327,7 +327,7 @@ def test_an_observation_of_another_shape_is_refused_with_the_fix():
 def test_a_q_network_values_every_action(observation_space):
     observation = observe(observation_space)
     network = q_network(observation_space, ACTIONS["discrete"], dueling=True, layer_norm=True)
-    values = network.apply(network.init(jax.random.key(0), observation), observation)
+    values = network.apply(jax.jit(network.init)(jax.random.key(0), observation), observation)
     assert values.shape == (BATCH, 3) and values.dtype == jnp.float32
 
 
@@ -336,7 +336,7 @@ def test_the_forward_pass_of_a_q_network_is_the_one_written_by_hand():
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,), dueling=True, layer_norm=True)
     observation = observe(space)
-    layers = network.init(jax.random.key(0), observation)["q"]
+    layers = jax.jit(network.init)(jax.random.key(0), observation)["q"]
     x = np.asarray(observation) @ np.asarray(layers["Dense_0"]["kernel"])  # biases are zero, scales one
     x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
     head = np.maximum(x, 0) @ np.asarray(layers["head"]["kernel"])
@@ -347,7 +347,7 @@ def test_the_forward_pass_of_a_q_network_is_the_one_written_by_hand():
 def test_a_plain_q_network_has_one_head_and_no_norms():
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,))
-    parameters = network.init(jax.random.key(0), observe(space))
+    parameters = jax.jit(network.init)(jax.random.key(0), observe(space))
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == dense(4, 8) + dense(8, 3)
     assert network == q_network(space, ACTIONS["discrete"], hidden=[8]) != q_network(space, Discrete(2))
 
@@ -356,7 +356,7 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,))
     features = observe(space, batch=2)
-    parameters = network.init(jax.random.key(0), features)
+    parameters = jax.jit(network.init)(jax.random.key(0), features)
     mask = jnp.array([[True, False, True], [True, True, True]])
     values = q_learning.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
     plain = q_learning.values(network, parameters, features, ACTIONS["discrete"])
@@ -406,9 +406,9 @@ def test_images_can_be_flattened_instead(network):
     observation = observe(image)
     actions = (jnp.zeros((BATCH, 2)),) if network(flat) == twin_critics(flat) else ()
     flattened, plain = network(image, convolve=False), network(flat)
-    parameters = flattened.init(jax.random.key(0), observation, *actions)
+    parameters = jax.jit(flattened.init)(jax.random.key(0), observation, *actions)
     rows = observation.reshape(BATCH, 50)
-    same = plain.init(jax.random.key(0), rows, *actions)
+    same = jax.jit(plain.init)(jax.random.key(0), rows, *actions)
     assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, same)
     results = flattened.apply(parameters, observation, *actions), plain.apply(parameters, rows, *actions)
     for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):

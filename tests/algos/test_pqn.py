@@ -159,20 +159,3 @@ def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
     algorithm, state = trained("probe:masked", 60, devices)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"num_minibatches": 3},
-            "num_minibatches=3 does not divide num_envs * num_steps=10: choose a divisor",
-        ),
-        ({"q_lambda": 1.5}, "q_lambda=1.5: it must be from 0 to 1"),
-        ({"reward_scale": 0.0}, "reward_scale=0.0: it must be above zero"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        pqn(**fields)
-    assert words in str(error.value)

@@ -16,7 +16,6 @@ import algos
 import envs
 from algos import agent_values
 from algos.rollout import Recollection
-from fdg.errors import FdgError
 from tests.algos.probes import trained
 
 
@@ -112,9 +111,3 @@ def test_agents_remember_each_its_own_cue():
     )  # fmt: skip
     state = trained(algorithm, 150)
     assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
-
-
-def test_a_mixture_of_no_size_is_refused():
-    for fields, says in (({"mixer_size": 0}, "mixer_size=0"), ({"hypernetwork": (0,)}, "hypernetwork=")):
-        with pytest.raises(FdgError, match=says):
-            algos.QMIX(env=envs.make("probe:agents"), **fields)

@@ -10,7 +10,6 @@ import pytest
 import algos
 import envs
 from algos.replay import Transition
-from fdg.errors import FdgError
 from tests.algos.probes import trained
 
 # Two actions of two quantiles each, the same for every observation: the parameters are what it gives.
@@ -54,19 +53,6 @@ def test_the_loss_by_hand():
     # Of quantile 2: -1 and 2, Huber 0.5 and 1.5: |3/4 - 1| * 0.5 + 3/4 * 1.5, halved: 0.625.
     assert float(loss) == pytest.approx(0.5 + 0.625, rel=1e-6)
     np.testing.assert_allclose(error, [2.5 - 1.0] * 2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"dueling": True}, "dueling=True"),
-        ({"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
-        ({"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above"),
-    ],
-)
-def test_refused(fields, says):
-    with pytest.raises(FdgError, match=says):
-        algorithm(**fields)
 
 
 def test_it_learns_how_returns_are_distributed():

@@ -15,7 +15,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos.minibatches import Epochs
 from algos.networks import actor_critic
 from algos.recurrent import Output
@@ -276,27 +275,6 @@ def test_ppo_without_a_memory_does_not():
 
 
 # --- sizes and values ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"memory_size": 0}, "memory_size=0: it must be above zero"),
-        ({"sequence_length": 48}, "sequence_length=48 does not divide num_steps=128"),
-        ({"burn_in": -1}, "burn_in=-1: it must be from 0 to the length of a sequence, 128"),
-        ({"sequence_length": 16, "burn_in": 17}, "burn_in=17"),
-        ({"num_minibatches": 3}, "num_minibatches=3 does not divide the number of sequences"),
-        ({"num_minibatches": 2, "shuffle": "time"}, "does not divide num_steps / sequence_length=1"),
-        (
-            {"env": envs.make("probe:agents")},
-            "'probe:agents' is an environment of 2 agents: use IPPO, MAPPO, QMIX or VDN",
-        ),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.RecurrentPPO(**{"env": envs.make("CartPole-v1"), **fields})
-    assert words in str(error.value)
 
 
 def test_the_time_shuffle_takes_sequences_of_every_environment():

@@ -71,22 +71,6 @@ def test_it_finds_the_action_that_is_rewarded():
     assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"subset": 11}, "REDQ: subset=11 is more than num_critics=10: choose at most as many"),
-        ({"subset": 0}, "subset=0: it must be above zero"),
-        ({"num_critics": 0}, "num_critics=0: it must be above zero"),
-        ({"policy_delay": 0}, "policy_delay=0: it must be above zero"),
-        ({"target_rate": 1.5}, "target_rate=1.5: it must be from 0 to 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.REDQ(env=envs.make("probe:continuous"), **fields)
-    assert words in str(error.value)
-
-
 def test_critics_of_ones_own_give_a_value_for_each_of_the_ensemble():
     algorithm = redq(num_envs=2, batch_size=4, buffer_size=16, subset=2, num_critics=4)
     with pytest.raises(fdg.FdgError, match=r"critic_network gives .*\[3, 2\].* must be \[4, 2\]"):

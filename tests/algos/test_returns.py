@@ -97,7 +97,7 @@ shapes = given(steps=st.sampled_from([1, 12]), batch=st.sampled_from([1, 3]), se
 @settings(max_examples=8, deadline=None)
 def test_gae_agrees_with_the_double_loop(steps, batch, seed):
     trajectory = random_trajectory(steps, batch, seed)
-    advantage, target = generalized_advantage_estimation(*map(jnp.asarray, trajectory), 0.97, 0.9)
+    advantage, target = jax.jit(generalized_advantage_estimation)(*map(jnp.asarray, trajectory), 0.97, 0.9)
     expected = gae_by_loops(*trajectory, 0.97, 0.9)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(target, expected + trajectory[1], rtol=1e-5, atol=1e-5)
@@ -108,7 +108,7 @@ def test_gae_agrees_with_the_double_loop(steps, batch, seed):
 def test_discounted_returns_agree_with_the_double_loop(steps, batch, seed):
     reward, value, next_value, terminated, truncated = random_trajectory(steps, batch, seed)
     arguments = (reward, value[0], terminated, truncated, next_value)
-    result = discounted_returns(*map(jnp.asarray, arguments), 0.97)
+    result = jax.jit(discounted_returns)(*map(jnp.asarray, arguments), 0.97)
     np.testing.assert_allclose(result, returns_by_loops(*arguments, 0.97), rtol=1e-5, atol=1e-5)
 
 

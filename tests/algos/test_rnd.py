@@ -17,7 +17,6 @@ from algos import normalize
 from algos.layers import Layers
 from algos.rnd import Distillation
 from envs import TimeStep
-from fdg.errors import FdgError
 
 SPACE = envs.Box(-1.0, 1.0, (2,))
 T, B = 4, 3
@@ -140,16 +139,3 @@ def test_observations_in_parts_and_categories():
         state = jax.eval_shape(algorithm.init, jax.random.key(0))
         after, metrics = jax.eval_shape(algorithm.iterate, state)
         assert jax.tree.structure(after) == jax.tree.structure(state) and metrics["novelty"].shape == ()
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"rnd_features": 0}, "rnd_features=0: it must be above zero"),
-        ({"rnd_share": 1.5}, "rnd_share=1.5: it must be from 0 to 1"),
-        ({"intrinsic_discount": -0.5}, "intrinsic_discount=-0.5: it must be from 0 to 1"),
-    ],
-)
-def test_refused(fields, says):
-    with pytest.raises(FdgError, match=says):
-        algos.PPO(env=envs.make("CartPole-v1"), rnd=True, **fields)

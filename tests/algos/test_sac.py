@@ -250,31 +250,6 @@ def test_truncation_is_not_termination(devices):
 # --- sizes and values ---
 
 
-@dataclasses.dataclass(frozen=True)
-class Unbounded(Lasting):
-    action_space: ClassVar[envs.Space] = envs.Box(-math.inf, 1.0, (1,))
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"env": envs.make("CartPole-v1")}, "cannot act in the action space Discrete(n=2)"),
-        ({"env": envs.vectorize(Unbounded())}, "shape=(1,), dtype='float32'): give it finite bounds"),
-        ({"updates_per_step": 0.3}, "updates_per_step=0.3 times num_envs * num_steps=4 makes 1.2 updates"),
-        ({"updates_per_step": 0.0}, "updates_per_step=0.0: it must be above zero"),
-        ({"target_rate": 1.5}, "target_rate=1.5: it must be from 0 to 1"),
-        ({"initial_temperature": 0.0}, "initial_temperature=0.0: it must be above zero"),
-        ({"batch_size": 250}, "num_envs=4 does not divide batch_size=250"),
-        ({"batch_size": 0}, "batch_size=0: it must be above zero"),
-        ({"buffer_size": 2}, "buffer_size=2"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.SAC(**{"env": envs.make("probe:continuous"), **fields})
-    assert words in str(error.value)
-
-
 def test_networks_of_ones_own():
     """Linear ones; tracing is enough to see that they are what is used."""
     actor = algos.Network(lambda key, x: jnp.zeros((x.shape[-1], 2)), lambda w, x: x @ w)

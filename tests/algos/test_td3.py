@@ -14,7 +14,6 @@ import algos
 import envs
 from algos.replay import Transition
 from algos.td3 import Learned, Parameters
-from fdg.errors import FdgError
 from tests.algos.probes import trained
 
 
@@ -119,19 +118,6 @@ def test_exploration_has_the_deviation_it_is_told():
     assert drawn.shape == (4096, 1) and float(jnp.std(drawn)) == pytest.approx(0.1, rel=0.05)
     assert float(jnp.mean(drawn)) == pytest.approx(0.5, abs=0.01)
     np.testing.assert_allclose(policy.mode(), 0.5, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"policy_delay": 0}, "policy_delay=0: it must be above zero"),
-        ({"target_noise": -0.1}, "target_noise=-0.1: it is below zero"),
-        ({"batch_size": 3}, "num_envs=4 does not divide batch_size=3"),
-    ],
-)
-def test_refused(fields, says):
-    with pytest.raises(FdgError, match=says):
-        one_number(**fields)
 
 
 def test_it_finds_the_action_that_is_rewarded():

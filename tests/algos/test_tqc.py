@@ -56,20 +56,6 @@ def test_it_finds_the_action_that_is_rewarded():
     assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"dropped_quantiles": 25}, "dropped_quantiles=25: it is from 0 to below quantiles=25"),
-        ({"dropped_quantiles": -1}, "dropped_quantiles=-1: it is from 0 to below quantiles=25"),
-        ({"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above zero"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.TQC(env=envs.make("probe:continuous"), **fields)
-    assert words in str(error.value)
-
-
 def test_critics_of_ones_own_give_as_many_quantiles_of_each():
     algorithm = tqc(num_envs=2, batch_size=4, buffer_size=16, quantiles=3)
     with pytest.raises(fdg.FdgError, match=r"gives .*\[3, 2, 2\].* must be \[3, 2, 3\], 3 numbers"):

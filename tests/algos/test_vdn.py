@@ -30,8 +30,8 @@ TARGET = Parameters(jnp.array([[6.0, 2.0], [1.0, 8.0], [3.0, 4.0]]), ())
 
 
 def vdn(**fields):
-    fields = {"num_envs": 1, "num_steps": 3, "batch_size": 1, "discount": 0.5, "network": TABLE, **fields}
-    return algos.VDN(env=envs.make("probe:agents"), **fields)
+    sizes = {"num_envs": 1, "num_steps": 3, "batch_size": 1, "discount": 0.5, "network": TABLE}
+    return algos.VDN(**{"env": envs.make("probe:agents"), **sizes, **fields})
 
 
 def sequence():
@@ -167,26 +167,6 @@ def test_unlike_agents():
 
 
 # --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"sequence_length": 2}, "sequence_length=2 does not divide num_steps=3"),
-        ({"q_lambda": 2.0}, "q_lambda=2.0: it must be from 0 to 1"),
-        ({"num_updates": 0}, "num_updates=0: it must be above zero"),
-        ({"buffer_size": 2}, "buffer_size=2 holds no window of sequence_length=3 steps of num_envs=1 .* 3"),
-        ({"memory": "gruu"}, "memory"),
-        (
-            {"env": envs.make("CartPole-v1")},
-            "'CartPole-v1' is an environment of one agent: use A2C, .* QRDQN or RecurrentPPO$",
-        ),
-        ({"env": envs.make("probe:agents", continuous=True)}, "cannot act in the action space Box"),
-    ],
-)
-def test_refused(fields, says):
-    with pytest.raises(FdgError, match=says):
-        dataclasses.replace(vdn(), **fields)
 
 
 def test_a_network_of_another_width_is_refused():

@@ -159,7 +159,7 @@ def test_dynamic_positions_are_by_their_equation():
     sizes = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "hidden_size": 16, "max_positions": 8}
     plain = Decoder(DecoderConfig.tiny(11, **sizes, initializer_range=0.5))
     dynamic = Decoder(DecoderConfig.tiny(11, **sizes, initializer_range=0.5, rope_scaling=scaling))
-    parameters = plain.init(jax.random.key(0))
+    parameters = jax.jit(plain.init)(jax.random.key(0))
     tokens = jnp.arange(20)[None] % 11
     one = jnp.ones((1, 20), jnp.int32)
     packed = jnp.asarray([[1] * 8 + [2] * 6 + [0] * 6])

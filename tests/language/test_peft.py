@@ -67,12 +67,12 @@ def test_some_layers_and_another_scale(adapted, folder):
     by_hand["layers"]["1"]["attention"]["value"]["kernel"] += 5 / 3**0.5 * (b @ a).T
     segments = jnp.ones(TOKENS.shape, jnp.int32)
     both = {"base": base, "adapters": adapters}
-    found = Decoder(config).apply(both, TOKENS, segments)
-    want = Decoder(base_of(decoder)).apply(by_hand, TOKENS, segments)
+    found = jax.jit(Decoder(config).apply)(both, TOKENS, segments)
+    want = jax.jit(Decoder(base_of(decoder)).apply)(by_hand, TOKENS, segments)
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
-    gradient = jax.grad(lambda p: Decoder(config).apply(p, TOKENS, segments).sum())(both)["adapters"][
-        "layers"
-    ]
+    gradient = jax.jit(jax.grad(lambda p: Decoder(config).apply(p, TOKENS, segments).sum()))(both)[
+        "adapters"
+    ]["layers"]
     assert not any(np.any(x) for x in jax.tree.leaves(gradient["0"])), "what has no adapter stays as it is"
     assert all(np.any(x) for x in jax.tree.leaves(gradient["1"]))
 

@@ -1,0 +1,152 @@
+"""Settings that an algorithm refuses: one line that has its value and what it must be."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import pytest
+
+import algos
+import envs
+from fdg.errors import FdgError
+from tests.algos.test_dqn import dqn
+from tests.algos.test_pqn import pqn
+from tests.algos.test_sac import Lasting
+from tests.algos.test_vdn import vdn
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbounded(Lasting):
+    action_space: ClassVar[envs.Space] = envs.Box(-math.inf, 1.0, (1,))
+
+
+def of(cls, env, **given):
+    """Makes the algorithm in an environment, with other fields than `given`."""
+    return lambda **fields: cls(**{"env": envs.make(env), **given, **fields})
+
+
+DISTRIBUTIONS = "probe:policy_of_observation"
+MAKE = {
+    "a2c": of(algos.A2C, "CartPole-v1"),
+    "a3c": of(algos.A3C, "CartPole-v1"),
+    "c51": of(algos.C51, DISTRIBUTIONS, num_envs=1, batch_size=3, value_min=-1.0, value_max=1.0),
+    "crossq": of(algos.CrossQ, "probe:continuous"),
+    "dqn": dqn,
+    "droq": of(algos.DroQ, "probe:continuous"),
+    "fast_td3": of(algos.FastTD3, "probe:continuous"),
+    "impala": of(algos.IMPALA, "CartPole-v1"),
+    "ippo": of(algos.IPPO, "probe:agents"),
+    "pqn": pqn,
+    "ppo": of(algos.PPO, "CartPole-v1"),
+    "qmix": of(algos.QMIX, "probe:agents"),
+    "qr_dqn": of(algos.QRDQN, DISTRIBUTIONS, num_envs=2, batch_size=2, quantiles=2),
+    "recurrent_ppo": of(algos.RecurrentPPO, "CartPole-v1"),
+    "redq": of(algos.REDQ, "probe:continuous"),
+    "rnd": of(algos.PPO, "CartPole-v1", rnd=True),
+    "sac": of(algos.SAC, "probe:continuous"),
+    "td3": of(algos.TD3, "probe:continuous"),
+    "tqc": of(algos.TQC, "probe:continuous"),
+    "vdn": vdn,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("a2c", {"num_steps": 0}, "A2C: num_steps=0: it must be above zero"),
+        ("a2c", {"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
+        ("a2c", {"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be above zero"),
+        ("a2c", {"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ("a3c", {"num_workers": 0}, "A3C: num_workers=0: it must be above zero"),
+        ("a3c", {"num_workers": 5}, "num_workers=5 does not divide num_envs=16: choose a divisor"),
+        ("a3c", {"gae_lambda": -1.0}, "gae_lambda=-1.0: it must be from 0 to 1"),
+        ("c51", {"dueling": True}, "dueling=True"),
+        ("c51", {"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
+        ("c51", {"atoms": 1}, "atoms=1: a grid has two at least"),
+        ("c51", {"value_min": 1.0}, "value_min=1.0, value_max=1.0: the first must be below the second"),
+        ("crossq", {"policy_delay": 0}, "CrossQ: policy_delay=0: it must be above zero"),
+        ("crossq", {"norm_decay": 1.5}, "norm_decay=1.5: it must be from 0 to 1"),
+        ("crossq", {"first_moment_decay": 1.0}, "first_moment_decay=1: it must be below one"),
+        ("crossq", {"renorm_after": -1}, "renorm_after=-1: it is below zero"),
+        ("crossq", {"critic_hidden": (8, 0)}, "critic_hidden=(8, 0): widths are above zero"),
+        ("crossq", {"target_rate": 0.1}, "target_rate"),
+        ("dqn", {"updates_per_step": 0.1}, "updates_per_step=0.1 times num_envs * num_steps=32 makes 3.2 up"),
+        ("dqn", {"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
+        ("dqn", {"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to the 10000 steps"),
+        ("dqn", {"max_error": 0.0}, "max_error=0.0: it must be above zero, or None"),
+        ("dqn", {"epsilon_end": 2.0}, "epsilon_end=2.0: it must be from 0 to 1"),
+        ("dqn", {"n_step": 0}, "n_step=0: it must be above zero"),
+        ("droq", {"dropout": 1.0}, "DroQ: dropout=1.0: it must be from 0 to below 1"),
+        ("droq", {"torso": "simba"}, "dropout=0.01: only dense default critics have it: set dropout=0"),
+        ("droq", {"critic_hidden": (8, 0)}, "critic_hidden=(8, 0): widths are above zero"),
+        ("droq", {"num_critics": 1}, "subset=2 is more than num_critics=1"),
+        ("fast_td3", {"smallest_noise": 0.5}, "FastTD3: smallest_noise=0.5 is above exploration_noise=0.4"),
+        ("fast_td3", {"smallest_noise": 0.0}, "smallest_noise=0.0: it must be above zero"),
+        ("fast_td3", {"weight_decay": -1.0}, "weight_decay=-1.0: it is below zero"),
+        ("fast_td3", {"n_step": 0}, "n_step=0: it must be above zero"),
+        ("fast_td3", {"critic_hidden": (0,)}, "critic_hidden=(0,): widths are above zero"),
+        ("impala", {"trace_lambda": 1.1}, "IMPALA: trace_lambda=1.1: it must be from 0 to 1"),
+        ("impala", {"rho_clip": 0.0}, "rho_clip=0.0: it must be above zero"),
+        ("impala", {"c_clip": 2.0}, "c_clip=2.0 is above rho_clip=1.0"),
+        ("impala", {"num_envs": 0}, "num_envs=0"),
+        ("ippo", {"env": envs.make("CartPole-v1")}, "is an environment of one agent: use A2C, A3C"),
+        ("ippo", {"sequence_length": 16}, "sequence_length=16, burn_in=0: without a memory there are no"),
+        ("ippo", {"num_minibatches": 3}, "num_minibatches=3 does not divide"),
+        ("pqn", {"num_minibatches": 3}, "num_minibatches=3 does not divide num_envs * num_steps=10: choose"),
+        ("pqn", {"q_lambda": 1.5}, "q_lambda=1.5: it must be from 0 to 1"),
+        ("pqn", {"reward_scale": 0.0}, "reward_scale=0.0: it must be above zero"),
+        ("ppo", {"num_envs": 0}, "num_envs=0: it must be above zero"),
+        ("ppo", {"num_minibatches": 3}, "num_minibatches=3 does not divide num_envs * num_steps=512"),
+        ("ppo", {"num_minibatches": 3, "shuffle": "time"}, "does not divide num_steps=128"),
+        ("ppo", {"discount": 1.5}, "discount=1.5: it must be from 0 to 1"),
+        ("ppo", {"shuffle": "some"}, "shuffle='some'"),
+        ("ppo", {"hidden": (64, 0)}, "hidden=(64, 0)"),
+        ("qmix", {"mixer_size": 0}, "mixer_size=0"),
+        ("qmix", {"hypernetwork": (0,)}, "hypernetwork="),
+        ("qr_dqn", {"dueling": True}, "dueling=True"),
+        ("qr_dqn", {"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
+        ("qr_dqn", {"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above"),
+        ("recurrent_ppo", {"memory_size": 0}, "memory_size=0: it must be above zero"),
+        ("recurrent_ppo", {"sequence_length": 48}, "sequence_length=48 does not divide num_steps=128"),
+        ("recurrent_ppo", {"burn_in": -1}, "burn_in=-1: it must be from 0 to the length of a sequence, 128"),
+        ("recurrent_ppo", {"sequence_length": 16, "burn_in": 17}, "burn_in=17"),
+        ("recurrent_ppo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the number of sequ"),
+        ("recurrent_ppo", {"num_minibatches": 2, "shuffle": "time"}, "divide num_steps / sequence_length=1"),
+        ("recurrent_ppo", {"env": envs.make("probe:agents")}, "of 2 agents: use IPPO, MAPPO, QMIX or VDN"),
+        ("redq", {"subset": 11}, "REDQ: subset=11 is more than num_critics=10: choose at most as many"),
+        ("redq", {"subset": 0}, "subset=0: it must be above zero"),
+        ("redq", {"num_critics": 0}, "num_critics=0: it must be above zero"),
+        ("redq", {"policy_delay": 0}, "policy_delay=0: it must be above zero"),
+        ("redq", {"target_rate": 1.5}, "target_rate=1.5: it must be from 0 to 1"),
+        ("rnd", {"rnd_features": 0}, "rnd_features=0: it must be above zero"),
+        ("rnd", {"rnd_share": 1.5}, "rnd_share=1.5: it must be from 0 to 1"),
+        ("rnd", {"intrinsic_discount": -0.5}, "intrinsic_discount=-0.5: it must be from 0 to 1"),
+        ("sac", {"env": envs.make("CartPole-v1")}, "cannot act in the action space Discrete(n=2)"),
+        ("sac", {"env": envs.vectorize(Unbounded())}, "shape=(1,), dtype='float32'): give it finite bounds"),
+        ("sac", {"updates_per_step": 0.3}, "updates_per_step=0.3 times num_envs * num_steps=4 makes 1.2 upd"),
+        ("sac", {"updates_per_step": 0.0}, "updates_per_step=0.0: it must be above zero"),
+        ("sac", {"target_rate": 1.5}, "target_rate=1.5: it must be from 0 to 1"),
+        ("sac", {"initial_temperature": 0.0}, "initial_temperature=0.0: it must be above zero"),
+        ("sac", {"batch_size": 250}, "num_envs=4 does not divide batch_size=250"),
+        ("sac", {"batch_size": 0}, "batch_size=0: it must be above zero"),
+        ("sac", {"buffer_size": 2}, "buffer_size=2"),
+        ("td3", {"policy_delay": 0}, "policy_delay=0: it must be above zero"),
+        ("td3", {"target_noise": -0.1}, "target_noise=-0.1: it is below zero"),
+        ("td3", {"batch_size": 3}, "num_envs=4 does not divide batch_size=3"),
+        ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25: it is from 0 to below quantiles=25"),
+        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1: it is from 0 to below quantiles=25"),
+        ("tqc", {"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above zero"),
+        ("vdn", {"sequence_length": 2}, "sequence_length=2 does not divide num_steps=3"),
+        ("vdn", {"q_lambda": 2.0}, "q_lambda=2.0: it must be from 0 to 1"),
+        ("vdn", {"num_updates": 0}, "num_updates=0: it must be above zero"),
+        ("vdn", {"buffer_size": 2}, "buffer_size=2 holds no window of sequence_length=3 steps of num_envs=1"),
+        ("vdn", {"memory": "gruu"}, "memory"),
+        ("vdn", {"env": envs.make("CartPole-v1")}, "is an environment of one agent: use A2C, "),
+        ("vdn", {"env": envs.make("probe:agents", continuous=True)}, "cannot act in the action space Box"),
+        ("dqn", {"env": envs.make("Pendulum-v1")}, "DQN: cannot act in the action space Box"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused(name, fields, says):
+    with pytest.raises(FdgError) as error:
+        MAKE[name](**fields)
+    assert says in str(error.value) and "\n" not in str(error.value)
