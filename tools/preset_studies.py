@@ -123,6 +123,7 @@ _VALUES = ("learning_rate=1e-4,2.5e-4,1e-3",)
 SWEPT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ppo", "recurrent_ppo", "ippo", "mappo", "a2c", "a3c", "impala"), _ACTOR_CRITICS),
     **dict.fromkeys(("sac", "td3", "fast_td3", "crossq", "redq", "droq", "tqc"), _OFF_POLICY),
+    **dict.fromkeys(("bc", "iql", "td3_bc", "rebrac", "cql"), _OFF_POLICY),
     **dict.fromkeys(("dqn", "qr_dqn", "c51", "vdn", "qmix"), _VALUES),
     "pqn": ("learning_rate=2.5e-4,5e-4,1e-3", "q_lambda=0.65,0.9"),
     "alphazero": ("learning_rate=1e-3,3e-3", "num_simulations=16,32"),

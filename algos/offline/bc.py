@@ -27,7 +27,7 @@ from algos.offline.learning import BoundedNormal, OfflineData
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import require
 
 
 class Parameters(NamedTuple):
@@ -60,6 +60,7 @@ class BC(Agent):
     presets_of: ClassVar[str] = "BC"
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
     steps_are: ClassVar[str] = "gradient steps"
+    discount: ClassVar[float] = 1.0  # of replay; imitation does not use it
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=100_000)
@@ -70,7 +71,6 @@ class BC(Agent):
     # Any (init, apply) pair in place of the default. Its results are logits, or means before their tanh and
     # logs of standard deviations, [N, 2 * D].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    discount: float = hyperparameter(0.99, "gamma; imitation does not use it")
 
     def __post_init__(self):
         self._check()

@@ -301,5 +301,23 @@ PRESETS["FastTD3"] = {
     ),
 }
 
+# From data sets: a near horizon, small layers, and temperatures and penalties by the size of returns.
+_FROM_DATA: dict[str, Any] = {
+    "total_steps": 20_480,
+    "num_envs": 8,
+    "num_steps": 16,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "hidden": (64, 64),
+}
+_NEAR: dict[str, Any] = {**_FROM_DATA, "discount": 0.95, "target_rate": 0.01}
+for _algorithm, _values in {
+    "BC": _FROM_DATA,
+    "IQL": {**_NEAR, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
+    "ReBRAC": {**_NEAR, "actor_penalty": 0.1, "critic_penalty": 0.0},
+}.items():
+    _source = "the first that were tried, on a quarter of good and three quarters of random actions"
+    PRESETS[_algorithm] = {"pendulum": Entry(f"{_source}; docs/how-to/offline.md", _values)}
+
 for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

@@ -8,6 +8,7 @@ import pytest
 import algos
 import envs
 from algos.rollout import evaluate
+from tests.algos.offline.data import random_steps
 
 SMALL = {"num_envs": 4, "num_steps": 4, "hidden": (8,)}
 CASES = {
@@ -44,6 +45,8 @@ CASES = {
         "probe:masked",
         {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "atoms": 3},
     ),
+    "bc": ("probe:masked", {"dataset": random_steps("probe:masked"), "batch_size": 8}),
+    **dict.fromkeys(("iql", "td3_bc", "rebrac", "cql"), ("probe:continuous", {"batch_size": 8})),
     "vdn": ("probe:unlike", {}),
     "qmix": ("probe:agents", {"memory": "gru", "memory_size": 8}),
     "alphazero": ("game:tic_tac_toe", {"num_minibatches": 2, "num_simulations": 2}),

@@ -10,6 +10,7 @@ import pytest
 import algos
 import envs
 import fdg
+from tests.algos.offline.data import random_steps
 
 ENVIRONMENTS = {
     "ippo": ("MPE_simple_spread_v3",),
@@ -18,12 +19,13 @@ ENVIRONMENTS = {
     "qmix": ("MPE_simple_spread_v3",),
     "sac": ("Pendulum-v1", "brax:ant"),
     "td3": ("Pendulum-v1",),
-    "crossq": ("Pendulum-v1",),
     "fast_td3": ("Pendulum-v1",),
     "redq": ("Pendulum-v1",),
     "droq": ("Pendulum-v1",),
     "tqc": ("Pendulum-v1",),
     "alphazero": ("game:tic_tac_toe",),
+    **dict.fromkeys(("crossq", "iql", "td3_bc", "rebrac", "cql"), ("Pendulum-v1",)),
+    "bc": ("CartPole-v1",),
 }
 
 
@@ -39,6 +41,8 @@ def test_what_is_named_wins_and_the_rest_fits(name):
                 given["num_steps"] = rng.randint(1, 24)
             if hasattr(cls, "buffer_size") and rng.random() < 0.5:
                 given["buffer_size"] = given["num_envs"] * given.get("num_steps", 1) * rng.randint(50, 60)
+            if name == "bc":
+                given["dataset"] = random_steps(env_name)
             made = algos.make(name, env, **given)
             assert {field: getattr(made, field) for field in given} == given
             jax.eval_shape(made.init, jax.random.key(0))

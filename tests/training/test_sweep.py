@@ -81,7 +81,8 @@ def test_grid_mistakes_in_python(given):
 
 # --- which hyperparameters can be swept ---
 
-_ALIKE = ("ippo", "mappo")  # have PPO's floats, and its code where they are used
+# Have PPO's floats, and its code where they are used; has the step size alone.
+_ALIKE = ("ippo", "mappo", "bc")
 
 
 @pytest.mark.parametrize(

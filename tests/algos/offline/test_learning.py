@@ -1,0 +1,109 @@
+"""Data sets as replay, offline and online: what iterations draw, and mistakes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.errors import FdgError
+from tests.algos.offline.data import episode, random_steps, write
+
+SMALL = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (8,)}
+
+
+def numbered(tmp_path, count=7):
+    """Steps 0, 1, 2, ... of actions 0, 0.1, 0.2, ... in an environment whose actions are from -2 to 2."""
+    env = envs.make("Pendulum-v1")
+    seen = np.repeat(np.arange(count + 1, dtype=np.float32)[:, None], 3, axis=1)
+    actions = np.arange(count, dtype=np.float32)[:, None] / 10
+    return env, write(tmp_path / "data", env, [episode(seen, actions, np.arange(count))])
+
+
+@pytest.mark.parametrize("kind", [algos.IQL, algos.BC])
+def test_each_environment_has_an_equal_part_of_the_steps(tmp_path, kind):
+    env, path = numbered(tmp_path)
+    state = jax.jit(kind(env=env, dataset=path, **SMALL).init)(jax.random.key(0))
+    stored = state.replay.rings.experience
+    # Seven steps are three for each of two, and one that is left out; actions are half as far in [-1, 1].
+    np.testing.assert_array_equal(stored.reward[:, 0], [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_allclose(stored.action[:, 0, :, 0], [[0, 0.05, 0.1], [0.15, 0.2, 0.25]], rtol=1e-6)
+    np.testing.assert_array_equal(stored.final_observation[:, 0, :, 0], [[1, 2, 3], [4, 5, 6]])
+    assert state.env_state is None
+
+
+def test_statistics_are_those_of_the_data(tmp_path):
+    env, path = numbered(tmp_path)
+    state = algos.TD3BC(env=env, dataset=path, **SMALL).init(jax.random.key(0))
+    np.testing.assert_allclose(state.observation_statistics.mean, [2.5] * 3, rtol=1e-5)
+    np.testing.assert_allclose(state.observation_statistics.var, [35 / 12] * 3, rtol=1e-5)
+
+
+def test_online_steps_join_those_of_the_data(tmp_path):
+    env, path = numbered(tmp_path)
+    algorithm = algos.IQL(env=env, dataset=path, online=True, total_steps=8, **SMALL)
+    engine = fdg.compile(algorithm, policies.GPUOnly())
+    state, metrics = engine.run(engine.init(0), 2)
+    stored = state.replay.rings.experience.reward[:, 0]
+    np.testing.assert_array_equal(stored[:, :3], [[0, 1, 2], [3, 4, 5]])
+    assert stored.shape == (2, 7) and np.all(stored[:, 3:5] < 0) and np.all(stored[:, 5:] == 0)
+    assert np.all(np.isfinite(metrics["critic_loss"])) and "episode_return" in metrics
+
+
+def test_without_data_it_learns_from_its_own_steps():
+    algorithm = algos.CQL(env=envs.make("Pendulum-v1"), num_actions=2, total_steps=64, **SMALL)
+    engine = fdg.compile(algorithm, policies.GPUOnly())
+    _, metrics = engine.run(engine.init(0), 6)
+    assert np.isnan(metrics["critic_loss"][3]) and np.isfinite(metrics["critic_loss"][4])  # after 8 steps
+
+
+def test_offline_metrics_are_losses_alone():
+    algorithm = algos.ReBRAC(
+        env=envs.make("probe:continuous"), dataset=random_steps("probe:continuous"), **SMALL
+    )
+    graph = fdg.trace(algorithm)
+    assert {fragment.role for fragment in graph.fragments} == {"buffer", "learner", "gradient", "update"}
+    assert dataclasses.replace(algorithm, online=True).data.acts and not algorithm.data.acts
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dataset": "/nowhere"}, "/nowhere: is no data set, for it has no metadata.json: give a folder of"),
+        ({"num_envs": 3}, "num_envs=3 does not divide batch_size=8: choose a divisor"),
+        (
+            {"num_envs": 64, "batch_size": 64},
+            "num_envs=64: the data set has 80 steps, and each environment takes",
+        ),
+        ({"expectile": 1.0}, "expectile=1.0: it must be between 0 and 1"),
+        ({"advantage_scale": -1.0}, "advantage_scale=-1.0: it is below zero"),
+        ({"env": envs.make("Pendulum-v1")}, r"has observations Box\[1\].* and Pendulum-v1 has Box\[3\]"),
+    ],
+)
+def test_mistakes(fields, says):
+    given = {
+        "env": envs.make("probe:continuous"),
+        "dataset": random_steps("probe:continuous"),
+        **SMALL,
+        **fields,
+    }
+    with pytest.raises(FdgError, match=says):
+        algos.IQL(**given)
+
+
+def test_cloning_needs_data_when_it_begins():
+    with pytest.raises(FdgError, match="BC: dataset=None: give a folder of fdg collect, or of Minari"):
+        algos.BC(env=envs.make("CartPole-v1")).init(jax.random.key(0))
+
+
+def test_what_is_wrong_with_the_steps_is_one_line(tmp_path):
+    env = envs.make("probe:continuous")
+    path = write(tmp_path / "x", env, [episode(np.zeros((3, 1)), np.zeros((2, 1)), [1.0, np.nan])])
+    engine = fdg.compile(algos.IQL(env=env, dataset=path, **{**SMALL, "num_envs": 1}), policies.GPUOnly())
+    with pytest.raises(FdgError, match=r"episode_0/rewards is not finite at step 1") as caught:
+        engine.init(0)
+    assert "\n" not in str(caught.value)

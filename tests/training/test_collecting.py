@@ -1,0 +1,230 @@
+"""`fdg collect`: what is written is what was played, and can be added to."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos.offline.minari import DataSet
+from algos.rollout import Actor, empty_memory
+from fdg.__main__ import main
+from fdg.errors import FdgError
+from fdg.training.collecting import collect
+from fdg.training.run import Run
+
+
+class Constant:
+    """Takes one action always, or its negative where actions are drawn."""
+
+    def __init__(self, action, env="Pendulum-v1"):
+        self.env, self.action = envs.make(env) if isinstance(env, str) else env, action
+
+    def init(self, key):
+        return {}
+
+    def iterate(self, state):
+        return state, {}
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            sign = 1.0 if greedy else -1.0
+            return jnp.full((len(keys), 1), sign * self.action), memory
+
+        return Actor(empty_memory, act)
+
+
+def run_of(action, env="Pendulum-v1"):
+    return Run(Constant(action, env), {}, 0)
+
+
+def steps_of(path):
+    env = envs.make("Pendulum-v1")
+    return DataSet(str(path)).steps(env.observation_space, env.action_space)
+
+
+def test_steps_are_those_of_the_environment(tmp_path):
+    said = collect(run_of(0.5), tmp_path / "x", 1_202, num_envs=2, greedy=True)
+    assert (
+        "1,202 steps of Pendulum-v1 written, in 8 episodes, mean return -" in said and "of the 6 that" in said
+    )
+    steps = steps_of(tmp_path / "x")
+    assert len(steps.reward) == 1_202 and np.all(steps.action == 0.5) and not steps.terminated.any()
+    # Three episodes of 200 steps and one step of each of two environments, in chunks of 601 and before.
+    assert np.flatnonzero(steps.truncated).tolist()[-1] == 1_201 and steps.truncated.sum() == 8
+    inside = ~steps.truncated[:-1]
+    np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
+    env = envs.make("Pendulum-v1")
+    # Each step follows from the one before by the environment's own rule: reward of the angle that was seen.
+    angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
+    expected = -(angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.001 * 0.5**2)
+    np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
+    assert env.max_episode_steps == 200
+
+
+def test_chunks_leave_no_seam(tmp_path, monkeypatch):
+    from fdg.training import collecting
+
+    collect(run_of(0.5), tmp_path / "whole", 500, num_envs=2)
+    monkeypatch.setattr(collecting, "_CHUNK", 90)
+    collect(run_of(0.5), tmp_path / "chunks", 500, num_envs=2)
+    by_start = [sorted(steps_of(tmp_path / name).reward.tolist()) for name in ("whole", "chunks")]
+    assert by_start[0] == by_start[1]
+    assert [DataSet(str(tmp_path / name)).num_episodes for name in ("whole", "chunks")] == [4, 4]
+
+
+def test_episodes_are_added_and_labelled(tmp_path):
+    out = tmp_path / "x"
+    collect(run_of(0.5), out, 20, num_envs=2)
+    collect(run_of(0.25), out, 10, num_envs=1, labels=run_of(1.0))
+    steps, data = steps_of(out), DataSet(str(out))
+    assert (data.num_steps, data.num_episodes) == (30, 3)
+    assert steps.action.ravel().tolist() == [-0.5] * 20 + [1.0] * 10  # a teacher's are its most probable ones
+    said = json.loads((out / "data/metadata.json").read_text())
+    assert (
+        said["data_format"] == "hdf5" and said["total_steps"] == 30 and said["environment"] == "Pendulum-v1"
+    )
+    # What was seen follows from the student's actions, not from the labels: another run has the same states.
+    collect(run_of(0.25), tmp_path / "y", 10, num_envs=1)
+    np.testing.assert_array_equal(steps.observation[20:], steps_of(tmp_path / "y").observation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rooms:
+    """One of two rooms at random, which is told in a part that may be privileged; every step ends it."""
+
+    hide: bool
+    name = "rooms"
+    action_space = envs.Discrete(2)
+    max_episode_steps = 4
+
+    @property
+    def observation_space(self):
+        parts = {"room": envs.Discrete(2), "wall": envs.Box(0.0, 1.0, (1,))}
+        return envs.Dict(parts, privileged=("room",) if self.hide else ())
+
+    def reset(self, key):
+        room = jax.random.bernoulli(key).astype(jnp.int32)
+        return room, {"room": room, "wall": jnp.zeros(1)}
+
+    def step(self, key, state, action):
+        seen = {"room": state, "wall": jnp.zeros(1)}
+        return state, seen, jnp.float32(action == state), jnp.bool_(True), jnp.bool_(False)
+
+
+class Knows(Constant):
+    """A teacher: does what the room says."""
+
+    def actor(self, state):
+        return Actor(
+            empty_memory, lambda memory, observation, start, keys, greedy: (observation["room"], memory)
+        )
+
+
+class Guesses(Constant):
+    """A student: always the first."""
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            return jnp.zeros(len(keys), jnp.int32), memory
+
+        return Actor(empty_memory, act)
+
+
+def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
+    student, teacher = (
+        Run(kind(0, envs.vectorize(Rooms(hide))), {}, 0) for kind, hide in ((Guesses, True), (Knows, False))
+    )
+    collect(student, tmp_path / "x", 40, num_envs=4, labels=teacher)
+    env = student.algorithm.env
+    steps = DataSet(str(tmp_path / "x")).steps(env.observation_space, env.action_space)
+    np.testing.assert_array_equal(steps.action, steps.observation["room"])
+    assert set(steps.action.tolist()) == {0, 1} and np.all(steps.terminated)
+    np.testing.assert_array_equal(steps.reward, steps.action == 0)  # of what the student did
+    # A student that is cloned from it does not see the room: half of its answers are wrong.
+    small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
+    state = algos.BC(env=env, dataset=str(tmp_path / "x"), **small).init(jax.random.key(0))
+    widths = {x.shape[0] for x in jax.tree.leaves(state.learned.parameters) if x.ndim == 2}
+    assert widths == {1, 4}  # the wall alone comes in
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"steps": 0}, "steps=0: give an integer of at least 1"),
+        ({"num_envs": -1}, "num_envs=-1: give an integer"),
+        (
+            {"labels": "MountainCarContinuous-v0"},
+            "labels: MountainCarContinuous-v0 has other spaces than Pendulum",
+        ),
+        ({"out": "full"}, "full: is no data set, and not empty: give a new folder, or a data set to add to"),
+        ({"out": "other"}, r"other: has observations Box\[2\].*, and Pendulum-v1 has Box\[3\]"),
+        ({"out": "file/x"}, "file/x cannot be written"),
+        ({"out": "link"}, "link cannot be written: it is a link"),
+    ],
+)
+def test_mistakes(tmp_path, how, says):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/text").write_text("")
+    (tmp_path / "file").write_text("")
+    if how.get("out") == "other":
+        collect(run_of(0.5, "MountainCarContinuous-v0"), tmp_path / "other", 4, num_envs=1)
+    if how.get("out") == "link":
+        collect(run_of(0.5), tmp_path / "link", 4, num_envs=1)
+        (tmp_path / "link/data/main_data.hdf5").rename(tmp_path / "elsewhere")
+        (tmp_path / "link/data/main_data.hdf5").symlink_to(tmp_path / "elsewhere")
+    labels = run_of(1.0, how["labels"]) if "labels" in how else None
+    given = {"steps": 4, **how, "labels": labels, "out": tmp_path / how.get("out", "x")}
+    with pytest.raises(FdgError, match=says):
+        collect(run_of(0.5), given.pop("out"), **given)
+
+
+def test_a_failed_collection_leaves_the_data_as_it_was(tmp_path, monkeypatch):
+    out = tmp_path / "x"
+    collect(run_of(0.5), out, 20, num_envs=2)
+    before = {path.name: path.read_bytes() for path in (out / "data").iterdir()}
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("algos.offline.minari.Writer.add", fails)
+    with pytest.raises(KeyboardInterrupt):
+        collect(run_of(0.5), out, 20, num_envs=2)
+    assert {path.name: path.read_bytes() for path in (out / "data").iterdir()} == before
+
+
+def test_the_command(tmp_path, capsys):
+    """A run, its data, and a run from these that is found whole after the data has gone."""
+    env = envs.make("CartPole-v1")
+    fdg.fit(
+        algos.PPO(env=env, num_envs=2, num_steps=4, num_minibatches=1, hidden=(4,)),
+        total_steps=8,
+        out=tmp_path / "ppo",
+    )
+    words = [
+        "collect",
+        str(tmp_path / "ppo"),
+        "--steps",
+        "50",
+        "--num-envs",
+        "2",
+        "--out",
+        str(tmp_path / "data"),
+    ]
+    assert main(words) == 0 and "50 steps of CartPole-v1 written" in capsys.readouterr().out
+    assert main(words[:2]) == 2
+    assert "error: --steps is missing: fdg collect RUN --steps 100000 --out DIR" in capsys.readouterr().err
+    small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
+    algorithm = algos.BC(env=env, dataset=str(tmp_path / "data"), **small)
+    run = fdg.fit(algorithm, total_steps=8, out=tmp_path / "bc", eval_episodes=2)
+    (tmp_path / "data").rename(tmp_path / "gone")
+    again = fdg.load(tmp_path / "bc")
+    assert again.evaluate().mean == run.last_evaluation.mean
+    jax.tree.map(np.testing.assert_array_equal, again.state.learned, run.state.learned)
+    assert Path(again.algorithm.dataset) == tmp_path / "bc"  # its own copy
