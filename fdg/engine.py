@@ -91,12 +91,14 @@ class Engine:
 
         Raises:
           FdgError: `seed` is not an integer (but a key, say).
+          HostError: a function on the host has failed, such as one that reads a file.
         """
         whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         if not whole or abs(seed) >= 2**63:
             given = " ".join(repr(seed).split())
             raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
-        leaves = self._make(first_start(self.algorithm, seed))
+        with host_errors():
+            leaves = self._make(first_start(self.algorithm, seed))
         if not self._is_whole:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))

@@ -23,6 +23,7 @@ from algos.off_policy import State
 from algos.offline.minari import FILES, DataSet
 from algos.replay import Replay, Step
 from envs import Box, composite
+from fdg.errors import FdgError, HostError
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
 
@@ -208,7 +209,10 @@ def _between(space: Any) -> Any:
 
 
 def _read(path: str, observation_space: Any, action_space: Any, rows: int, count: int) -> Step:
-    steps = DataSet(path).steps(observation_space, action_space)
+    try:
+        steps = DataSet(path).steps(observation_space, action_space)
+    except FdgError as error:
+        raise HostError(str(error)) from None  # which passes through XLA in its own words
     if isinstance(action_space, Box):
         low, high = action_space.low_array, action_space.high_array
         action = np.clip(2.0 * (steps.action - low) / (high - low) - 1.0, -1.0, 1.0)
