@@ -160,6 +160,44 @@ def test_the_older_part_of_a_scan_is_a_program_that_does_not_wait():
     assert read(seen(graph, policies.Split(lag=1), 3), 4) == made.tolist()
 
 
+class Stepping:
+    """Environments that add what the actor says, on devices of their own."""
+
+    def init(self, key):
+        return {"version": jnp.float32(0), "rows": jnp.zeros(2)}
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def act(version, rows):
+            return rows * 0 + version
+
+        @fdg.fragment("environment")
+        def step(rows, action):
+            return rows + action
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(version, rows):
+            return version + 1 + 0 * jnp.sum(rows)
+
+        def one(rows, _):
+            action = act(state["version"], rows)
+            return step(rows, action), jnp.mean(action)
+
+        rows, read = jax.lax.scan(one, state["rows"], None, 4)
+        new = {"version": learn(state["version"], rows), "rows": rows}
+        return new, {**{f"read_{i}": read[i] for i in range(4)}, "rows": jnp.mean(rows)}
+
+
+@pytest.mark.parametrize("fields", [{"lag": 1}, {"lag": 6}, {"staleness": 1}])
+def test_what_environments_apart_make_is_not_delayed(fields):
+    """The actor waits for parameters alone: of one trip it acts on what the last one made."""
+    found = seen(fdg.trace(Stepping()), policies.Workers(**fields), 4)
+    lag = fields.get("lag", 4)
+    counted = [max(0, (n - lag) // 4) for n in range(16)]
+    assert read(found, 4) == counted
+    assert [row["rows"] for row in found] == np.cumsum(counted)[3::4].tolist()
+
+
 # --- what cannot be ---
 
 

@@ -47,7 +47,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
 
     - a fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
       or through code between fragments), and
-    - a fragment of another group computes the leaf's next value.
+    - a fragment of another group computes the leaf's next value, and is no environment.
 
     In iteration t a fragment of the group reads the leaf from the start of iteration t - age; in the first
     iterations, its initial value. All other reads get the newest value: reads by other groups, of other

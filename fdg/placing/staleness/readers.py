@@ -46,8 +46,11 @@ class Readers:
         self._origins: dict[Origins, Origins] = {}
         names = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
         self.makers = [{groups[name] for name in some} for some in names]
+        # What environments make is read when it is made, wherever they are: an actor's next observation.
+        steps = {f.name for f in fragments if f.role == "environment"}
+        self.awaited = [{groups[name] for name in some if name not in steps} for some in names]
         self._late = {
-            i for i, made in enumerate(self.makers) if any(made - {group} for group in self.waiting)
+            i for i, made in enumerate(self.awaited) if any(made - {group} for group in self.waiting)
         }
 
     def old(self, reader: Reader) -> Version:
@@ -59,7 +62,7 @@ class Readers:
         if reader not in self._old:
             assert reader is not None
             group, outer = self.groups[reader], self.around[reader]
-            waits = {i for i, made in enumerate(self.makers) if group in self.waiting and made - {group}}
+            waits = {i for i, made in enumerate(self.awaited) if group in self.waiting and made - {group}}
             makes = {i for i, made in enumerate(self.makers) if group in made} - waits
             own = {(i, self.ages[reader]) for i in waits} if outer is None else self.old(outer)
             self._old[reader] = frozenset((i, age) for i, age in own if age and i not in makes)
