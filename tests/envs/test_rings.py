@@ -281,7 +281,7 @@ def test_a_state_whose_pools_are_gone_starts_every_part_anew(caplog):
 
 @pytest.mark.parametrize(
     "name",
-    ["impala", "recurrent_ppo", *(pytest.param(n, marks=pytest.mark.whole) for n in ("dqn", "sac", "qmix"))],
+    ["recurrent_ppo", *(pytest.param(n, marks=pytest.mark.whole) for n in ("impala", "dqn", "sac", "qmix"))],
 )
 def test_an_algorithm_in_rings_learns_what_it_learns_in_one_part(name):
     """Of environments of JAX's, which take turns; two of these have a memory."""
