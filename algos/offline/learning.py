@@ -130,7 +130,9 @@ def updates(algorithm: Any) -> int:
 
 def learning_starts(algorithm: Any) -> int:
     """Steps before the first gradient step: none where there is data."""
-    return algorithm.batch_size if algorithm.dataset is None else 0
+    if algorithm.dataset is not None:
+        return 0
+    return max(algorithm.batch_size, algorithm.num_envs * algorithm.buffer.least_rows)
 
 
 def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any) -> Replay:
@@ -161,7 +163,7 @@ def init(self: Any, key: jax.Array) -> State:
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self.buffer.init(observation, action),
             env_state=None,
-            observation=None,
+            observation=(),
             key=key,
             iteration=jnp.int32(0),
         )
@@ -193,11 +195,12 @@ def stored(algorithm: Any) -> Step:
     """
     env, count, rows = algorithm.env, algorithm.num_envs, algorithm.data.rows(algorithm)
 
-    def typed(space: Any) -> jax.ShapeDtypeStruct:
+    def typed(space: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, count, *space.shape), space.dtype)
 
     observation = composite.map_parts(typed, env.observation_space)
-    number, flag = typed(Box(0.0, 1.0, ())), jax.ShapeDtypeStruct((rows, count), bool)
+    flag: Any = jax.ShapeDtypeStruct((rows, count), bool)
+    number = typed(Box(0.0, 1.0, ()))
     types = Step(observation, typed(_between(env.action_space)), number, flag, flag, observation)
     read = functools.partial(_read, algorithm.dataset, env.observation_space, env.action_space, rows, count)
     return jax.pure_callback(read, types)

@@ -133,7 +133,7 @@ def _read_episode(
     if not 1 <= count <= most:
         raise FdgError(f"{file}: {name} has {count} steps, and {most} of those in {METADATA} are left")
 
-    def read(where: str, length: int, space: Any) -> np.ndarray:
+    def read(where: str, length: int, space: Any) -> Any:
         x = arrays.read(f"{name}/{where}", (length, *space.shape))
         bad = np.flatnonzero(~np.isfinite(x.reshape(length, -1)).all(axis=1))
         if len(bad):

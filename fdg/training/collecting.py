@@ -176,8 +176,10 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
                 writer = minari.Writer(file, episodes, env.observation_space)
                 yield writer
         counts = {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
-        spaces = env.observation_space, env.action_space
-        said = minari.metadata(env.name, *spaces, algorithm, **counts, author=f"fdg {fdg.__version__}")
+        said = minari.metadata(
+            env.name, env.observation_space, env.action_space, algorithm, **counts,
+            author=f"fdg {fdg.__version__}",
+        )  # fmt: skip
         with replacing(folder / minari.METADATA) as file:
             file.write(json.dumps(said, indent=1).encode())
     except OSError as error:
