@@ -20,7 +20,7 @@ from algos import batch_renorm, given, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.batch_renorm import NormedNetwork
 from algos.critic_readings import ReturnGrid
-from algos.distributions import TanhNormal, stretched
+from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
@@ -129,6 +129,7 @@ class CrossQ(Agent):
     buffer = property(off_policy.buffer)
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
+    _for_environment = off_policy.for_environment
     _keys = 2  # of each sample of a gradient step
     _recurrent = None  # statistics of a minibatch would mix the steps of sequences
 
@@ -262,9 +263,6 @@ class CrossQ(Agent):
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
         """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
         return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
-
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
 
     def _values(self, critics, statistics, observation, action):
         """What the critics give by their running statistics, each `[N, ...]`."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks
+from algos import off_policy
 from algos.agent import Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.given import Network
@@ -129,11 +129,7 @@ class FastTD3(TD3):
 
     @property
     def _critics(self) -> Network:
-        layers = dataclasses.replace(self.layers, hidden=self.critic_hidden)
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(layers)
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
+        return off_policy.twin_critics(self, dataclasses.replace(self.layers, hidden=self.critic_hidden))
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

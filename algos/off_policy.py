@@ -17,12 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fdg
-from algos import given
+from algos import given, networks
 from algos.collecting import begin, collect, stored_memory
+from algos.distributions import stretched
 from algos.explorers import Remembered
-from algos.over_sequences import memory_after, one_step
+from algos.given import Network
+from algos.layers import Layers
+from algos.over_sequences import memory_after, one_step, over_sequences
 from algos.recurrent import RecurrentNetwork
 from algos.remembering import remembering_critics, remembering_trunk
 from algos.replay import Replay, ReplayState, Transition
@@ -299,6 +303,44 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
     """A gradient step; losses, and the samples' errors `[N]` if there are weights."""
     learned, error, losses = self._learn_from(learned, minibatch, keys)
     return learned, (losses, error)
+
+
+def gaussian_actor(self: Any) -> Network:
+    """An actor that gives means and logs of standard deviations: with a memory, a user's, or the default."""
+    if self._recurrent is not None:
+        return over_sequences(self._recurrent[0], 0)
+    default = networks.gaussian_actor(self.env.observation_space, self.env.action_space, **vars(self.layers))
+    return self._computing(self._own("actor_network", "actor") or default)
+
+
+def deterministic_actor(self: Any) -> Network:
+    """An actor that gives actions before their tanh: with a memory, a user's, or the default."""
+    if self._recurrent is not None:
+        return over_sequences(self._recurrent[0], 0)
+    default = networks.deterministic_actor(
+        self.env.observation_space, self.env.action_space, **vars(self.layers)
+    )
+    return self._computing(self._own("actor_network", "actor") or default)
+
+
+def twin_critics(self: Any, layers: Layers | None = None) -> Network:
+    """Two critics, whose defaults have these layers: with a memory, a user's, or the defaults."""
+    if self._recurrent is not None:
+        return over_sequences(self._recurrent[1], 1)
+    default = networks.twin_critics(
+        self.env.observation_space, outputs=self.grid.reading.outputs, **vars(layers or self.layers)
+    )
+    return self._computing(self._own("critic_network", "critic") or default)
+
+
+def for_environment(self: Any, action: jax.Array) -> jax.Array:
+    """Actions in [-1, 1] as the environment takes them."""
+    return stretched(action, self.env.action_space)
+
+
+def adam(self: Any) -> optax.GradientTransformation:
+    """The optimiser unless a user gave one."""
+    return optax.adam(self._step_size)
 
 
 def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:

@@ -15,17 +15,16 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, off_policy, soft
+from algos import given, off_policy, soft
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import TanhNormal, stretched
+from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.over_sequences import over_sequences
 from algos.recurrent import RecurrentNetwork
 from algos.remembering import SequenceMemory
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
@@ -97,6 +96,8 @@ class SAC(Agent):
     buffer = property(off_policy.buffer)
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
+    _actor, _critics = property(off_policy.gaussian_actor), property(off_policy.twin_critics)
+    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
     _keys = 2  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -168,9 +169,6 @@ class SAC(Agent):
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return soft.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         parameters = state.learned.parameters
@@ -186,25 +184,3 @@ class SAC(Agent):
     def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
         """Actor and critics with memories; None without."""
         return off_policy.recurrent(self, 2 * math.prod(self.env.action_space.shape))
-
-    @property
-    def _actor(self) -> Network:
-        if self._recurrent is not None:
-            return over_sequences(self._recurrent[0], 0)
-        default = networks.gaussian_actor(
-            self.env.observation_space, self.env.action_space, **vars(self.layers)
-        )
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
-    def _critics(self) -> Network:
-        if self._recurrent is not None:
-            return over_sequences(self._recurrent[1], 1)
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, off_policy, soft
+from algos import given, off_policy, soft
 from algos.agent import Agent, Rollouts
-from algos.distributions import TanhNormal, stretched
+from algos.distributions import TanhNormal
 from algos.ensembles import Ensemble
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
@@ -99,6 +99,8 @@ class SoftEnsemble(Agent):
     buffer = property(off_policy.buffer)
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
+    _actor = property(off_policy.gaussian_actor)
+    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
     _keys = len(Keys._fields)  # of each sample of a gradient step
     _recurrent = None
 
@@ -214,9 +216,6 @@ class SoftEnsemble(Agent):
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return soft.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         parameters, count = state.learned.parameters, self.num_envs
@@ -227,17 +226,6 @@ class SoftEnsemble(Agent):
         given.ensemble(critics, self.num_critics, count, self._outputs)
 
     @property
-    def _actor(self) -> Network:
-        default = networks.gaussian_actor(
-            self.env.observation_space, self.env.action_space, **vars(self.layers)
-        )
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
     def _critics(self) -> Network:
         default = self.ensemble.network(self.env.observation_space, self.layers, self._outputs)
         return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

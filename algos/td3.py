@@ -15,17 +15,16 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, off_policy
+from algos import given, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.distributions import Normal, stretched
+from algos.distributions import Normal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
-from algos.over_sequences import over_sequences
 from algos.recurrent import RecurrentNetwork
 from algos.remembering import SequenceMemory
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
@@ -130,6 +129,8 @@ class TD3(Agent):
     buffer = property(off_policy.buffer)
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
+    _actor, _critics = property(off_policy.deterministic_actor), property(off_policy.twin_critics)
+    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
     _keys = 1  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -227,32 +228,7 @@ class TD3(Agent):
         action = jnp.tanh(self._actor.apply(actor, observation))
         return NoisyAction(action, self.exploration_noise, self.env.action_space.shape)
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     @property
     def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
         """Actor and critics with memories; None without."""
         return off_policy.recurrent(self, math.prod(self.env.action_space.shape))
-
-    @property
-    def _actor(self) -> Network:
-        if self._recurrent is not None:
-            return over_sequences(self._recurrent[0], 0)
-        default = networks.deterministic_actor(
-            self.env.observation_space, self.env.action_space, **vars(self.layers)
-        )
-        return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
-    def _critics(self) -> Network:
-        if self._recurrent is not None:
-            return over_sequences(self._recurrent[1], 1)
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **vars(self.layers)
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
 from algos import distributions, given, networks, off_policy
@@ -92,7 +91,7 @@ class BC(Agent):
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
     explorer = property(lambda self: ExplorerChoice())  # it does not explore
     _keys = 1  # of each sample of a gradient step; not used
-    _recurrent = None
+    _recurrent, _default_optimizer = None, property(off_policy.adam)
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration, the data set in its replay."""
@@ -157,7 +156,3 @@ class BC(Agent):
         make = networks.gaussian_actor if isinstance(self.env.action_space, Box) else networks.q_network
         default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
         return self._computing(self._own("actor_network", "actor") or default)
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)

@@ -17,7 +17,6 @@ import optax
 import fdg
 from algos import given, networks, off_policy
 from algos.agent import Agent, Rollouts
-from algos.distributions import stretched
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
@@ -102,6 +101,8 @@ class IQL(Agent):
     buffer = property(learning.buffer)
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
+    _actor = property(off_policy.gaussian_actor)
+    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
     _keys = 1  # of each sample of a gradient step
     _recurrent = None
 
@@ -169,21 +170,12 @@ class IQL(Agent):
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return BoundedNormal.of(self._actor.apply(actor, observation), self.env.action_space.shape)
 
-    def _for_environment(self, action):
-        return stretched(action, self.env.action_space)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
         observation = composite.types(self.env.observation_space, (self.num_envs,))
         actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
         given.gaussian(actor, self.env.action_space, self.num_envs)
         learning.check_critics(self, state)
-
-    @property
-    def _actor(self) -> Network:
-        spaces = self.env.observation_space, self.env.action_space
-        default = networks.gaussian_actor(*spaces, **vars(self.layers))
-        return self._computing(self._own("actor_network", "actor") or default)
 
     @property
     def _critics(self) -> Network:
@@ -193,10 +185,6 @@ class IQL(Agent):
     @property
     def _value(self) -> Network:
         return self._computing(networks.state_value(self.env.observation_space, **vars(self.layers)))
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size)
 
 
 def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:

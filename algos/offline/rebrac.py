@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos import given, networks, off_policy
+from algos import given, off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.explorers import ExplorerChoice
@@ -159,11 +159,8 @@ class ReBRAC(Agent):
 
     @property
     def _critics(self) -> Network:
-        layers = {**vars(self.layers), "layer_norm": self.critic_layer_norm}
-        default = networks.twin_critics(
-            self.env.observation_space, outputs=self.grid.reading.outputs, **layers
-        )
-        return self._computing(self._own("critic_network", "critic") or default)
+        layers = dataclasses.replace(self.layers, layer_norm=self.critic_layer_norm)
+        return off_policy.twin_critics(self, layers)
 
 
 def squared_distance(one: jax.Array, other: jax.Array) -> jax.Array:
