@@ -99,13 +99,13 @@ def test_minibatches_against_numpy():
     action, ones = np.float32(rng.uniform(-1.0, 1.0, size=(2, 8, 1))), np.ones((2, 8), np.float32)
     drawn = Transition(*map(jnp.asarray, (observation, action, -ones, 0.9 * ones, following)))
     learned, key, now = plain.init(jax.random.key(1)).learned, jax.random.key(2), jnp.bool_(True)
-    new, losses = jax.jit(algorithm.learn)(learned, statistics, drawn, key, now)
+    new, _, losses = jax.jit(algorithm.learn)(learned, statistics, drawn, key, now)
     after = algorithm.observe(statistics, jnp.asarray(observed))
 
     mean, std = seen.mean(axis=(0, 1)), seen.std(axis=(0, 1))
     observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
     by_hand = drawn._replace(observation=observation, next_observation=following)
-    expected, told = jax.jit(plain.learn)(learned, (None,), by_hand, key, now)
+    expected, _, told = jax.jit(plain.learn)(learned, (None,), by_hand, key, now)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (expected, told), (new, losses)
     )

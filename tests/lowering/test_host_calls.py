@@ -56,9 +56,7 @@ def test_it_is_the_last_line_in_python(kind, policy, devices, caplog):
 
 def test_one_in_init_is_named_too(devices):
     engine = fdg.compile(Calling(fault="raise", where="init"), policies.GPUOnly(), devices[:1])
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match="HostError: init: ask raised ValueError: the wheels"
-    ):
+    with pytest.raises(HostError, match=r"^init: ask raised ValueError: the wheels"):
         jax.block_until_ready(engine.init())
 
 
