@@ -5,7 +5,6 @@ import functools
 import hashlib
 import importlib
 import os
-import warnings
 import zlib
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +18,7 @@ from envs.text.drawing import enough, is_held_out, uniform, whole_number
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
-from fdg.errors import FdgError, FdgWarning, one_line
+from fdg.errors import FdgError, one_line
 from fdg.reading import read_bytes
 
 FILES = ("path", "test_path")  # fields of tasks that are read from files
@@ -168,6 +167,11 @@ class _OfFile(_Table):
         return self._kept.unanswered
 
     @property
+    def shared(self) -> str | None:
+        """A sentence on held-out prompts that are trained on; None where there are none."""
+        return self._kept.shared
+
+    @property
     def _kept(self) -> "_Data":
         return self._data  # type: ignore[attr-defined]
 
@@ -180,6 +184,7 @@ class _Data(NamedTuple):
 
     rows: tuple[Row, ...]
     trained: int  # rows of the first file
+    shared: str | None  # which held-out prompts are trained on, as a sentence
     unanswered: str | None
     digest: str
 
@@ -259,19 +264,16 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
         found = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
     rows = [row for some in found for row in some]
     trained, asked = ({row.text for row in some} for some in found)
-    if kind != "rejected" and trained & asked:
-        warnings.warn(
-            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
-            " an evaluation of them says little",
-            FdgWarning,
-            stacklevel=2,
-        )
+    shared = trained & asked and (
+        f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
+        " an evaluation of them says little"
+    )
     places = [one.where for some in records for one in some]
     unanswered = next(
         (_place(p, row) for p, row in zip(places, rows, strict=True) if row.answer is None), None
     )
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
-    return _Data(tuple(rows), len(found[0]), unanswered, content.hexdigest())
+    return _Data(tuple(rows), len(found[0]), shared or None, unanswered, content.hexdigest())
 
 
 def _place(where: str, row: Row) -> str:

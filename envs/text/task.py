@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -28,7 +29,7 @@ from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
 from fdg.arguments import check_takes, quoted
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 
 Split: TypeAlias = Literal["train", "test"]
 
@@ -385,7 +386,11 @@ class TextTask:
         return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, arguments)
 
     def try_out(self) -> None:
-        """Calls a reward of one's own once, before a program that calls it is compiled: see `HostReward`."""
+        """What training does first: calls a reward of one's own once, before a program that calls it is
+        compiled (see `HostReward`), and warns (`FdgWarning`) of held-out prompts that are trained on.
+        """
+        if shared := getattr(self.problem, "shared", None):
+            warnings.warn(shared, FdgWarning, stacklevel=2)
         if self.host_reward is not None:
             self.host_reward.try_out(self)
 
