@@ -28,7 +28,7 @@ from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware,
 from fdg.arguments import explain_frozen
 from fdg.public_names import no_attribute
 
-for _cls in (Vectorized, HostEnvironment, FrameStack, ActionRepeat, HideObservations, TimeAware):
+for _cls in (Vectorized, HostEnvironment, Wrapper, FrameStack, ActionRepeat, HideObservations, TimeAware):
     explain_frozen(_cls, "env")
 
 __all__ = [

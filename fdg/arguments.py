@@ -90,6 +90,11 @@ def explain_frozen(cls: type, word: str) -> None:
             original(self, name, value)
         except dataclasses.FrozenInstanceError:
             names = [field.name for field in dataclass_fields(self) if field.init]
+            if name in names and name not in vars(self) and type(self) is not cls:  # in its own __init__
+                raise FrozenError(
+                    f"{type(self).__name__} does not change, as every {cls.__name__}: in its __init__ write"
+                    f" super().__init__({name}) in place of self.{name} = {name}"
+                ) from None
             if name not in names and hasattr(self, name):
                 raise FrozenError(
                     f"{type(self).__name__} does not change: its {name} follows from {listed(names, 'and')}:"

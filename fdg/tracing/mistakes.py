@@ -1,6 +1,7 @@
 """Mistakes in code that is traced: which line of whose file, what JAX cannot do there, what to write."""
 
 import contextlib
+import dataclasses
 import inspect
 import linecache
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,10 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.UnexpectedTracerError: (
         "a traced value was kept outside, and used again after its trace",
         "return it, or carry it in the state; assign nothing to self or to globals while tracing",
+    ),
+    dataclasses.FrozenInstanceError: (
+        "a field of a frozen dataclass is assigned",
+        "keep what changes in the state that the method takes and returns, and what does not in a field",
     ),
 }
 

@@ -146,3 +146,25 @@ def test_a_state_of_another_structure_names_what_is_new_or_gone(first, later, sa
 
     with pytest.raises(FdgError, match=re.escape(f"another structure than init: {said}")):
         fdg.trace(Other())
+
+
+class _SetsItsEnv(envs.Wrapper):
+    def __init__(self, env):
+        self.env = env
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts(envs.Wrapper):
+    seen: int = 0
+
+    def step(self, keys, state, action):
+        self.seen += 1
+        return super().step(keys, state, action)
+
+
+def test_a_wrapper_that_assigns_its_fields_is_told_what_to_write():
+    inner = envs.make("CartPole-v1")
+    with pytest.raises(FdgError, match=r"super\(\).__init__\(env\) in place of self.env = env"):
+        _SetsItsEnv(inner)
+    with pytest.raises(FdgError, match=r"self.seen \+= 1.*keep what changes in the state"):
+        envs.check(_Counts(inner))
