@@ -112,6 +112,8 @@ def fit(
     )
     for line in job.beyond:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
+    if progress and job.rounded is not None:
+        say(job.rounded)
     for callback in callbacks:
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
     used = None if devices is None else checked_devices(devices)

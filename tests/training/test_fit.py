@@ -258,3 +258,13 @@ def test_no_function_shares_its_name_with_a_command():
         assert name not in fdg.__all__
     assert all(hasattr(fdg, name) for name in fdg.__all__)
     assert isinstance(algos.PPO(env=envs.make("CartPole-v1")), algos.PPO)
+
+
+def test_steps_that_make_no_whole_iteration_are_named_once(tmp_path, capsys):
+    algorithm = Walk(num_envs=4)
+    steps = algorithm.steps_per_iteration
+    how = {"devices": 1, "eval_episodes": 0}
+    run = fdg.fit(algorithm, total_steps=2 * steps + 1, out=tmp_path / "run", **how)
+    said = capsys.readouterr().out
+    assert run.iteration == 2
+    assert said.count(f"and 1 more, which are left out: {2 * steps} will be done") == 1
