@@ -17,6 +17,8 @@ _NOT_TAKEN = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
+# Of the run that `--from` begins with: when to evaluate and to end counts iterations and returns of that one.
+_OF_EARLIER_RUN = ("eval_every", "stop_at")
 
 
 def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -42,6 +44,7 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     elif start is not None:
         file = Path(str(start), "config.json")
         said = _checked(file, run_directory.read_config(file.parent, prefix="--from: "))
+        said = {**said, **dict.fromkeys(_OF_EARLIER_RUN)}
     else:
         return Path(), {}
     if said.get("rebuilds") is False:

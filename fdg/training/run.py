@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -266,11 +266,13 @@ class Run:
         return self.algorithm.num_seeds if isinstance(self.algorithm, Sweep) else self.agents
 
     @checked
-    def member(self, agent: int | None = None, *, seed: int | None = None, **values: float) -> "Run":
+    def member(
+        self, agent: int | Literal["best"] | None = None, *, seed: int | None = None, **values: float
+    ) -> "Run":
         """Agents of a sweep as a run of their own: its algorithm has the hyperparameters that they have.
 
         Args:
-          agent: one, by its position in the run.
+          agent: one, by its position in the run; "best" for those of the best point, as `best`.
           seed: the one of that seed, of the point that `values` name; None for those of all seeds.
           values: of swept hyperparameters, as many as single out a point.
 
@@ -281,6 +283,10 @@ class Run:
 
             run.member(learning_rate=1e-3).evaluate()
         """
+        if agent == "best":
+            if seed is not None or values:
+                raise FdgError("member('best') names all agents of the best point: leave the rest out")
+            return self.best
         agents = self._sweep.chosen(agent, seed, values, self.seed)
         return self._of_agents(agents)
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import functools
 import itertools
+import json
 import os
 import random
 import re
@@ -398,7 +399,7 @@ def run(tmp_path_factory):
     return fitted(tmp_path_factory.mktemp("runs") / "run", small("a2c", hidden=(8,)), iterations=2)
 
 
-def test_files_and_checkpoints_of_a_run_that_are_others(run):
+def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
     config = run.path / "config.json"
     others = {one for one in run.path.rglob("*.json") if one != config}
     assert len(others) >= 2
@@ -409,6 +410,16 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run):
     said = refused(lambda: fdg.load(run.path, checkpoint=3))
     assert said.endswith("has no such checkpoint: give 1, 2 or 'last'")
     assert "use the run as it is, without --member" in refused(lambda: run.member(seed=0))
+    earlier = tmp_path / "earlier" / "config.json"
+    earlier.parent.mkdir()
+    earlier.write_text(json.dumps({**json.loads(config.read_text()), "eval_every": 5, "stop_at": 9.0}))
+    for given, kept in (
+        ({"start_from": str(earlier.parent)}, (None, None)),
+        ({"config": str(earlier)}, (5, 9)),
+    ):
+        assert tuple(base_of(given)[1][name] for name in ("eval_every", "stop_at")) == kept
+    assert "'best'" in refused(lambda: run.member("bset"))
+    assert "leave the rest out" in refused(lambda: run.member("best", seed=0))
     onnx = run.path / "policy.onnx"
     onnx.write_bytes(b"\x08\x08")
     assert f"onnxruntime.InferenceSession('{onnx}') runs an ONNX" in refused(lambda: fdg.load_exported(onnx))

@@ -251,7 +251,7 @@ def test_files_and_best(swept):
 def test_loaded_and_plotted(swept):
     loaded = fdg.load(swept.path)
     assert loaded.algorithm == swept.algorithm and (loaded.agents, loaded.num_seeds) == (4, 2)
-    assert loaded.best.algorithm == swept.best.algorithm
+    assert loaded.best.algorithm == loaded.member("best").algorithm == swept.best.algorithm
     assert loaded.member(agent=3).algorithm.learning_rate == 3e-2
     _, found = curves.compare([swept.path])
     assert [len(curve.y) for curve in found] == [2, 2]
