@@ -485,7 +485,7 @@ class LanguageAgent(HasPresets):
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         """Metrics of responses as such."""
-        return lengths(responses, self._stops)
+        return lengths(responses, self._stops, judged=not self._needs_answers)
 
     def _check_network(self) -> None:
         requirements.check_beginning(self)

@@ -31,6 +31,18 @@ def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
     return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
 
 
+def with_opening(responses: Responses) -> Responses:
+    """The same tokens, with all before the first one that the policy chose as part of the prompt.
+
+    A conversation is a response to its first token (`of_transcript`), and its reader wants to see the
+    question. Prompts are as wide as the whole sequence then.
+    """
+    opening = responses.mask & (jnp.cumsum(responses.own, axis=1) == 0)
+    tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
+    prompts = Prompts(tokens, jnp.concatenate([responses.prompts.mask, opening], axis=1))
+    return responses._replace(prompts=prompts, mask=responses.mask & ~opening)
+
+
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
     """Tokens `[N, P + R]` int32 of prompts and responses, and their segments: 0 for padding, 1 else."""
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
@@ -80,8 +92,14 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     return jnp.any(responses.own & stops, axis=1)
 
 
-def lengths(responses: Responses, stop_tokens: tuple[int, ...]) -> dict[str, jax.Array]:
-    """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
+def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
+    """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too.
+
+    Args:
+      responses: `N` of them.
+      stop_tokens: any of them ends a response.
+      judged: whether a reward may have nothing to say of some, which are counted then.
+    """
     own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     counted = rewarded(responses)
     there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
@@ -91,4 +109,5 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...]) -> dict[str, jax
         "response_length": masked_mean(own.astype(jnp.float32), counted),
         "response_length_max": jnp.max(own).astype(jnp.float32),
         "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
+        **({"no_reward_rate": jnp.mean(~counted, dtype=jnp.float32)} if judged else {}),
     }

@@ -16,7 +16,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf.losses import masked_mean
-from algos.rlhf.responses import Responses, of_transcript
+from algos.rlhf.responses import Responses, of_transcript, with_opening
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, is_game, play
 from fdg.arguments import quoted
 from fdg.errors import FdgError
@@ -110,6 +110,7 @@ class Speaker:
     def examples(self, parameters: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `rows`: arrays with leading axis `count`."""
         responses, reward = self.held_out(parameters, key, count, greedy=False)
+        responses = with_opening(responses) if is_game(self.env) else responses
         return {
             "prompt": responses.prompts.tokens,
             "prompt_mask": responses.prompts.mask,

@@ -11,6 +11,8 @@ import algos
 import envs
 from algos.rlhf import advantages, losses
 from algos.rlhf.objective import CONVENTIONS, VARIANTS, Objective, objective
+from algos.rlhf.responses import Responses, with_opening
+from envs.text import Prompts
 from fdg.errors import FdgError
 
 MASK = jnp.array([[True, True, False], [True, True, True]])
@@ -323,3 +325,16 @@ def test_conventions_go_over_variants_and_values_over_both():
 def test_what_there_is_not_is_refused(given, said):
     with pytest.raises(FdgError, match=said.replace("?", r"\?")):
         objective(**given)
+
+
+def test_the_opening_of_a_conversation_is_its_prompt():
+    masks = (
+        jnp.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool),
+        jnp.array([[0, 1, 0, 1, 0], [1, 1, 0, 0, 0]], bool),
+    )
+    tokens = jnp.array([[6, 7, 8, 9, 0], [6, 7, 0, 0, 0]])
+    said = with_opening(Responses(Prompts(jnp.array([[5], [5]]), jnp.ones((2, 1), bool)), tokens, *masks))
+    shown = [row[there].tolist() for row, there in zip(said.prompts.tokens, said.prompts.mask, strict=True)]
+    assert shown == [[5, 6], [5]]  # and the answers, with what the game replied between them
+    shown = [row[there].tolist() for row, there in zip(said.tokens, said.mask, strict=True)]
+    assert shown == [[7, 8, 9], [6, 7]]
