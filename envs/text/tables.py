@@ -264,16 +264,18 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
         found = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
     rows = [row for some in found for row in some]
     trained, asked = ({row.text for row in some} for some in found)
-    shared = trained & asked and (
-        f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
-        " an evaluation of them says little"
-    )
+    shared = None
+    if trained & asked:
+        shared = (
+            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
+            " an evaluation of them says little"
+        )
     places = [one.where for some in records for one in some]
     unanswered = next(
         (_place(p, row) for p, row in zip(places, rows, strict=True) if row.answer is None), None
     )
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
-    return _Data(tuple(rows), len(found[0]), shared or None, unanswered, content.hexdigest())
+    return _Data(tuple(rows), len(found[0]), shared, unanswered, content.hexdigest())
 
 
 def _place(where: str, row: Row) -> str:

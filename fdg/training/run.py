@@ -283,7 +283,7 @@ class Run:
 
             run.member(learning_rate=1e-3).evaluate()
         """
-        if agent == "best":
+        if isinstance(agent, str):
             if seed is not None or values:
                 raise FdgError("member('best') names all agents of the best point: leave the rest out")
             return self.best
