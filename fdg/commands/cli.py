@@ -79,7 +79,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import cluster_for
-        from fdg.training.devices import devices_of
+        from fdg.training.devices import devices_of, too_small_micro_batch
         from fdg.training.settling import settle
 
         line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
@@ -97,6 +97,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         devices, why = (job.devices, "") if job.devices is not None else devices_of(job, graph)
         plan = fdg.place(graph, job.policy, devices, job.agents)
         said = [*([settled.said] if settled.said else []), graph, plan]
+        if idle := too_small_micro_batch(job.algorithm, plan):
+            said.append(f"hint: {idle}")
         if drawn:
             stream = replay.report_of(job.algorithm, job.policy, drawn)
             said.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")

@@ -1,5 +1,6 @@
 """Chooses a job's devices and XLA's CPU threads, and checks that no requested device is idle."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.cores import usable_cores
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
@@ -17,6 +18,7 @@ from fdg.running.host_devices import make_host_devices, restart_cpu_backend, thr
 from fdg.tracing.trace import side_by_side
 from fdg.training.job import Job
 from fdg.training.settings import nearest_multiples
+from fdg.training.sweep import unswept
 
 ONE_THREAD_FLOPS = 12_000_000  # a largest operation with fewer FLOPs gains nothing from a second thread
 
@@ -118,6 +120,38 @@ def available_devices(count: int | None) -> list[jax.Device]:
     return [device for some in each for device in some]
 
 
+def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
+    """Which fragments idle devices since a micro-batch is smaller than their group, and the one that would
+    not; None where no micro-batch does.
+
+    Args:
+      algorithm: what is planned; None is said of one without a field `micro_batch`.
+      plan: of it.
+    """
+    algorithm = unswept(algorithm)
+    micro = getattr(algorithm, "micro_batch", None)
+    for name, left in plan.unfit if micro is not None else ():
+        group = next(one for one in plan.groups if one.name == name)
+        asked = len(group) + len(left)
+        rows = asked // group.model
+        here = [f for f in plan.graph.fragments if f.batch_size and plan.group_of(f.name) == group]
+        narrow = [f"`{f.name}`" for f in here if f.batch_size == micro]
+        if not (left and narrow and micro % rows):
+            continue
+        wanted = -(-micro // rows) * rows
+        try:
+            dataclasses.replace(algorithm, micro_batch=wanted)
+            fits = all(f.batch_size % rows == 0 for f in here if f.batch_size not in (None, micro))
+        except FdgError:
+            fits = False
+        more = "" if fits else f", and a number of prompts (--num-prompts) whose batches divide by {wanted}"
+        return (
+            f"{len(group)} of {asked} devices work in {listed(narrow, 'and')}, whose batch is the micro-batch"
+            f" of {micro}: give --micro-batch {wanted}{more}"
+        )
+    return None
+
+
 def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
     """Raises an `FdgError` if a device of an explicit `--devices` would be idle; suggests other numbers."""
     if not plan.idle or (job.devices is None and distributed.count() == 1):
@@ -139,6 +173,8 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
                     f" use other numbers of devices, or --num-envs that divide by them"
                 )
         return
+    if line := too_small_micro_batch(job.algorithm, plan):
+        raise FdgError(f"{line}, or --devices {busy}")
     num_envs = getattr(job.algorithm, "num_envs", None)
     if num_envs is None or num_envs % there == 0:
         raise FdgError(f"{job.policy} uses {busy} of {there} devices: use --devices {busy}")
