@@ -77,19 +77,10 @@ class Drawn(NamedTuple):
         return table(self.curves)
 
 
-def draw_learning_curve(
-    run: RunDirectory,
-    title: str,
-    solved: float | None = None,
-    points: Sequence[str] = (),
-    counted: str = "steps",
-) -> None:
+def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None, **how: Any) -> None:
     """Draws `learning_curve.png` of a run from its `metrics.jsonl`; arguments as for `draw_run`."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    run.publish(
-        "learning_curve.png",
-        lambda picture: draw_run(rows, title, solved, picture, points=points, counted=counted),
-    )
+    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture, **how))
 
 
 def draw_run(
@@ -100,6 +91,7 @@ def draw_run(
     dpi: int = 150,
     points: Sequence[str] = (),
     counted: str = "steps",
+    failed: Sequence[int] = (),
 ) -> None:
     """Draws a run's `shown_metric` over its steps, as PNG: each agent faint, and means of them.
 
@@ -111,13 +103,16 @@ def draw_run(
       dpi: dots an inch of a picture 7 inches wide.
       points: names of a sweep's points, with equally many agents each; if there are few, one mean for each.
       counted: the label of the x axis.
+      failed: positions of agents that failed. They are left out, unless all did, and counted in the label.
     """
     figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN
     name = metric.replace("_", " ")
     steps, values, weights = _columns(rows, "env_steps", metric)
+    agents = values.shape[1]
+    lost = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
+    values[:, lost] = np.nan
     if np.isfinite(values).any():
-        agents = values.shape[1]
         apart = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
         each = agents // len(points) if apart else agents
         for i, column in enumerate(values.T if agents > 1 else ()):
@@ -127,9 +122,9 @@ def draw_run(
             for name, colour, some in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
                 axes.plot(*_bins(steps, _mean(some), weights), color=colour, label=name)
         else:
-            together = np.array([row.get(metric) for row in rows], float)
-            what = "agents" if points else "seeds"
-            label = f"mean of {agents} {what}" if agents > 1 else name
+            together = _mean(values) if lost else np.array([row.get(metric) for row in rows], float)
+            what = ("agents" if points else "seeds") + (f", {len(lost)} failed" if lost else "")
+            label = f"mean of {agents - len(lost)} {what}" if agents > 1 else name
             axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
             _draw_evaluations(axes, rows)
     else:

@@ -19,7 +19,7 @@ from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
-from fdg.training.devices import check_all_busy, devices_of
+from fdg.training.devices import check_all_busy, devices_of, too_small_micro_batch
 from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
@@ -113,6 +113,8 @@ def carry_out(
         job = dataclasses.replace(job, devices_chosen=len(devices))
     engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
     check_all_busy(job, engine.plan, devices)
+    if not quiet and (line := too_small_micro_batch(job.algorithm, engine.plan)):
+        say(f"hint: {line}")
     weights = read_weights(job, graph)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
@@ -236,7 +238,9 @@ class _Sitting:
             loggers.close_all(trackers)
             evaluating.close()
         solved, points = SOLVED.get(job.described["env"]), point_names(job.algorithm)
-        draw_learning_curve(run, title(job), solved, points, steps_of(job.algorithm))
+        failed = recorder.failed
+        how: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
+        draw_learning_curve(run, title(job), solved, **how)
         if caught is not None:
             self.checkpoints.close()
             say(
@@ -248,7 +252,6 @@ class _Sitting:
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
-        failed = recorder.failed
         episodes = episodes_of(job.algorithm, job.eval_episodes)
         evaluations = evaluate(job, engine, state, episodes, failed=failed)
         profiled = profile_run(engine, state, run.path) if job.profile else []

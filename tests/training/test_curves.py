@@ -208,3 +208,23 @@ def test_statistics_are_scipys():
     np.testing.assert_allclose(low[1] - low[0], 1.0)
     with pytest.raises(FdgError):
         curves.compare([])
+
+
+def test_a_learning_curve_leaves_failed_agents_out():
+    def drawn(last, failed):
+        rows = [
+            {
+                "iteration": i,
+                "env_steps": 8 * i,
+                "wall_s": 0.1 * i,
+                "episode_return": (1.0 + i + last) / 3,
+                "episode_return_per_seed": [1.0, float(i), last],
+            }
+            for i in range(1, 4)
+        ]
+        picture = io.BytesIO()
+        curves.draw_run(rows, "what", None, picture, dpi=40, failed=failed)
+        return picture.getvalue()
+
+    assert drawn(5.0, [2]) == drawn(90.0, [2]) != drawn(90.0, [])
+    assert drawn(90.0, [0, 1, 2]) == drawn(90.0, [])  # where all failed, all are shown
