@@ -164,7 +164,7 @@ def predictions() -> None:
 def _no_extras(request, monkeypatch):
     """The picture of a run takes longer than the run, in most tests, and its prediction half as long."""
     if "curves" not in request.fixturenames and (loop := sys.modules.get("fdg.training.loop")):
-        monkeypatch.setattr(loop, "draw_learning_curve", lambda *_: None)
+        monkeypatch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
     if "predictions" not in request.fixturenames and (summary := sys.modules.get("fdg.training.summary")):
         monkeypatch.setattr(summary, "predicted_seconds", lambda engine: None)
 

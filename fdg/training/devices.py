@@ -130,7 +130,9 @@ def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
     """
     algorithm = unswept(algorithm)
     micro = getattr(algorithm, "micro_batch", None)
-    for name, left in plan.unfit if micro is not None else ():
+    if micro is None:
+        return None
+    for name, left in plan.unfit:
         group = next(one for one in plan.groups if one.name == name)
         asked = len(group) + len(left)
         rows = asked // group.model

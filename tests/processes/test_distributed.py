@@ -93,7 +93,7 @@ from fdg import cores, host_devices
 from fdg.commands.parse import parse
 from fdg.training import loop, summary
 from fdg.training.checkpoint import _place
-loop.draw_learning_curve = lambda *_: None
+loop.draw_learning_curve = lambda *_, **__: None
 summary.predicted_seconds = lambda engine: None
 index = int(sys.argv[2])
 distributed.initialize(sys.argv[1], 2, index)

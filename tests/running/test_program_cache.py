@@ -25,7 +25,7 @@ print(status, seen["compile_requests_use_cache"], seen["cache_hits"], jax.config
 TRAIN = """
 from fdg.commands.cli import train_main
 from fdg.training import loop
-loop.draw_learning_curve = lambda *_: None  # which takes longer than all else
+loop.draw_learning_curve = lambda *_, **__: None  # which takes longer than all else
 status = train_main(["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "16", *sys.argv[1:]])
 """
 ADD = """

@@ -26,7 +26,7 @@ TRAIN_AND_TELL = """
 import os, sys, jax
 from fdg.train import main
 from fdg.training import loop
-loop.draw_learning_curve = lambda *_: None
+loop.draw_learning_curve = lambda *_, **__: None
 status = main(sys.argv[1:])
 print(f"threads {os.environ.get('PJRT_NPROC')}, devices {len(jax.devices())}")
 sys.exit(status)

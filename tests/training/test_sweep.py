@@ -32,7 +32,7 @@ from tests.training.trained import assert_same, small, timeless
 def _without_learning_curves():
     """Which take as long as the runs here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curve", lambda *_: None)
+        patch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
         yield
 
 
