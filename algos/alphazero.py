@@ -181,7 +181,7 @@ class AlphaZero(Agent):
 
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def search(self, parameters, position, keys):
-        """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; every row's search goes on for itself."""
+        """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; rows are searched independently."""
         numbers = self.gumbel_scale, self.discount  # of a sweep they are traced
         return fdg.rowwise(self._search, in_axes=(None, None, 0, 0))(numbers, parameters, position, keys)
 

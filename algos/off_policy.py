@@ -225,7 +225,7 @@ def _policy(self: Any, acting: Any, seen: Any, recollection: Recollection | None
 
 
 def recurrent(self: Any, outputs: int) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-    """An actor with so many outputs and critics, each with a memory; None without one."""
+    """An actor with `outputs` outputs and two critics, each with a memory; None without one."""
     memory, space = self.remembering.kind, self.env.observation_space
     if memory is None:
         return None

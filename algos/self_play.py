@@ -51,8 +51,8 @@ class SelfPlay:
     of those kept, all equally probable. It draws its moves from the policy as in training. With `size=1` the
     opponent is one version, at most `every` iterations old.
 
-    All versions evaluate each position, so that a step costs `size` evaluations of the actor. A game goes on
-    with the version at the same position where that is replaced by a newer one.
+    All versions evaluate each position, so that a step costs `size` evaluations of the actor. If a newer
+    version replaces that of a game in progress, the game continues with the newer one.
 
     Attributes:
       algorithm: with `init`, `iterate`, `actor` and a fragment `step` for its environment, such as those of

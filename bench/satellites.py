@@ -2,7 +2,7 @@
 
 Instances sleep in each step, so that many workers share a few cores; the actor is a small network. A worker's
 *own rate* is that of one process that acts and steps its rows with nobody to wait for, measured in this one.
-With `--kill N` so many workers are killed with SIGKILL in the midst of the rounds: only their rows are lost.
+With `--kill N`, N workers are killed by SIGKILL between rounds: only their rows are lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8

@@ -88,7 +88,7 @@ class FleetSource:
     acts: bool = False  # the workers act, too, for whole segments (`envs.satellites`)
 
     def shares(self, size: int) -> list[int]:
-        """How many of so many instances each worker has."""
+        """Instances of each worker, for a pool of `size`."""
         return [len(share) for share in np.array_split(np.arange(size), min(size, self.workers or 1))]
 
     @property
@@ -372,15 +372,13 @@ class FleetPool:
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
-        told, asked = self._ray.put(operands), []
+        parameters, asked = self._ray.put(operands), []
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
             mine = None if begun is None else begun.of(np.searchsorted(rows, share))
-            of_program = self._programs[program]
-            asked.append(
-                (i, self._at[i].segment.remote(self._key(i), of_program, told, keys[:, share], mine, timeout))
-            )
+            given = self._programs[program], parameters, keys[:, share], mine, timeout
+            asked.append((i, self._at[i].segment.remote(self._key(i), *given)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
         for (i, _), (part, reason) in zip(

@@ -80,7 +80,7 @@ class Segment(NamedTuple):
     def joined(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
     ) -> "Segment":
-        """Segments of shares of so many instances side by side; a lost share's rows hold nothing."""
+        """Segments of shares, of these sizes, side by side; a lost share's rows hold nothing."""
         known = next((part for part in parts if part is not None), None)
         if known is None:
             nothing = np.zeros((0, 0))

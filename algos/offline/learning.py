@@ -1,7 +1,7 @@
 """Actor-critics that learn from a data set, as functions: its steps as replay, gradient steps, fine-tuning.
 
 The steps of a data set (`algos.offline.minari`) are laid into replay rings when a run begins, in equal parts
-for each environment, and minibatches are drawn from them as from steps of one's own. Offline an iteration
+for each environment, and minibatches are drawn from them as from an agent's own steps. Offline an iteration
 only takes gradient steps; the environment is stepped by evaluations alone. Online it also acts, and its steps
 join those of the data set (`algos.off_policy`). One gradient step is taken for each step counted.
 
@@ -108,7 +108,7 @@ class BoundedNormal:
 
 @dataclasses.dataclass(frozen=True)
 class Data(OfflineData):
-    """What is learned from: a data set, steps of one's own (without one), or both."""
+    """What is learned from: a data set, the agent's own steps (without one), or both."""
 
     online: bool = hyperparameter(
         False, "also act, and add the steps to those of the data set", only_with="dataset"
@@ -230,7 +230,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
 
 
 def check_critics(algorithm: Any, state: State, outputs: int = 1) -> None:
-    """Refuses critics that do not give two values, or so many numbers twice."""
+    """Refuses critics that do not give two values, or `outputs` numbers twice."""
     count, env = algorithm.num_envs, algorithm.env
     seen = composite.types(env.observation_space, (count,))
     action = jax.ShapeDtypeStruct((count, *env.action_space.shape), jnp.float32)
