@@ -52,7 +52,7 @@ class Rollouts(Part):
         require(
             algorithm,
             self.rings == 1 or not getattr(getattr(algorithm, "env", None), "acts", False),
-            f"rings={self.rings} with acts=True: workers that act wait for nobody: use rings=1",
+            f"rings={self.rings} with acts=True: workers that act have no turns to overlap: use rings=1",
         )
 
 

@@ -58,7 +58,7 @@ class Ensemble(Part):
     def network(self, observation_space: ObservationSpace, layers: Layers, outputs: int = 1) -> Network:
         """The critics: `apply(parameters, observation [N, *obs], action [N, *action], keys [N] or None)`.
 
-        They give `[E, N]` float32, or `[E, N, outputs]` where more than one of `outputs` is asked for.
+        They give `[E, N]` float32, or `[E, N, outputs]` if `outputs` is above one.
         Without keys there is no dropout. Parameters have a leading axis `E`.
         """
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden

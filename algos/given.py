@@ -250,7 +250,7 @@ def twins(output: Any, count: int, numbers: int = 1) -> None:
 
 
 def ensemble(output: Any, critics: int, count: int, numbers: int = 1) -> None:
-    """Refuses what is not a value of each critic, `[E, N]`; or so many numbers of each, `[E, N, numbers]`.
+    """Refuses what is not a value of each critic, `[E, N]`; or `numbers` numbers of each, `[E, N, numbers]`.
 
     Raises:
       FdgError: of another shape.

@@ -84,7 +84,7 @@ class ReplayChoice(Part):
         )
 
     def beta(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
-        """The exponent of importance weights in an iteration of so many: `[]` float32."""
+        """The exponent of importance weights in an iteration: `[]` float32."""
         return linear(self.importance_exponent, 1.0, num_iterations, iteration)
 
     def of(self, algorithm: Any, kind: Any = None, **sizes: Any) -> Any:

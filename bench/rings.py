@@ -2,7 +2,7 @@
 
 *Even*: instances sleep s in each step, one after the other, and inference f for each row. In R parts these
 overlap: at most min(R, 1 + s / f) times as fast as in one. *Uneven*: every instance has a worker of its own,
-whose steps take lognormal times; the bound is free-running workers, which wait for nobody.
+whose steps take lognormal times; the bound is free-running workers, which do not wait for each other.
 
     python -m bench.rings even
     python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32
@@ -44,7 +44,7 @@ class Sleeping:
     max_episode_steps: int | None = None
 
     def start(self, size: int) -> "SleepingPool":
-        """A pool for so many instances."""
+        """A pool of `size` instances."""
         return SleepingPool(self, size)
 
     def lasts(self, seed: int, steps: int) -> np.ndarray:

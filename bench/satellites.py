@@ -1,7 +1,7 @@
 """Satellites on this machine: workers of a Ray fleet that act, and workers that are sent actions.
 
 Instances sleep in each step, so that many workers share a few cores; the actor is a small network. A worker's
-*own rate* is that of one process that acts and steps its rows with nobody to wait for, measured in this one.
+*own rate* is that of one process that acts and steps its rows and waits for no other, measured in this one.
 With `--kill N`, N workers are killed by SIGKILL between rounds: only their rows are lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
@@ -52,7 +52,7 @@ def rolling(env: HostEnvironment, rows: int, steps: int) -> Any:
 
 
 def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
-    """Seconds in which one process acts for a worker's rows and steps them, with nobody to wait for."""
+    """Seconds in which one process acts for a worker's rows and steps them, without a fleet."""
     algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
     network = algorithm._network
     shape = jnp.zeros((rows, *source.observation_space.shape))

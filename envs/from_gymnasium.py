@@ -67,7 +67,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
 
 @dataclasses.dataclass(frozen=True)
 class GymnasiumSource(gymnasium_parts.LibrarySource):
-    """A `pools.Source`: a name of Gymnasium's, and arguments of `gymnasium.make` beside it."""
+    """A `pools.Source`: a name of Gymnasium's, and further arguments of `gymnasium.make`."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()

@@ -46,7 +46,7 @@ _parts: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
-    """Says, while calls of environments are traced, that a batch is so many pools: all of them are kept."""
+    """Says, while calls of environments are traced, that a batch is `count` pools: all of them are kept."""
     before = _parts.set(count)
     try:
         yield
@@ -233,7 +233,7 @@ class HostEnvironment(Whole):
         return state, last, jax.tree.unflatten(tree, found[: len(kept)]), steps
 
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
-        """What the host is told of a step."""
+        """The operand of a step's host call."""
         check_keys(self.name, keys)
         check_state(self.name, state)
         expected = keys.shape + self.action_space.shape

@@ -73,7 +73,7 @@ class Begun(NamedTuple):
 class Segment(NamedTuple):
     """T steps of instances that a worker acted for."""
 
-    kept: Sequence[np.ndarray]  # [T, B, ...] each, what the actor gave beside its actions
+    kept: Sequence[np.ndarray]  # [T, B, ...] each, what the actor gave in addition to its actions
     steps: Transition  # [T, B, ...]; `failures` are of the whole segment
 
     @staticmethod
@@ -103,7 +103,7 @@ class Pool(Protocol):
     """Instances of an environment at work. Every call raises or reports within the time given to it."""
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Makes the instances `rows [F]` anew, each from its seed `[F]`; their observations `[F, *obs]`."""
+        """Recreates the instances `rows [F]`, each from its seed `[F]`; their observations `[F, *obs]`."""
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """Steps every instance; those whose episode ends begin the next one in the same call."""
@@ -141,7 +141,7 @@ class Source(Protocol):
     # and `unpacked(rows)`, which makes them of these in a compiled program.
 
     def start(self, size: int) -> Pool:
-        """A pool for so many instances; they are made by its first `reset`."""
+        """A pool of `size` instances; they are made by its first `reset`."""
 
 
 def wire_space(source: Source) -> Space:
@@ -172,7 +172,7 @@ class Halves:
         return self._thread.finish(None)  # the pool's `step` keeps the time
 
     def ready(self) -> bool:
-        """Whether `recv` would not wait, or nobody knows."""
+        """Whether `recv` would not wait; True if that is not known."""
         if self._own:
             return not hasattr(self._pool, "ready") or self._pool.ready()
         return self._thread is None or self._thread.ready()

@@ -57,7 +57,7 @@ class _Running:
             raise
 
     def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
-        """A transition, and which of its rows were lost and start anew."""
+        """A transition, and which of its rows were lost and restarted."""
         self.steps += 1
         return self._taken(self.pool.step(action, self.environment.timeout), seeds)
 
@@ -77,7 +77,7 @@ class _Running:
         return self.sent is None or self.is_new or self._halves.ready()
 
     def begun(self) -> tuple[Transition, np.ndarray]:
-        """As the step of a batch whose episodes are lost: all start anew."""
+        """As the step of a batch whose episodes are lost: all restart."""
         first = self.first_observation
         return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
@@ -86,7 +86,7 @@ class _Running:
     ) -> tuple[Any, Transition, np.ndarray]:
         """T steps that workers act for: what actors gave, the steps, and which of them were lost `[T, B]`.
 
-        Instances that are lost within a segment are made anew, and have all of it again.
+        Instances that are lost within a segment are recreated, and repeat all of it.
         """
         lost, info, made = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
         rows, begun = np.arange(self.size), None
@@ -111,7 +111,7 @@ class _Running:
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
 
-    def told(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
+    def segment_results(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
         """What a segment gave, with its ticket at each step `[T, B]`."""
         number, last = self.said()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
@@ -251,9 +251,9 @@ class _Pools:
         (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.told(*running.segment(program, operands, seeds, keys, seen, False))
+                return running.segment_results(*running.segment(program, operands, seeds, keys, seen, False))
         running = self._start_again(environment, seeds, 1)
-        return running.told(*running.segment(program, operands, seeds, keys, seen, True))
+        return running.segment_results(*running.segment(program, operands, seeds, keys, seen, True))
 
     def close(self) -> None:
         """Ends all pools."""

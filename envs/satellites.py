@@ -51,7 +51,7 @@ def trace(
       name: of the environment, for messages.
       act: `(rows [n, ...], key data [n, k] uint32) -> (action of the environment [n, ...], kept)`, where
         `kept` is a pytree of arrays with leading axis n. It may close over traced arrays.
-      seen: shapes and dtypes of both arguments, for so many rows.
+      seen: shapes and dtypes of both arguments, by number of rows.
       shares: numbers of rows of the workers.
 
     Raises:
@@ -118,10 +118,10 @@ def carry_out(
     """
     act, kept, steps = _call(program, len(seen)), [], []
     for number, key in enumerate(keys):
-        anew = begun is not None and number == 0
+        restart = begun if number == 0 else None
         with jax.enable_x64(program.x64):
-            action, *more = act(operands, begun.seen if begun is not None and anew else seen, key)
-        step = begun.step() if begun is not None and anew else pool.step(np.asarray(action), timeout)
+            action, *more = act(operands, seen if restart is None else restart.seen, key)
+        step = pool.step(np.asarray(action), timeout) if restart is None else restart.step()
         if step.failures:
             raise HostError(step.failures[0].reason)
         kept.append([np.asarray(x) for x in more])

@@ -263,7 +263,7 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster that some devices are; for a number, so many of this machine's CPU devices.
+    """The cluster that some devices are; for a number, that many CPU devices of this machine.
 
     Raises:
       FdgError: nothing is known of their kind; says how to measure it.

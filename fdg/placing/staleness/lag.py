@@ -156,7 +156,7 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
 
 
 def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
-    """A scan as two, the first of which makes so many trips, and its stacked results put together again."""
+    """A scan as two, the first of which makes `first` trips, and their stacked results joined."""
     constants, carried = jaxprs.scan_sizes(eqn.params)
     length, reverse = eqn.params["length"], eqn.params["reverse"]
 

@@ -2,7 +2,12 @@
 
 Episodes of a controller by hand return about -180, those of random actions -1,230. Imitation of both is as
 bad as the latter; IQL comes near the controller.
+
+    python -m tests.algos.offline.test_pendulum  # prints the returns
 """
+
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,15 +32,19 @@ KINDS = {
         {**NEAR, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
     ),
     "rebrac": (algos.ReBRAC, {**NEAR, "actor_penalty": 0.1, "critic_penalty": 0.0}),
+    "td3_bc": (algos.TD3BC, NEAR),
 }
+
+
+def mixture(path):
+    collect(Run(SwingUp(noise=0.3), {}, 0), path, 4_000)
+    collect(Run(SwingUp(noise=1_000.0), {}, 0), path, 12_000, seed=1)
+    return str(path)
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "mixed"
-    collect(Run(SwingUp(noise=0.3), {}, 0), path, 4_000)
-    collect(Run(SwingUp(noise=1_000.0), {}, 0), path, 12_000, seed=1)
-    return str(path)
+    return mixture(tmp_path_factory.mktemp("data") / "mixed")
 
 
 def learned(name, path, updates, **more):
@@ -57,3 +66,10 @@ def test_imitation_of_a_mixture_is_poor(mixed):
 def test_what_learns_from_rewards_is_better(mixed, name, least):
     """After 5,120 gradient steps IQL had -219, ReBRAC -574 and rising."""
     assert learned(name, mixed, 5_120) > least
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        found = mixture(Path(folder, "mixed"))
+        for kind in KINDS:
+            print(kind, round(learned(kind, found, 5_120)), flush=True)
