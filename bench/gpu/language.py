@@ -70,6 +70,19 @@ def measurements(settings: Settings) -> list[Measurement]:
             for rows in sizes
         ),
         Measurement("GRPO", "an iteration", partial(learn, settings.size(32, 4)), 90, 300, True),
+        *(
+            Measurement(
+                "Generation by Transformers",
+                f"{rows} rows, {cache} cache",
+                partial(generated_by_transformers, config, rows, tokens, cache),
+                40,
+                120,
+                True,
+            )
+            for rows, cache in settings.size(
+                ((64, "dynamic"), (256, "dynamic"), (64, "static")), ((2, "dynamic"),)
+            )
+        ),
     ]
 
 
@@ -96,6 +109,56 @@ def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
         "ms a token of all rows": 1e3 * median / tokens,
         "compile s": watch.seconds,
         "allocated MiB": peak_mib(),
+    }
+
+
+def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str) -> Figures:
+    """The same by `generate` of Hugging Face's Transformers, on PyTorch: an equal network and equal lengths.
+
+    With the static cache Transformers compiles a step of decoding, where the device allows it.
+    """
+    import torch
+    import transformers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = transformers.Qwen2Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        max_position_embeddings=config.max_positions,
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=config.tie_embeddings,
+    )
+    model = transformers.Qwen2ForCausalLM(settings).to(device, torch.bfloat16).eval()
+    length = min(64, config.max_positions // 2)
+    prompts = torch.randint(3, config.vocab_size, (rows, length), device=device)
+    more = {"cache_implementation": "static"} if cache == "static" else {}
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(4):
+            with Stopwatch() as one:
+                made = model.generate(
+                    prompts,
+                    max_new_tokens=tokens,
+                    min_new_tokens=tokens,
+                    eos_token_id=None,
+                    **options,
+                    **more,
+                )
+                made.cpu()
+            seconds.append(one.seconds)
+    median = statistics.median(seconds[1:])
+    return {
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "tokens/s": rows * tokens / median,
+        "ms a token of all rows": 1e3 * median / tokens,
+        "first s": seconds[0],
+        "allocated MiB": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 

@@ -5,7 +5,8 @@ import importlib.util
 from typing import Any
 
 drawn: Any = contextlib.nullcontext
-if importlib.util.find_spec("matplotlib") is None:  # which gymnax imports, and only draws with
+_DRAWING = ("matplotlib", "seaborn")  # gymnax imports them, and only draws with them
+if any(importlib.util.find_spec(name) is None for name in _DRAWING):
     from envs.undrawn import undrawn as drawn
 
 with drawn():
