@@ -12,45 +12,37 @@ import fdg
 from bench.gpu.measuring import ROWS, Figures, Measurement, Settings
 from bench.gpu.training import compiled, flags_of
 from bench.peers.serve import Stopwatch
-from fdg.running.xla_options import NONE, PRESETS, choose_xla_options
+from fdg.running.xla_options import NONE, PRESETS
 
 _COMMANDS = "xla_gpu_enable_command_buffer"
-_TRITON = "xla_gpu_triton_gemm_any"
-_OTHERS: dict[str, Mapping[str, Any]] = {
-    "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    "no Triton": {"xla_gpu_enable_triton_gemm": False},
+_LOOPS = {_COMMANDS: PRESETS["gpu"][_COMMANDS]}
+_UNROLLED = {"xla_gpu_command_buffer_unroll_loops": True}
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "all prepared": PRESETS["gpu"],
+    "loops in command buffers": _LOOPS,
+    "loops in command buffers, unrolled": {**_LOOPS, **_UNROLLED},
+    "WHILE alone": {_COMMANDS: PRESETS["gpu"][_COMMANDS].replace(",DYNAMIC_SLICE_FUSION", "")},
+    "concurrent regions": {**_LOOPS, "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS"},
     "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # for none is as large
+    "Triton for any product": {"xla_gpu_triton_gemm_any": True},
+    "no Triton": {"xla_gpu_enable_triton_gemm": False},
+    "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "nothing": {},  # the noise of this measurement
 }
-
-
-def variants() -> dict[str, Mapping[str, Any]]:
-    """By name, options: the prepared ones together, each alone, and all but one; others; and bfloat16."""
-    preset = PRESETS["gpu"]
-    loops = {name: value for name, value in preset.items() if name != _TRITON}
-    found: dict[str, Mapping[str, Any]] = {
-        "all prepared": preset,
-        "command buffers with WHILE": {_COMMANDS: preset[_COMMANDS]},
-        "Triton for any product": {_TRITON: preset[_TRITON]},
-        **_OTHERS,
-    }
-    for without in loops:
-        if without != _COMMANDS:  # these say how command buffers are made
-            found[f"all for loops but {without.removeprefix('xla_gpu_')}"] = {
-                name: value for name, value in loops.items() if name != without
-            }
-    return found
+"""By name, XLA's options: the prepared ones together, then parts of them and others."""
 
 
 def measurements(settings: Settings) -> list[Measurement]:
     """Of the smallest networks in the largest loop first, where starts weigh most."""
     found = []
     seconds = settings.size(22, 1)
-    for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 3}, {"CartPole-v1": 2}).items():
+    for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}).items():
         flags = tuple(flags_of(env, settings.size(4096, 8)))
         profiling = partial(profiled, flags, rounds=settings.size(5, 1))
         found.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
         run = partial(in_turns, flags, rounds=settings.size(5, 2))
-        for name in (*list(variants())[:most], "bfloat16"):
+        for name in (*list(VARIANTS)[:most], "bfloat16"):
             found.append(Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90))
     return found
 
@@ -62,19 +54,17 @@ def _text(options: Mapping[str, Any]) -> str:
 @functools.lru_cache(maxsize=1)
 def _plain(flags: tuple[str, ...]) -> tuple[Any, Any]:
     """Without options: engine and state; the last one is kept."""
-    choose_xla_options(NONE)
-    _, engine, state = compiled(flags)
+    _, engine, state = compiled((*flags, "--xla-options", NONE))
     return engine, state
 
 
 def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
     """A setting and none, some iterations of each in turn; the median of the ratios of their speeds."""
     engine, state = _plain(flags)
-    options = variants().get(name, {})
+    options = VARIANTS.get(name, {})
     with Stopwatch() as watch:
-        choose_xla_options(_text(options))
         more = ("--precision", "bfloat16") if name == "bfloat16" else ()
-        job, other, begun = compiled((*flags, *more))
+        job, other, begun = compiled((*flags, "--xla-options", _text(options), *more))
     sides = [(engine, jax.tree.map(jax.numpy.copy, state)), (other, begun)]
     seconds: tuple[list[float], list[float]] = ([], [])
     count = 1

@@ -30,9 +30,11 @@ _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpu": {
-            # WHILE puts loops into CUDA graphs; otherwise the host launches each trip. The other kinds are
-            # XLA's default: the list replaces it, so they are repeated here.
-            "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE",
+            # WHILE puts loops into CUDA graphs, DYNAMIC_SLICE_FUSION copies of slices of arrays;
+            # otherwise the host launches each trip. The other kinds are XLA's default: the list replaces it.
+            "xla_gpu_enable_command_buffer": (
+                "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+            ),
             "xla_gpu_command_buffer_unroll_loops": True,
             "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS",
             "xla_gpu_graph_min_graph_size": 2,
