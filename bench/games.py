@@ -3,10 +3,11 @@
     python -m bench.games                                   # Connect Four on 5 x 4 places
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
-Both algorithms are trained for `--steps` moves, of which AlphaZero makes those of both sides. AlphaZero
-plays by search, PPO draws from its policy; each game begins with two random moves. Ratings are Elo's, fitted
-to all matches (Bradley and Terry), random moves being 0. With --out: games.json, and the ratings over
-training as a picture.
+AlphaZero is trained for `--steps` moves, of which it makes those of both sides, but for `--seconds` at most;
+PPO then for as many moves of its own as AlphaZero made, its opponents' not counted. AlphaZero plays by
+search; PPO draws from its policy, "ppo greedy" plays the most probable move. Each game begins with two random
+moves, and each side begins half of the games. Ratings are Elo's, fitted to all matches (Bradley and Terry).
+With --out: games.json after each match, and the ratings over training as a picture.
 """
 
 import functools
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -27,21 +29,46 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
+_PIECES = 24  # of a run: after each it may end
 _OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
-def trained(algorithm: Any, steps: int, seed: int) -> tuple[list[Any], float]:
-    """States after equal parts of a run, and its seconds without compilation."""
+class Residual(nn.Module):
+    """Policy and value of boards `[N, H, W, C]` from one residual tower: `([N, moves], [N])` float32.
+
+    As of Silver et al. 2017 (Nature 550, Methods, "Neural network architecture"), but smaller, and without
+    batch normalisation: each block begins as the identity.
+    """
+
+    moves: int
+    blocks: int
+    channels: int
+
+    @nn.compact
+    def __call__(self, boards: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = nn.relu(nn.Conv(self.channels, (3, 3))(boards))
+        for _ in range(self.blocks):
+            inner = nn.relu(nn.Conv(self.channels, (3, 3))(x))
+            x = nn.relu(x + nn.Conv(self.channels, (3, 3), kernel_init=nn.initializers.zeros_init())(inner))
+        policy, value = (nn.relu(nn.Conv(8, (1, 1))(x)).reshape(len(x), -1) for _ in range(2))
+        value = nn.Dense(1)(nn.relu(nn.Dense(self.channels)(value)))
+        return nn.Dense(self.moves, kernel_init=nn.initializers.orthogonal(0.01))(policy), value[:, 0]
+
+
+def trained(algorithm: Any, seed: int, limit: float = float("inf")) -> tuple[list[Any], int, float]:
+    """States after equal parts of a run, the moves that were made, and seconds without compilation."""
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:1])
-    part = max(1, steps // algorithm.steps_per_iteration // CHECKPOINTS)
-    engine.run(engine.init(seed), part)  # compiles
+    total = algorithm.num_iterations
+    piece = max(1, total // _PIECES)
+    engine.run(engine.init(seed))  # compiles
     state, states, seconds = engine.init(seed), [], 0.0
-    for _ in range(CHECKPOINTS):
+    while len(states) * piece < total and seconds + seconds / max(1, len(states)) <= limit:
         begin = time.perf_counter()
-        state, _ = jax.block_until_ready(engine.run(state, part))
+        state, _ = jax.block_until_ready(engine.run(state, piece))
         seconds += time.perf_counter() - begin
         states.append(jax.tree.map(np.asarray, policy_of(engine.algorithm_state(state))))
-    return states, seconds
+    kept = [states[max(0, len(states) * part // CHECKPOINTS - 1)] for part in range(1, CHECKPOINTS + 1)]
+    return kept, len(states) * piece * algorithm.steps_per_iteration, seconds
 
 
 def policy_of(state: Any) -> Any:
@@ -83,30 +110,52 @@ def elo(names: list[str], results: dict[tuple[str, str], np.ndarray]) -> dict[st
 def main() -> int:
     """The command line."""
     parser = harness.parser("bench.games", __doc__)
-    parser.add_argument("--env", default="game:connect_four?rows=5&columns=4")
-    parser.add_argument("--steps", type=int, default=300_000, help="moves that each is trained for")
-    parser.add_argument("--games", type=int, default=200, help="of each match")
-    parser.add_argument("--simulations", type=int, default=32, help="of each move, of AlphaZero")
-    parser.add_argument(
-        "--playouts", type=int, default=64, help="of each move, of the search without network"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--last", action="store_true", help="matches of the trained AlphaZero alone")
-    parser.add_argument("--out", type=Path, default=None)
+    add, never = parser.add_argument, float("inf")
+    add("--env", default="game:connect_four?rows=5&columns=4")
+    add("--steps", type=int, default=300_000, help="moves that each is trained for")
+    add("--seconds", type=float, default=never, help="AlphaZero's training ends after these at the latest")
+    add("--until", type=float, default=never, help="no match begins later than these seconds from the start")
+    add("--games", type=int, default=200, help="of each match")
+    add("--simulations", type=int, default=32, help="of each move, of AlphaZero while it trains")
+    add("--playouts", type=int, default=64, help="simulations of each move in matches, of all that search")
+    add("--num-envs", type=int, default=64, help="games side by side, of AlphaZero")
+    add("--ppo-num-envs", type=int, default=64, help="games side by side, of PPO")
+    add("--minibatch", type=int, default=256, help="moves of a minibatch, of both")
+    add("--epochs", type=int, default=1, help="passes over each rollout, of AlphaZero (PPO: 4)")
+    add("--hidden", type=int, nargs="*", default=(128, 128), help="widths of the dense network of both")
+    add("--blocks", type=int, default=0, help="residual blocks of the network of both, in place of --hidden")
+    add("--channels", type=int, default=64, help="of the residual blocks")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=None)
     given = parser.parse_args()
+    begun = time.perf_counter()
+
+    def report(text: str) -> None:
+        print(f"{time.perf_counter() - begun:4.0f} s  {text}", flush=True)
 
     name, parameters = envs.parse(given.env)
     env = envs.make(name, **parameters)
     game = env.single.game
-    common = {"num_envs": 64, "num_steps": 16, "hidden": (128, 128), "total_steps": given.steps}
-    alphazero = algos.AlphaZero(env=env, num_simulations=given.simulations, **common)
-    ppo = algos.PPO(
-        env=env, learning_rate=1e-3, activation="relu", gae_lambda=0.95, **{**common, "num_minibatches": 4}
-    )
+    network = Residual(game.num_actions, given.blocks, given.channels) if given.blocks else None
+
+    def common(num_envs: int) -> dict[str, Any]:
+        return {
+            "num_envs": num_envs, "num_steps": 16, "num_minibatches": num_envs * 16 // given.minibatch,
+            "hidden": tuple(given.hidden), "network": network, "learning_rate": 1e-3, "activation": "relu",
+        }  # fmt: skip
+
+    alphazero = algos.AlphaZero(
+        env=env, num_simulations=given.simulations, num_epochs=given.epochs, total_steps=given.steps,
+        **common(given.num_envs),
+    )  # fmt: skip
+    ppo = algos.PPO(env=env, **common(given.ppo_num_envs))
     found, seconds = {}, {}
-    for label, algorithm in (("alphazero", alphazero), ("ppo", algos.SelfPlay(ppo, size=4, every=10))):
-        found[label], seconds[label] = trained(algorithm, given.steps, given.seed)
-        print(f"{label}: {given.steps:,} moves in {seconds[label]:.0f} s", flush=True)
+    found["alphazero"], moves, seconds["alphazero"] = trained(alphazero, given.seed, given.seconds)
+    report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
+    ppo = ppo.changed(total_steps=moves)
+    every = max(1, ppo.num_iterations // 60)
+    found["ppo"], _, seconds["ppo"] = trained(algos.SelfPlay(ppo, size=4, every=every), given.seed)
+    report(f"ppo: as many in {seconds['ppo']:.0f} s")
 
     empty = {
         "alphazero": jax.eval_shape(alphazero.init, jax.random.key(0)),
@@ -122,12 +171,12 @@ def main() -> int:
             case "playouts":
                 return RandomPlayouts(game, given.playouts)
             case "alphazero":
-                return alphazero.player(empty[kind]._replace(parameters=parameters))
+                return alphazero.player(empty[kind]._replace(parameters=parameters), given.playouts)
             case "network":
                 actor = alphazero.actor(empty["alphazero"]._replace(parameters=parameters))
                 return games.Trained(game, actor, greedy=False)
-        actor = ppo.actor(empty[kind]._replace(parameters=parameters))
-        return games.Trained(game, actor, greedy=False)
+        actor = ppo.actor(empty["ppo"]._replace(parameters=parameters))
+        return games.Trained(game, actor, greedy=kind != "ppo")
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def play(one: str, first: Any, other: str, second: Any, key: Any) -> Any:
@@ -135,67 +184,71 @@ def main() -> int:
 
     parts = range(1, CHECKPOINTS + 1)
     versions = {(kind, part): found[kind][part - 1] for kind in found for part in parts}
-    versions[("network", CHECKPOINTS)] = versions[("alphazero", CHECKPOINTS)]
-    versions |= {(kind, 0): () for kind in ("random", "greedy", "playouts")}
-    last = ("alphazero", CHECKPOINTS)
-    fixed = ("random", "greedy", "playouts")
-    pairs = [(one, (other, 0)) for one in versions for other in fixed if one[1] and one[0] != "network"]
-    pairs += [(("network", CHECKPOINTS), ("greedy", 0))]
-    pairs += [
-        (("greedy", 0), ("random", 0)),
-        (("playouts", 0), ("random", 0)),
-        (("playouts", 0), ("greedy", 0)),
+    last, rival = ("alphazero", CHECKPOINTS), ("ppo", CHECKPOINTS)
+    versions[("network", CHECKPOINTS)] = versions[last]
+    versions[("ppo greedy", CHECKPOINTS)] = versions[rival]
+    fixed = [("playouts", 0), ("random", 0), ("greedy", 0)]
+    versions |= dict.fromkeys(fixed, ())
+    earlier = [[(kind, part) for part in parts[:-1]] for kind in ("alphazero", "ppo")]
+    pairs = [  # those that matter most first, and by programs that are compiled
+        *((last, one) for one in (rival, fixed[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
+        *((one, fixed[0]) for one in earlier[0]),
+        *((rival, one) for one in fixed),
+        *((("network", CHECKPOINTS), one) for one in (fixed[2], rival)),
+        *((last, one) for one in fixed[1:]),
+        *((one, fixed[2]) for one in (*fixed[:2], *earlier[0], *earlier[1])),
     ]
-    pairs += [(last, one) for one in versions if one[1] and one != last]
-    if given.last:
-        pairs = [(one, other) for one, other in pairs if one == last and other[1] in (0, CHECKPOINTS)]
 
     def said(one: tuple[str, int]) -> str:
         return f"{one[0]} {100 * one[1] // CHECKPOINTS}%" if one[1] else one[0]
 
     results = {}
     for i, (one, other) in enumerate(pairs):
+        if results and time.perf_counter() - begun > given.until:
+            break
         key = jax.random.fold_in(jax.random.key(given.seed), i)
         scores = np.asarray(play(one[0], versions[one], other[0], versions[other], key))
         results[said(one), said(other)] = scores
         shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
-        print(f"{said(one)} against {said(other)}: {shares}", flush=True)
-    if given.last:
-        return 0
-    ratings = elo([said(("random", 0)), *(said(one) for one in versions if one[0] != "random")], results)
+        report(f"{said(one)} against {said(other)}: {shares}")
+        if given.out:
+            write(given, moves, results, seconds)
+    ratings = elo(list(dict.fromkeys(name for pair in results for name in pair)), results)
     best_first = sorted(ratings, key=lambda name: -ratings[name])
     print(harness.table(("player", "Elo"), [(name, round(ratings[name])) for name in best_first]))
     if given.out:
-        write(given, results, ratings, seconds)
+        draw(given, moves, ratings)
     return 0
 
 
-def write(given: Any, results: dict[Any, Any], ratings: dict[str, float], seconds: dict[str, float]) -> None:
-    """games.json and ratings.png."""
-    import matplotlib.pyplot as plt
-
+def write(given: Any, moves: int, results: dict[Any, Any], seconds: dict[str, float]) -> None:
+    """games.json."""
     given.out.mkdir(parents=True, exist_ok=True)
     facts = {
-        "env": given.env,
-        "steps": given.steps,
-        "games": given.games,
-        "seconds": seconds,
+        **{name: value for name, value in vars(given).items() if name != "out"},
+        "device": jax.devices()[0].device_kind,
+        "moves": moves,
+        "training seconds": seconds,
         "won, drawn, lost": {
-            f"{one}, {other}": [int((s == x).sum()) for x in (1, 0, -1)]
-            for (one, other), s in results.items()
+            f"{one}, {other}": [int((s == x).sum()) for x in _OUTCOMES] for (one, other), s in results.items()
         },
-        "elo": ratings,
     }
     (given.out / "games.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def draw(given: Any, moves: int, ratings: dict[str, float]) -> None:
+    """ratings.png: of both over training, and of the others as lines."""
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(figsize=(6, 4))
     for kind in ("alphazero", "ppo"):
-        steps = [given.steps * part / CHECKPOINTS for part in range(1, CHECKPOINTS + 1)]
-        names = [f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, CHECKPOINTS + 1)]
-        axes.plot(steps, [ratings[name] for name in names], marker="o", label=kind)
-    for kind in ("greedy", "playouts", "random"):
+        made = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, 5)}
+        rated = [(x, ratings[name]) for x, name in made.items() if name in ratings]
+        axes.plot(*zip(*rated, strict=True), marker="o", label=kind)
+    for kind in ratings.keys() & {"greedy", "playouts", "random"}:
         axes.axhline(ratings[kind], linestyle=":", color="grey")
         axes.annotate(kind, (0, ratings[kind]))
-    axes.set(xlabel="moves in training", ylabel="Elo (random moves: 0)", title=given.env)
+    axes.set(xlabel="moves in training", ylabel="Elo", title=given.env)
     axes.legend()
     figure.savefig(given.out / "ratings.png", bbox_inches="tight")
 
