@@ -13,6 +13,7 @@ With --out: games.json after each match, and the ratings over training as a pict
 import functools
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,33 @@ class Residual(nn.Module):
         return nn.Dense(self.moves, kernel_init=nn.initializers.orthogonal(0.01))(policy), value[:, 0]
 
 
-def trained(algorithm: Any, seed: int, limit: float = float("inf")) -> tuple[list[Any], int, float]:
-    """States after equal parts of a run, the moves that were made, and seconds without compilation."""
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:1])
-    total = algorithm.num_iterations
-    piece = max(1, total // _PIECES)
-    engine.run(engine.init(seed))  # compiles
-    state, states, seconds = engine.init(seed), [], 0.0
-    while len(states) * piece < total and seconds + seconds / max(1, len(states)) <= limit:
-        begin = time.perf_counter()
-        state, _ = jax.block_until_ready(engine.run(state, piece))
-        seconds += time.perf_counter() - begin
-        states.append(jax.tree.map(np.asarray, policy_of(engine.algorithm_state(state))))
-    kept = [states[max(0, len(states) * part // CHECKPOINTS - 1)] for part in range(1, CHECKPOINTS + 1)]
-    return kept, len(states) * piece * algorithm.steps_per_iteration, seconds
+class Training:
+    """A run whose program is compiled."""
+
+    def __init__(self, algorithm: Any, seed: int):
+        self.algorithm = algorithm
+        self.engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:1])
+        self.engine.compile()
+        self.state = self.engine.init(seed)
+
+    def run(self, moves: float, limit: float) -> tuple[list[Any], int, float]:
+        """Trains for this many moves, or about `limit` seconds if that is less.
+
+        Returns:
+          Parameters after equal parts of it, moves made, and seconds.
+        """
+        each = self.algorithm.steps_per_iteration
+        total = min(self.algorithm.num_iterations, round(moves / each))
+        kept, done, seconds = [], 0, 0.0
+        while done < total and seconds + seconds / max(1, len(kept)) <= limit:
+            piece = min(max(1, total // _PIECES), total - done)
+            begun = time.perf_counter()
+            self.state, _ = jax.block_until_ready(self.engine.run(self.state, piece))
+            seconds += time.perf_counter() - begun
+            done += piece
+            kept.append(jax.tree.map(np.asarray, policy_of(self.engine.algorithm_state(self.state))))
+        parts = [max(0, len(kept) * part // CHECKPOINTS - 1) for part in range(1, CHECKPOINTS + 1)]
+        return [kept[part] for part in parts], done * each, seconds
 
 
 def policy_of(state: Any) -> Any:
@@ -141,26 +155,16 @@ def main() -> int:
     def common(num_envs: int) -> dict[str, Any]:
         return {
             "num_envs": num_envs, "num_steps": 16, "num_minibatches": num_envs * 16 // given.minibatch,
-            "hidden": tuple(given.hidden), "network": network, "learning_rate": 1e-3, "activation": "relu",
+            "total_steps": given.steps, "learning_rate": 1e-3, "network": network,
+            "hidden": tuple(given.hidden), "activation": "relu",
         }  # fmt: skip
 
     alphazero = algos.AlphaZero(
-        env=env, num_simulations=given.simulations, num_epochs=given.epochs, total_steps=given.steps,
-        **common(given.num_envs),
-    )  # fmt: skip
+        env=env, num_simulations=given.simulations, num_epochs=given.epochs, **common(given.num_envs)
+    )
     ppo = algos.PPO(env=env, **common(given.ppo_num_envs))
-    found, seconds = {}, {}
-    found["alphazero"], moves, seconds["alphazero"] = trained(alphazero, given.seed, given.seconds)
-    report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
-    ppo = ppo.changed(total_steps=moves)
-    every = max(1, ppo.num_iterations // 60)
-    found["ppo"], _, seconds["ppo"] = trained(algos.SelfPlay(ppo, size=4, every=every), given.seed)
-    report(f"ppo: as many in {seconds['ppo']:.0f} s")
-
-    empty = {
-        "alphazero": jax.eval_shape(alphazero.init, jax.random.key(0)),
-        "ppo": jax.eval_shape(ppo.init, jax.random.key(0)),
-    }
+    key = jax.random.key(given.seed)
+    empty = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
 
     def player(kind: str, parameters: Any) -> Any:
         match kind:
@@ -181,6 +185,30 @@ def main() -> int:
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def play(one: str, first: Any, other: str, second: Any, key: Any) -> Any:
         return games.match(game, player(one, first), player(other, second), key, given.games, 2)
+
+    empty_of = {kind: policy_of(empty[kind]) for kind in empty}
+    empty_of |= {"network": empty_of["alphazero"], "ppo greedy": empty_of["ppo"]}
+    pool, compiling = ThreadPoolExecutor(), {}
+
+    def program(one: str, other: str) -> Any:
+        if (one, other) not in compiling:
+            lowered = play.lower(one, empty_of.get(one, ()), other, empty_of.get(other, ()), key)
+            compiling[one, other] = pool.submit(lowered.compile)
+        return compiling[one, other]
+
+    # All that matters most is compiled at once, and before anything is timed.
+    early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
+    training = Training(alphazero, given.seed)
+    every = max(1, ppo.num_iterations // 60)
+    training_ppo = Training(algos.SelfPlay(ppo, size=4, every=every), given.seed)
+    for compiled in early:
+        compiled.result()
+    report("compiled")
+    found, seconds = {}, {}
+    found["alphazero"], moves, seconds["alphazero"] = training.run(given.steps, given.seconds)
+    report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
+    found["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, never)
+    report(f"ppo: {ppo_moves:,} moves in {seconds['ppo']:.0f} s")
 
     parts = range(1, CHECKPOINTS + 1)
     versions = {(kind, part): found[kind][part - 1] for kind in found for part in parts}
@@ -206,8 +234,8 @@ def main() -> int:
     for i, (one, other) in enumerate(pairs):
         if results and time.perf_counter() - begun > given.until:
             break
-        key = jax.random.fold_in(jax.random.key(given.seed), i)
-        scores = np.asarray(play(one[0], versions[one], other[0], versions[other], key))
+        played = program(one[0], other[0]).result()
+        scores = np.asarray(played(versions[one], versions[other], jax.random.fold_in(key, i)))
         results[said(one), said(other)] = scores
         shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
         report(f"{said(one)} against {said(other)}: {shares}")
