@@ -64,26 +64,25 @@ def measurements(settings: Settings) -> list[Measurement]:
     sizes = settings.size((64, 256, 16), (2,))
     tokens = settings.size(128, 4)
     learn = partial(learned, config, *settings.size((16, 8, 64), (2, 2, 4)))
-    return [
-        *(
-            Measurement("Generation", f"{rows} rows", partial(generated, config, rows, tokens), 40, 150, True)
-            for rows in sizes
-        ),
-        Measurement("GRPO", "an iteration", partial(learn, settings.size(32, 4)), 90, 300, True),
-        *(
-            Measurement(
-                "Generation by Transformers",
-                f"{rows} rows, {cache} cache",
-                partial(generated_by_transformers, config, rows, tokens, cache),
-                40,
-                120,
-                True,
-            )
-            for rows, cache in settings.size(
-                ((64, "dynamic"), (256, "dynamic"), (64, "static")), ((2, "dynamic"),)
-            )
-        ),
+    by_size = [
+        Measurement("Generation", f"{rows} rows", partial(generated, config, rows, tokens), 40, 150, True)
+        for rows in sizes
     ]
+    by_peer = [
+        Measurement(
+            "Generation by Transformers",
+            f"{rows} rows, {cache} cache",
+            partial(generated_by_transformers, config, rows, tokens, cache),
+            25,
+            120,
+            True,
+        )
+        for rows, cache in settings.size(
+            ((64, "dynamic"), (256, "dynamic"), (64, "static")), ((2, "dynamic"),)
+        )
+    ]
+    grpo = Measurement("GRPO", "an iteration", partial(learn, settings.size(32, 4)), 90, 300, True)
+    return [by_size[0], by_peer[0], grpo, *by_size[1:], *by_peer[1:]]
 
 
 def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
