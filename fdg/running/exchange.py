@@ -5,7 +5,6 @@ devices of both groups together, in which each device of the source permutes its
 them; the other devices take part with zeros. Chunks that go the same ways travel as one.
 """
 
-import collections
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -63,24 +62,26 @@ class Exchange:
         self.programs: dict[str, Any] = {}
         self.bytes = 0
         here = jax.process_index()
-        self._local = [d for d in devices if d.process_index == here]
-        self._sends = any(d.process_index == here for d in source.devices.flat)
-        self._receives = any(d.process_index == here for d in target.devices.flat)
+        self._local, self._sources, self._targets = (
+            [d for d in some if d.process_index == here]
+            for some in (devices, source.devices.flat, target.devices.flat)
+        )
+        self._sharding = {mesh: NamedSharding(mesh, _a_block_each(mesh)) for mesh in (self.union, target)}
         self._zeros: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
         """The programs: ("cut", "exchange" or "join", function, its argument)."""
-        wire = []
+        self._sent: list[jax.ShapeDtypeStruct] = []  # what a device sends of each array: its chunks, stacked
+        self._taken: list[jax.ShapeDtypeStruct] = []
         for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
             count = [n * k for n, k in zip(a.parts, way.cuts, strict=True)]
-            wire.append(_wire_shape(jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype)))
-        self._wire = wire
-        counts = [math.prod(way.cuts) for way in self._routes]
-        needed = [math.prod(way.joins) for way in self._routes]
+            wire = _wire_shape(jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype))
+            for blocks, number in ((self._sent, math.prod(way.cuts)), (self._taken, len(way.chunks))):
+                blocks.append(jax.ShapeDtypeStruct((number, *wire.shape), wire.dtype))
         return [
             ("cut", self._cut_function(), list(shapes)),
-            ("exchange", self._exchange_function(), self._stacked(wire, counts, self.union)),
-            ("join", self._join_function(shapes), self._stacked(wire, needed, self.target)),
+            ("exchange", self._exchange_function(), self._stacked(self._sent, self.union)),
+            ("join", self._join_function(shapes), self._stacked(self._taken, self.target)),
         ]
 
     def mesh_of(self, program: str) -> Mesh:
@@ -93,52 +94,46 @@ class Exchange:
 
     def cut(self, arrays: Sequence[Any]) -> Any:
         """What this process sends, in chunks; None if nothing."""
-        return self.programs["cut"].compiled(list(arrays)) if self._sends else None
+        return self.programs["cut"].compiled(list(arrays)) if self._sources else None
 
     def exchange(self, sent: Any) -> list[Any]:
         """The arrays on the target, of what `cut` gave: a collective."""
         self._crossings.wait()
         outgoing = []
-        for k, (wire, way) in enumerate(zip(self._wire, self._routes, strict=True)):
-            row = []
-            for r in range(math.prod(way.cuts)):
-                blocks = {} if sent is None else {x.device: x.data for x in sent[k][r].addressable_shards}
-                local = [blocks[d] if d in blocks else self._zero(wire, d) for d in self._local]
-                row.append(_assemble(self.union, wire, local))
-            outgoing.append(row)
+        for k, block in enumerate(self._sent):
+            blocks = {} if sent is None else {x.device: x.data for x in sent[k].addressable_shards}
+            local = [blocks[d] if d in blocks else self._zero(block, d) for d in self._local]
+            outgoing.append(self._assembled(self.union, block, local))
         incoming = self.programs["exchange"].compiled(outgoing)
-        self._crossings.started(jax.tree.leaves(incoming))
-        if not self._receives:
+        self._crossings.started(incoming)
+        if not self._targets:
             return [None] * len(self.layouts)
         received = []
-        for row, wire in zip(incoming, self._wire, strict=True):
-            pieces = []
-            for x in row:
-                blocks = {shard.device: shard.data for shard in x.addressable_shards}
-                local = [blocks[d] for d in self.target.devices.flat if d in blocks]
-                pieces.append(_assemble(self.target, wire, local))
-            received.append(pieces)
+        for x, block in zip(incoming, self._taken, strict=True):
+            blocks = {shard.device: shard.data for shard in x.addressable_shards}
+            received.append(self._assembled(self.target, block, [blocks[d] for d in self._targets]))
         joined = self.programs["join"].compiled(received)
-        here = len([d for d in self._local if d in self.target.devices.flat])  # of several that receive
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * here // b.number for x, (_, b) in zip(joined, self.layouts, strict=True)
+            jaxprs.bytes_of(x) * len(self._targets) // b.number
+            for x, (_, b) in zip(joined, self.layouts, strict=True)
         )
         return joined
 
-    # --- shapes ---
+    # --- shapes: of each array, one block of chunks a device of the mesh ---
 
-    def _stacked(self, wire: Sequence[Any], counts: Sequence[int], mesh: Mesh) -> list[list[Any]]:
-        """One block a device of the mesh, `counts` arrays of them for each array that is moved."""
-        sharding = NamedSharding(mesh, _a_block_each(mesh))
-        return [
-            [jax.ShapeDtypeStruct((mesh.size, *w.shape), w.dtype, sharding=sharding)] * count
-            for w, count in zip(wire, counts, strict=True)
-        ]
+    def _stacked(self, blocks: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+        sharding = self._sharding[mesh]
+        return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
-    def _zero(self, wire: Any, device: jax.Device) -> jax.Array:
-        key = wire.shape, wire.dtype, device
+    def _assembled(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
+        """An array on the mesh, from the blocks of this process."""
+        shape = mesh.size, *block.shape
+        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
+
+    def _zero(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
+        key = block.shape, block.dtype, device
         if key not in self._zeros:
-            self._zeros[key] = jax.device_put(np.zeros((1, *wire.shape), wire.dtype), device)
+            self._zeros[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
         return self._zeros[key]
 
     # --- programs ---
@@ -146,12 +141,12 @@ class Exchange:
     def _cut_function(self) -> Any:
         def cut_local(arrays):
             return [
-                [_to_wire(part)[None] for part in cut_up(x, way)]
+                jnp.stack([_to_wire(part) for part in cut_up(x, way)])[None]
                 for x, way in zip(arrays, self._routes, strict=True)
             ]
 
         specs = [partition_spec(a.spec) for a, _ in self.layouts]
-        out = [[_a_block_each(self.source)] * math.prod(way.cuts) for way in self._routes]
+        out = [_a_block_each(self.source)] * len(specs)
         return jax.jit(
             jax.shard_map(cut_local, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
         )
@@ -159,26 +154,32 @@ class Exchange:
     def _exchange_function(self) -> Any:
         sources = [self._position[d] for d in self.source.devices.flat]
         targets = [self._position[d] for d in self.target.devices.flat]
-
-        packets: dict[_Ends, list[tuple[int, int, int]]] = {}  # array, slot, which chunk of its part
+        # By round and ends: (array, slot, which chunk of its part).
+        packets: dict[tuple[int, _Ends], list[tuple[int, int, int]]] = {}
         for k, way in enumerate(self._routes):
             for slot, chunk in enumerate(way.chunks):
-                for r, pairs in _rounds(chunk):
-                    ends = tuple((sources[i], targets[j]) for i, j in pairs)
-                    packets.setdefault(ends, []).append((k, slot, r))
+                ways = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
+                for number, r, ends in rounds(ways, frozenset(sources)):
+                    packets.setdefault((number, ends), []).append((k, slot, r))
 
-        def exchange_local(rows):
+        def exchange_local(blocks):
             here = jax.lax.axis_index(_ALL)
             received = [
-                [jnp.zeros_like(row[0]) for _ in way.chunks]
-                for row, way in zip(rows, self._routes, strict=True)
+                [jnp.zeros_like(x[0, 0]) for _ in way.chunks]
+                for x, way in zip(blocks, self._routes, strict=True)
             ]
-            for ends, places in packets.items():
-                got = _permuted([rows[k][r] for k, _, r in places], ends)
+            for (_, ends), places in sorted(packets.items(), key=lambda one: one[0][0]):
+                sent = [blocks[k][0, r] for k, _, r in places]
+                if passing := sorted({sender for sender, _ in ends} - set(sources)):
+                    passes = jnp.isin(here, jnp.array(passing))
+                    sent = [
+                        jnp.where(passes, received[k][slot], x)
+                        for x, (k, slot, _) in zip(sent, places, strict=True)
+                    ]
                 mine = jnp.isin(here, jnp.array([end for _, end in ends]))
-                for (k, slot, _), x in zip(places, got, strict=True):
+                for (k, slot, _), x in zip(places, _permuted(sent, ends), strict=True):
                     received[k][slot] = jnp.where(mine, x, received[k][slot])
-            return received
+            return [jnp.stack(slots)[None] for slots in received]
 
         spec = PartitionSpec(_ALL)
         return jax.jit(
@@ -189,28 +190,48 @@ class Exchange:
         kinds = [keys.implementation(shape.shape, shape.dtype) for shape in shapes]
         dtypes = [shape.dtype for shape in shapes]
 
-        def join_local(rows):
+        def join_local(blocks):
             return [
-                join_up([_from_wire(x[0], kind, dtype) for x in row], way)
-                for row, kind, dtype, way in zip(rows, kinds, dtypes, self._routes, strict=True)
+                join_up([_from_wire(chunk, kind, dtype) for chunk in x[0]], way)
+                for x, kind, dtype, way in zip(blocks, kinds, dtypes, self._routes, strict=True)
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
-        rows = (_a_block_each(self.target),)
+        blocks = (_a_block_each(self.target),)
         return jax.jit(
-            jax.shard_map(join_local, mesh=self.target, in_specs=rows, out_specs=specs, check_vma=False),
+            jax.shard_map(join_local, mesh=self.target, in_specs=blocks, out_specs=specs, check_vma=False),
             out_shardings=[layout_sharding(self.target, b) for _, b in self.layouts],
         )
 
 
-def _rounds(chunk: Sequence[tuple[int, int]]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """A chunk's ways as permutations, in which a device sends once: (which chunk of its part, (from, to))."""
+def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Ends]]:
+    """What goes where in permutations, in which a device sends once and receives once.
+
+    A device that has got a chunk passes it on, so a chunk is at n devices after log2(n + 1) rounds. A source
+    passes nothing on: it has chunks of its own to send.
+
+    Args:
+      ways: (device that has a chunk, which of its chunks it is, device that needs it), one a receiver.
+      sources: all devices that have chunks of their own.
+
+    Returns:
+      (number of the round, which chunk of its source, (from, to)).
+
+    >>> rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
+    [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
+    """
+    wanted: dict[tuple[int, int], list[int]] = {}
+    for source, chunk, target in ways:
+        wanted.setdefault((source, chunk), []).append(target)
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    sent: collections.Counter[tuple[int, int]] = collections.Counter()
-    for j, (i, r) in enumerate(chunk):
-        found.setdefault((r, sent[i, r]), []).append((i, j))
-        sent[i, r] += 1
-    return [(r, pairs) for (r, _), pairs in found.items()]
+    for (source, chunk), targets in wanted.items():
+        have, number, reached = [source], 0, 0
+        while reached < len(targets):
+            pairs = list(zip(have, targets[reached:], strict=False))
+            found.setdefault((number, chunk), []).extend(pairs)
+            have += [target for _, target in pairs if target not in sources]
+            number, reached = number + 1, reached + len(pairs)
+    return [(number, chunk, tuple(pairs)) for (number, chunk), pairs in found.items()]
 
 
 def _permuted(arrays: Sequence[jax.Array], ends: _Ends) -> list[jax.Array]:
@@ -239,12 +260,6 @@ def _bits(dtype: Any) -> Any:
 def _a_block_each(mesh: Mesh) -> PartitionSpec:
     """Stacked blocks, one a device, in the mesh's order."""
     return PartitionSpec(mesh.axis_names)
-
-
-def _assemble(mesh: Mesh, wire: Any, local: Sequence[jax.Array]) -> jax.Array:
-    """One array of a block a device, from the blocks of this process."""
-    sharding = NamedSharding(mesh, _a_block_each(mesh))
-    return jax.make_array_from_single_device_arrays((mesh.size, *wire.shape), sharding, list(local))
 
 
 def _to_wire(x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from fdg.lowering.mesh import layout_sharding, make_mesh
 from fdg.placing.layout import Layout, moved_bytes, route
-from fdg.running.exchange import Exchange
+from fdg.running.exchange import Exchange, rounds
 from fdg.running.program import Program
 from fdg.running.transfers import Mover
 
@@ -43,16 +43,21 @@ def make_mover(source, target, arrays, axes):
         for x, axis in zip(arrays, axes, strict=True)
     ]
     mover = Mover(source, target, layouts)
+    return compiled(mover, arrays)[::2]
+
+
+def compiled(mover, arrays):
+    """A transfer with its programs compiled, the arrays, and the same on its source."""
     placed = [
-        jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)
+        jax.device_put(x, layout_sharding(mover.source, a))
+        for x, (a, _) in zip(arrays, mover.layouts, strict=True)
     ]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
     for name, function, argument in mover.functions(shapes):
-        mover.programs[name] = Program(
-            name, (), tuple(mover.mesh_of(name).devices.flat), 1, function, (argument,)
-        )
+        where = tuple(mover.mesh_of(name).devices.flat)
+        mover.programs[name] = Program(name, (), where, 1, function, (argument,))
         mover.programs[name].compile()
-    return mover, placed
+    return mover, arrays, placed
 
 
 def check(mover, arrays, placed):
@@ -202,13 +207,7 @@ def test_from_any_layout_to_any_other(way, case):
     arrays = [values(shape, dtype, 13 * i) for i, (shape, _, _, dtype) in enumerate(specs)]
     ends = [tuple(Layout(shape, *end) for end in both) for shape, *both, _ in specs]
     transfer = way(source, target, ends)
-    placed = [jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, ends, strict=True)]
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
-    for name, function, argument in transfer.functions(shapes):
-        transfer.programs[name] = Program(
-            name, (), tuple(transfer.mesh_of(name).devices.flat), 1, function, (argument,)
-        )
-        transfer.programs[name].compile()
+    *_, placed = compiled(transfer, arrays)
     size = 0
     for x, y, (_, b) in zip(arrays, transfer(placed), ends, strict=True):
         assert y.sharding.is_equivalent_to(layout_sharding(target, b), y.ndim)
@@ -247,16 +246,45 @@ def test_copies_at_the_source_are_asked_in_turn():
     assert route(source, target).chunks == (((0, 0), (1, 1)),)
 
 
-def test_what_goes_the_same_way_travels_together(devices):
-    """Twelve arrays of five types from two devices to two others: a collective for each width of numbers."""
-    source, target = make_mesh(devices[:2]), make_mesh(devices[2:4])
-    arrays = [values((4, 3 + i), dtype) for i, dtype in enumerate(2 * DTYPES)]
-    ends = [(Layout.of_batch(x.shape, 0, 2), Layout.of_batch(x.shape, 0, 2)) for x in arrays]
-    exchange = Exchange(source, target, ends)
+def permutations(arrays, source, target, axes):
+    """How many collectives the compiled program of an exchange has."""
+    source, target = make_mesh(source), make_mesh(target)
+    ends = [
+        (Layout.of_batch(x.shape, axis, source.size), Layout.of_batch(x.shape, axis, target.size))
+        for x, axis in zip(arrays, axes, strict=True)
+    ]
     shapes = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout_sharding(source, a))
         for x, (a, _) in zip(arrays, ends, strict=True)
     ]
-    function, argument = {name: rest for name, *rest in exchange.functions(shapes)}["exchange"]
+    functions = {name: rest for name, *rest in Exchange(source, target, ends).functions(shapes)}
+    function, argument = functions["exchange"]
     text = function.lower(argument).compile().as_text()
-    assert len(re.findall(r"= .* collective-permute(?:-start)?\(", text)) == 3  # of 32, 16 and 8 bits
+    return len(re.findall(r"= .* collective-permute(?:-start)?\(", text))
+
+
+def test_what_goes_the_same_way_travels_together(devices):
+    """Twelve arrays of five types from two devices to two others: a collective for each width of numbers."""
+    arrays = [values((4, 3 + i), dtype) for i, dtype in enumerate(2 * DTYPES)]
+    assert permutations(arrays, devices[:2], devices[2:4], [0] * 12) == 3  # of 32, 16 and 8 bits
+
+
+def test_copies_spread_as_a_tree(devices):
+    """Who has parameters passes them on: to 1, 3 and 7 devices in 1, 2 and 3 rounds."""
+    found = [permutations([values((3,), "int32")], devices[:1], devices[1:n], [None]) for n in (2, 4, 8)]
+    assert found == [1, 2, 3]
+    mover = Exchange(
+        make_mesh(devices[:1]),
+        make_mesh(devices[1:]),
+        [(Layout((5,), (), (("batch", 1),)), Layout((5,), (), (("batch", 7),)))],
+    )
+    check(*compiled(mover, [values((5,), "int32")]))
+
+
+def test_a_device_that_sends_its_own_chunks_passes_none_on():
+    """Source 1 also receives; by hand, in the second round 0 and 2 send, 1 does not."""
+    assert rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0, 1])) == [
+        (0, 0, ((0, 1),)),
+        (1, 0, ((0, 2),)),
+        (2, 0, ((0, 3), (2, 4))),
+    ]
