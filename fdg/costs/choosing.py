@@ -317,7 +317,11 @@ def _row(
 ) -> Row:
     try:
         _, graph = graph_of(candidate.variant)
-        plan = _planned(graph, candidate.policy, platforms(candidate.devices))
+        devices = platforms(candidate.devices)
+        plan = _planned(graph, candidate.policy, devices)
+        idle = None if isinstance(devices, int) else plan.idle_process(devices)
+        if idle is not None:
+            raise PlanError(f"{candidate.policy} leaves process {idle} without work")
         prediction = predict(plan, cluster)
         check_memory(plan, cluster)
         return Row(candidate, prediction)

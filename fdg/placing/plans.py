@@ -97,6 +97,16 @@ class Plan(Drawable):
         """How many agents a device has."""
         return (self.graph.agents or 1) // len(self.groups[0])
 
+    def idle_process(self, devices: Sequence[Any]) -> int | None:
+        """The first process of which no device has work; None where each has some.
+
+        Args:
+          devices: those that the plan's positions refer to.
+        """
+        processes = [getattr(device, "process_index", 0) for device in devices]
+        working = {processes[i] for group in self.groups for i in group.devices}
+        return min(set(processes) - working, default=None)
+
     def __repr__(self) -> str:
         count = len(self.programs)
         return (

@@ -167,13 +167,11 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
     if len(plan.groups) > 1:  # a group may use fewer devices so that its batch divides; the plan shows it
-        working = {devices[i].process_index for group in plan.groups for i in group.devices}
-        for process in range(distributed.count()):
-            if process not in working:
-                raise FdgError(
-                    f"{job.policy} leaves process {process} without work: it uses {busy} of {there} devices;"
-                    f" use other numbers of devices, or --num-envs that divide by them"
-                )
+        if (process := plan.idle_process(devices)) is not None:
+            raise FdgError(
+                f"{job.policy} leaves process {process} without work: it uses {busy} of {there} devices;"
+                f" use other numbers of devices, or --num-envs that divide by them"
+            )
         return
     if line := too_small_micro_batch(job.algorithm, plan):
         raise FdgError(f"{line}, or --devices {busy}")

@@ -95,6 +95,16 @@ class Mine:
         return {"environment": rest, "actor": rest, "learner": helpers}
 
 
+def test_no_process_is_left_without_work():
+    """Eight environments over seven actors leave three of them idle, and so do the processes of these."""
+    devices = [types.SimpleNamespace(platform="cpu", device_kind="cpu", process_index=i) for i in range(8)]
+    coarse = [policies.SingleLearnerCoarse]
+    choice = policies.auto(Pupil(num_envs=8), devices, policies=coarse, all_devices=True)
+    refused = {row.candidate.policy.learners: row.refused for row in choice.rows if row.refused}
+    assert "leaves process 4 without work" in refused[1]
+    assert choice.policy.learners == 4
+
+
 def test_a_policy_of_ones_own_takes_part():
     found = policies.auto(Pupil(64), cluster(8), policies=[Mine], all_devices=True)
     assert isinstance(found.policy, Mine)

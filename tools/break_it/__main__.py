@@ -4,6 +4,7 @@
     python -m tools.break_it kills --count 34        kill -9, three times each, resumed: not a bit differs
     python -m tools.break_it language --count 12     the same for SFT, DPO, GRPO and PPO-RLHF
     python -m tools.break_it streams --count 10      the same for streams, with SIGTERM and Ctrl-C between
+    python -m tools.break_it many --count 6          the same for 16 processes, of which one is killed
     python -m tools.break_it losses --count 24       one of two processes lost: named, none left, resumed
     python -m tools.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
 
@@ -19,7 +20,7 @@ from collections.abc import Callable
 
 from tools.break_it.flags import flags
 from tools.break_it.interrupts import interrupts
-from tools.break_it.kills import LANGUAGE, STREAMS, kills
+from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kills
 from tools.break_it.losses import losses
 from tools.break_it.processes import KEPT, noted
 
@@ -28,6 +29,7 @@ CHECKS: dict[str, Callable[[int], str | None]] = {
     "kills": kills,
     "language": functools.partial(kills, kinds=LANGUAGE, check="language"),
     "streams": functools.partial(kills, kinds=STREAMS, check="streams"),
+    "many": functools.partial(kills, kinds=MANY, check="many"),
     "losses": losses,
     "interrupts": interrupts,
 }

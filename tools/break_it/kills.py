@@ -132,6 +132,23 @@ STREAMS: Mapping[str, Killed] = {
         ),
     )
 }  # fmt: skip
+_MANY = 16  # processes of one machine, a host device each
+MANY: Mapping[str, Killed] = {
+    name: Killed(
+        f"{flags} --devices {_MANY} --num-envs {_MANY} --num-steps 8 --hidden 8 --total-steps {80 * _MANY}",
+        ("--devices 1",),
+        signals=(signal.SIGKILL,),
+        processes=_MANY,
+        alone=True,
+    )
+    for name, flags in (
+        ("ppo in many processes", "--policy gpu_only"),
+        (
+            "impala in many processes",
+            "--algo impala --policy single_learner_coarse --learners 8 --staleness 1",
+        ),
+    )
+}
 COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _PATIENCE = 600.0  # seconds of the clock, after which a process that does not end hangs
 
