@@ -197,7 +197,7 @@ class _Model:
             found[call] = Cost(start + array * load.arrays, seconds, self.wanted(load))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
-            work = traffic.handling(move, source, target)
+            work = traffic.handling(move, source, target, self.cluster)
             host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
             sent = self.transfer(move)
             seconds = sent.seconds + work.arrays * self.lost.arrival

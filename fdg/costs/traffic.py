@@ -6,6 +6,7 @@ logarithm (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Comm
 MPICH"). A transfer is as long as the device that sends most, or gets most, needs.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -97,10 +98,16 @@ class Handling:
     arrays: int
 
 
-def handling(move: Move, source: Sequence[int], target: Sequence[int]) -> Handling:
-    """What the host starts for a transfer: one program between single devices, else cut, copy and join."""
+def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Handling:
+    """What the host starts for a transfer: one program between single devices, else cut, copy and join.
+
+    Between hosts all that is a program too, and each host names the arrays of its own devices.
+    """
     if len(source) == len(target) == 1 and source != target:
         return Handling(1, len(move.pairs))
+    here = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
+    if len(here) > 1:
+        return Handling(3, len(move.pairs) * max(here.values()))
     cuts = joins = False
     arrays = 0
     for a, b in move.pairs:

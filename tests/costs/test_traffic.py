@@ -4,10 +4,14 @@ import types
 
 import pytest
 
+import fdg
+import policies
 from fdg.batch.collective import Collective
-from fdg.costs.traffic import collective, transfer
-from fdg.placing.layout import Layout
+from fdg.costs.traffic import Handling, collective, handling, transfer
+from fdg.placing.layout import Layout, route
+from fdg.running.exchange import rounds
 from tests.costs.machines import cluster, link
+from tests.tiny import Pupil
 
 
 def reduce(size, devices, **where):
@@ -56,3 +60,48 @@ def test_what_crosses_from_process_to_process_is_a_collective(hosts, seconds):
     found = transfer(move, [0], [1], cluster(2, hosts, inside=inside, between=between))
     assert found.seconds == pytest.approx(seconds)
     assert (found.inside, found.between) == ((10**6, 0) if hosts == 1 else (0, 10**6))
+
+
+def test_a_host_names_the_arrays_of_its_own_devices():
+    """Three values from eight devices to eight others: on one host to each, else to those of one host."""
+    move = types.SimpleNamespace(
+        pairs=[[types.SimpleNamespace(laid_out=Layout.of_batch((16,), 0, 8))] * 2] * 3
+    )
+    groups = range(8), range(8, 16)
+    assert handling(move, *groups, cluster(16)) == Handling(0, 3 * 8)
+    assert handling(move, *groups, cluster(16, hosts=4)) == Handling(3, 3 * 4)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda count: policies.GPUOnly(),
+        lambda count: policies.MultiLearner(),
+        lambda count: policies.SingleLearnerCoarse(learners=count // 2, staleness=1),
+        lambda count: policies.Central(servers=count // 2),
+    ],
+)
+def test_what_a_process_does_on_its_host_does_not_grow_with_the_devices(policy):
+    """On hosts of eight: programs, transfers and arrays of an iteration; rounds of what crosses, of any ratio
+    of senders to receivers by its logarithm."""
+    graph, found = fdg.trace(Pupil(num_envs=4096)), []
+    for count in (64, 512, 4096):
+        plan, where = fdg.place(graph, policy(count), count), cluster(count, hosts=count // 8)
+        groups = {group.name: group.devices for group in plan.groups}
+        moves = [
+            (handling(move, groups[move.source], groups[move.target], where), _rounds(move), times)
+            for move, times in plan.moves()
+        ]
+        found.append(([(call.name, len(call.inputs), times) for call, times in plan.calls()], moves))
+    assert found[0] == found[1] == found[2]
+
+
+def _rounds(move):
+    """The most of one value: sources and targets are numbered as the devices of two groups that are apart."""
+    most = 0
+    for a, b in move.pairs:
+        sources = frozenset(range(a.laid_out.devices))
+        for chunk in route(a.laid_out, b.laid_out).chunks:
+            ways = [(i, r, len(sources) + j) for j, (i, r) in enumerate(chunk)]
+            most = max(most, *(number + 1 for number, *_ in rounds(ways, sources)))
+    return most
