@@ -7,7 +7,7 @@
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
 `python -m bench.costs_fit` fits the model's own numbers to the first halves; `bench.costs_processes` does the
-same as `measure` and `report` for two processes.
+same as `measure` and `report` for two processes, `bench.costs_streaming` for lags in micro-batches.
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. What was
 measured is kept by machine (`bench/machines/`), with the machine's calibration. Measure on a quiet machine,
@@ -23,7 +23,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,12 @@ class Cell(ReferenceJob):
 
 
 class Machine:
-    """What was measured of one, in a folder: its calibration, its cells, and those of two processes."""
+    """What was measured of one, in a folder: its calibration, its cells, those of two processes, of lags."""
 
     def __init__(self, name: str):
         self.name = name
-        self.calibration_file, self.cells_file, self.processes_file = (
-            MACHINES / name / file for file in ("calibration.json", "cells.json", "processes.json")
+        self.calibration_file, self.cells_file, self.processes_file, self.streaming_file = (
+            MACHINES / name / f"{file}.json" for file in ("calibration", "cells", "processes", "streaming")
         )
 
     @functools.cached_property
@@ -78,7 +78,11 @@ class Machine:
 
     def measured(self) -> list[tuple[Cell, float]]:
         """Its cells, with seconds of an iteration."""
-        cells = self.stored(self.cells_file)["cells"]
+        return self.found(self.cells_file)
+
+    def found(self, file: Path) -> list[tuple[Cell, float]]:
+        """Those of a file, with seconds of an iteration."""
+        cells = self.stored(file)["cells"]
         return [(Cell.of_key(key), found["seconds"]) for key, found in cells.items() if "seconds" in found]
 
     def samples(self, half: str) -> list[JobSample]:
@@ -137,51 +141,55 @@ def cells() -> list[Cell]:
 # --- measuring ---
 
 
-def measure_one(key: str) -> dict[str, Any]:
-    """In a process of its own: seconds of an iteration, and what is predicted."""
+def measure_one(key: str) -> dict[str, float]:
+    """In a process of its own: seconds of an iteration."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
-    from fdg.costs.prediction import predict
 
     cell = Cell.of_key(key)
     fdg.host_devices(cell.devices)
-    devices = jax.devices("cpu")[: cell.devices]
-    prediction = predict(fdg.place(*cell.build(), devices), machine.cluster_of(devices))
-    return {"seconds": iteration_seconds(*cell.build(), devices), "predicted": prediction.seconds}
+    return {"seconds": iteration_seconds(*cell.build(), jax.devices("cpu")[: cell.devices])}
 
 
-def measure(only: str, again: bool, seconds: float) -> None:
-    """Every cell that was not measured yet, each in a process of its own; saved one by one."""
+def measured_apart(cell: Cell) -> float:
+    """Seconds of an iteration, in a process of its own."""
+    return said_by("bench.costs", "one", cell.key, seconds=_TIMEOUT)["seconds"]
+
+
+def measure(
+    some: Sequence[Cell],
+    file: Path,
+    measured: Callable[[Cell], float] = measured_apart,
+    only: str = "",
+    again: bool = False,
+    seconds: float = math.inf,
+) -> None:
+    """Every cell that was not measured here yet, or all once more; of two passes the better one is kept, for
+    a shared machine is slow for minutes. Saved one by one.
+    """
     calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
         raise SystemExit("error: this machine has no calibration: run python -m fdg.calibrate first")
     here = this_machine()
     here.calibration_file.parent.mkdir(parents=True, exist_ok=True)
     here.calibration_file.write_bytes(calibration.read_bytes())
-    stored = here.stored(here.cells_file)
+    stored = here.stored(file)
     end = time.monotonic() + seconds
-    for cell in cells():
+    for cell in some:
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
             continue
         if time.monotonic() > end:
             print("time is up: run it again to go on")
             return
-        said, error = {}, ""
-        try:
-            said = said_by("bench.costs", "one", cell.key, seconds=_TIMEOUT)
-        except subprocess.SubprocessError as problem:
-            error = str(problem)
         before = stored["cells"].get(cell.key, {}).get("seconds", math.inf)
-        if said:  # of two passes the better one: a shared machine is slow for minutes
-            stored["cells"][cell.key] = {"seconds": min(before, said["seconds"])}
-        elif before == math.inf:
-            stored["cells"][cell.key] = {"error": error}
-        here.store(here.cells_file, stored)
-        ratio = (
-            f"{said['predicted'] / said['seconds']:.2f} of {said['seconds'] * 1e3:.3g} ms" if said else error
-        )
-        print(f"{cell}: predicted {ratio}", flush=True)
+        try:
+            stored["cells"][cell.key] = {"seconds": min(before, measured(cell))}
+        except subprocess.SubprocessError as problem:
+            if before == math.inf:
+                stored["cells"][cell.key] = {"error": str(problem)}
+        here.store(file, stored)
+        print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
 
 # --- reporting ---
@@ -260,7 +268,9 @@ def main() -> None:
     from bench.costs_paper import paper
 
     {
-        "measure": lambda: measure(given.only, given.again, given.seconds),
+        "measure": lambda: measure(
+            cells(), this_machine().cells_file, measured_apart, given.only, given.again, given.seconds
+        ),
         "one": lambda: print(json.dumps(measure_one(given.cell))),
         "report": lambda: report(given.half),
         "memory": lambda: memory(given.only, given.again),

@@ -7,7 +7,6 @@ Of two measurements of a cell the better one is kept, as of two passes of `bench
 Rates are those of this machine's calibration, the sockets between the processes among them.
 """
 
-import math
 import os
 import subprocess
 import sys
@@ -55,22 +54,10 @@ def measured(cell: Cell) -> float:
     return float(said[0].splitlines()[-1])
 
 
-def measure(again: bool) -> None:
-    """Every cell that was not measured here yet, or all of them once more."""
-    here = costs.this_machine()
-    stored = here.stored(here.processes_file)
-    for cell in cells():
-        before = stored["cells"].get(cell.key, math.inf)
-        if again or before == math.inf:
-            stored["cells"][cell.key] = min(before, measured(cell))
-            here.store(here.processes_file, stored)
-
-
 def report() -> None:
     """Of every machine."""
     for one in costs.machines():
-        found = one.stored(one.processes_file)["cells"]
-        rows = [(cell, found[cell.key], predicted(cell, one)) for cell in cells() if cell.key in found]
+        rows = [(cell, seconds, predicted(cell, one)) for cell, seconds in one.found(one.processes_file)]
         for cell, s, p in rows:
             print(f"{p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
         if rows:
@@ -96,5 +83,6 @@ if __name__ == "__main__":
         main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     else:
         if "report" not in sys.argv:
-            measure(again="--again" in sys.argv)
+            file = costs.this_machine().processes_file
+            costs.measure(cells(), file, measured, again="--again" in sys.argv)
         report()
