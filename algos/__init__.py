@@ -7,17 +7,15 @@ from algos.a3c import A3C
 from algos.agent import Bonus
 from algos.alphazero import AlphaZero
 from algos.buffers import ReplayBuffer
-from algos.c51 import C51
 from algos.crossq import CrossQ
+from algos.distributional import C51, QRDQN
 from algos.dqn import DQN
-from algos.droq import DroQ
 from algos.explorers import Explorer
 from algos.fast_td3 import FastTD3
 from algos.given import Network
 from algos.impala import IMPALA
-from algos.ippo import IPPO
-from algos.mappo import MAPPO
-from algos.normalize import Normalizer
+from algos.mappo import IPPO, MAPPO
+from algos.normalize import Normalizer, Transform
 from algos.offline.bc import BC
 from algos.offline.cql import CQL
 from algos.offline.iql import IQL
@@ -26,10 +24,9 @@ from algos.offline.td3_bc import TD3BC
 from algos.ppo import PPO
 from algos.pqn import PQN
 from algos.qmix import QMIX
-from algos.qr_dqn import QRDQN
 from algos.recurrent import RecurrentNetwork
 from algos.recurrent_ppo import RecurrentPPO
-from algos.redq import REDQ
+from algos.redq import REDQ, DroQ
 from algos.rlhf.dpo import DPO
 from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
@@ -40,8 +37,7 @@ from algos.sac import SAC
 from algos.self_play import SelfPlay
 from algos.td3 import TD3
 from algos.tqc import TQC
-from algos.transforms import Transform
-from algos.vdn import VDN
+from algos.value_decomposition import VDN
 from envs import Environment, check_spec, own
 from fdg import aliases
 from fdg.arguments import checked

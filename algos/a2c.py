@@ -18,13 +18,11 @@ from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
-from algos.losses import weighted_sum
-from algos.normalize import Normalizers
+from algos.losses import generalized_advantage_estimation, weighted_sum
+from algos.normalize import Normalizers, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
-from algos.returns import generalized_advantage_estimation
 from algos.rollout import values_after
-from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require_within
 

@@ -12,7 +12,7 @@ import optax
 import fdg
 from algos import distributions, given, networks, optimizers, presets, rollout
 from algos.given import Architecture, Network
-from algos.hyperspherical import projected
+from algos.layers import projected
 from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.checking import check_batch_reset, check_batch_step

@@ -20,10 +20,8 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.losses import value_error
-from algos.minibatches import Epochs
-from algos.optimizers import ClippedOptimizer
-from algos.returns import lambda_returns
+from algos.losses import lambda_returns, value_error
+from algos.optimizers import ClippedOptimizer, Epochs
 from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
 from algos.search import Search, Searching, gumbel_search
 from envs import (

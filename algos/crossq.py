@@ -9,34 +9,183 @@ Letters in shapes: `N` samples of a minibatch.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import batch_renorm, given, off_policy, soft
+from algos import given, off_policy, sac
 from algos.agent import Agent, Rollouts
-from algos.batch_renorm import NormedNetwork
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
-from algos.layers import Layers
-from algos.normalize import ObservationNormalizer
+from algos.layers import Layers, features, head, hidden_layers
+from algos.networks import actor_features
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
-from algos.soft import Entropy, Parameters
-from algos.transforms import Transforming
+from algos.sac import Entropy, Parameters
 from envs import Box, Environment, Observation
+from envs.composite import ObservationSpace
+from fdg.errors import FdgError
 from fdg.settings.fields import (
     hyperparameter,
     require,
     require_positive,
     require_within,
 )
+
+# --- networks with batch renormalisation (Ioffe 2017, arXiv 1702.03275) ---
+
+_EPSILON = 1e-3  # added to variances
+_LARGEST_RATIO, _LARGEST_SHIFT = 3.0, 5.0  # r_max and d_max of the paper, section 4.1
+
+
+class NormedNetwork(NamedTuple):
+    """A network with running statistics, as two pure functions.
+
+    `init(key, *inputs) -> (parameters, statistics)`; of the inputs only shape and dtype count.
+    `apply(parameters, statistics, *inputs, in_training, renormalize) -> (output, statistics)`: in training
+    inputs are a minibatch, normalised by its own statistics, and the running ones have taken it in
+    afterwards; `renormalize` (bool, may be traced) corrects it towards these.
+    """
+
+    init: Callable[..., tuple[Any, Any]]
+    apply: Callable[..., tuple[Any, Any]]
+
+
+def normed_actor(
+    space: ObservationSpace, size: int, layers: Layers, decay: float | jax.Array
+) -> NormedNetwork:
+    """`algos.networks.gaussian_actor` with each layer's inputs normalised: `[N, *obs]` to `[N, 2 * size]`."""
+    return _normed_network(_NormedActor(space, 2 * size, layers.sized(space)), decay)
+
+
+def normed_critics(
+    space: ObservationSpace, layers: Layers, decay: float | jax.Array, outputs: int = 1
+) -> NormedNetwork:
+    """`algos.networks.twin_critics` with each layer's inputs normalised: two values of each action, `[N]`."""
+    return _normed_network(_NormedCritics(space, layers.sized(space), outputs), decay)
+
+
+def without_statistics(network: Network) -> NormedNetwork:
+    """A network that normalises nothing, as one whose statistics are empty."""
+
+    def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
+        return network.init(key, *inputs), ()
+
+    def apply(parameters: Any, statistics: Any, *inputs: Any, **_: Any) -> tuple[Any, Any]:
+        return network.apply(parameters, *inputs), statistics
+
+    return NormedNetwork(init, apply)
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalisation of features: `[N, F]` to `[N, F]` (algorithm 1 of the paper).
+
+    The running mean and variance (`batch_stats`) go `1 - decay` of the way to those of a minibatch.
+    """
+
+    @nn.compact
+    def __call__(  # noqa: D102
+        self, x: jax.Array, in_training: bool, renormalize: bool | jax.Array, decay: float | jax.Array
+    ) -> jax.Array:
+        shape = x.shape[-1:]
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
+        var = self.variable("batch_stats", "var", jnp.ones, shape)
+        running_mean, running_std = mean.value, jnp.sqrt(var.value + _EPSILON)
+        if in_training:
+            batch_mean = jnp.mean(x, axis=0)
+            batch_var = jnp.mean(jnp.square(x - batch_mean[None]), axis=0)
+            batch_std = jnp.sqrt(batch_var + _EPSILON)
+            # r and d of the paper, constants to the gradient; without them this is batch normalisation.
+            ratio = jnp.clip(batch_std / running_std, 1.0 / _LARGEST_RATIO, _LARGEST_RATIO)
+            shift = jnp.clip((batch_mean - running_mean) / running_std, -_LARGEST_SHIFT, _LARGEST_SHIFT)
+            ratio = jax.lax.stop_gradient(jnp.where(renormalize, ratio, 1.0))
+            shift = jax.lax.stop_gradient(jnp.where(renormalize, shift, 0.0))
+            normalized = (x - batch_mean[None]) / batch_std[None] * ratio[None] + shift[None]
+            mean.value = jax.lax.stop_gradient(decay * mean.value + (1.0 - decay) * batch_mean)
+            var.value = jax.lax.stop_gradient(decay * var.value + (1.0 - decay) * batch_var)
+        else:
+            normalized = (x - running_mean[None]) / running_std[None]
+        scale = self.param("scale", nn.initializers.ones, shape)
+        bias = self.param("bias", nn.initializers.zeros, shape)
+        return normalized * scale[None] + bias[None]
+
+
+class _NormedTrunk(nn.Module):
+    """`algos.layers.Trunk` with its inputs, and what each dense layer gives, renormalised."""
+
+    layers: Layers
+    outputs: int
+    head_scale: float
+
+    @nn.compact
+    def __call__(self, how: "_How", inputs: Any, more: jax.Array | None = None) -> jax.Array:
+        if self.layers.torso != "dense":
+            raise FdgError(
+                f"torso='{self.layers.torso}': these layers are normalised by batch: set torso='dense'"
+            )
+        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *how)
+        for width in self.layers.hidden or ():
+            x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *how)
+        return head(x, self.outputs, self.head_scale)
+
+
+class _NormedActor(nn.Module):
+    space: ObservationSpace
+    outputs: int
+    layers: Layers
+
+    @nn.compact
+    def __call__(self, how: "_How", observation: Any) -> jax.Array:
+        seen = actor_features(observation, self.space, self.layers.convolve)
+        return _NormedTrunk(self.layers, self.outputs, 0.01, name="actor")(how, seen)
+
+
+class _NormedCritics(nn.Module):
+    space: ObservationSpace
+    layers: Layers
+    outputs: int
+
+    @nn.compact
+    def __call__(self, how: "_How", observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inputs = features(observation, self.space, self.layers.convolve)
+        action = action.reshape(action.shape[0], -1)
+        names = ("critic_1", "critic_2")
+        critics = [_NormedTrunk(self.layers, self.outputs, 1.0, name=name) for name in names]
+        first, second = (critic(how, inputs, action) for critic in critics)
+        return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
+
+
+class _How(NamedTuple):
+    """How samples are normalised."""
+
+    in_training: bool
+    renormalize: bool | jax.Array
+    decay: float | jax.Array
+
+
+def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwork:
+    def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
+        made = module.init(key, _How(False, False, decay), *inputs)
+        return made["params"], made["batch_stats"]
+
+    def apply(
+        parameters: Any, statistics: Any, *inputs: Any, in_training: bool, renormalize: bool | jax.Array
+    ) -> tuple[Any, Any]:
+        variables = {"params": parameters, "batch_stats": statistics}
+        how = _How(in_training, renormalize, decay)
+        output, changed = module.apply(variables, how, *inputs, mutable=["batch_stats"])
+        return output, changed["batch_stats"]
+
+    return NormedNetwork(init, apply)
 
 
 class Statistics(NamedTuple):
@@ -222,7 +371,7 @@ class CrossQ(Agent):
         )
         (first, next_first), (second, next_second) = map(_apart, values)
         following = next_first, next_second
-        target = soft.target(self.grid.reading, transition, temperature, following, next_log_prob)
+        target = sac.soft_target(self.grid.reading, transition, temperature, following, next_log_prob)
         loss, error = self.grid.errors((first, second), target, transition.weight)
         return loss, (after, {
             **error,
@@ -238,7 +387,7 @@ class CrossQ(Agent):
         output, after = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
-        action, log_prob = soft.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
+        action, log_prob = sac.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
         value = self.grid.lower(self._values(critics, statistics.critics, observation, action))
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
@@ -247,7 +396,7 @@ class CrossQ(Agent):
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return soft.squashed(self._of_actor(actor, observation), self.env.action_space.shape)
+        return sac.squashed(self._of_actor(actor, observation), self.env.action_space.shape)
 
     def _of_actor(self, actor: Any, observation: Observation) -> jax.Array:
         """What the actor's network gives by its running statistics: `[N, 2 * D]`."""
@@ -274,7 +423,7 @@ class CrossQ(Agent):
     @property
     def _normed_actor(self) -> NormedNetwork:
         own = self._own("actor_network", "actor")
-        return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.gaussian_actor(
+        return self._computing(without_statistics(own) if own else normed_actor(
             self.env.observation_space, math.prod(self.env.action_space.shape),
             self.layers, self.norm_decay,
         ))  # fmt: skip
@@ -282,7 +431,7 @@ class CrossQ(Agent):
     @property
     def _normed_critics(self) -> NormedNetwork:
         own = self._own("critic_network", "critic")
-        return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
+        return self._computing(without_statistics(own) if own else normed_critics(
             self.env.observation_space, dataclasses.replace(self.layers, hidden=self.critic_hidden),
             self.norm_decay, self.grid.reading.outputs,
         ))  # fmt: skip

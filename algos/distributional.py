@@ -1,4 +1,7 @@
-"""DQN that learns how each action's return is distributed: what `QRDQN` and `C51` share.
+"""DQN that learns how each action's return is distributed: `QRDQN` and `C51`.
+
+QR-DQN: Dabney et al. 2017, arXiv 1710.10044. C51: Bellemare, Dabney and Munos 2017, "A Distributional
+Perspective on Reinforcement Learning", arXiv 1707.06887.
 
 The network gives `K` numbers for each action, which a subclass reads as quantiles, or as probabilities of
 fixed returns. Acting takes the mean for the value, so all of `DQN`, its options included, stays as it is.
@@ -13,13 +16,15 @@ import jax
 import jax.numpy as jnp
 
 from algos import networks
+from algos.critic_readings import Distributions
 from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN
-from algos.over_sequences import separated
+from algos.losses import quantile_error
 from algos.q_learning import choices
 from algos.replay import Transition
+from algos.sequences import separated
 from envs import Discrete, Observation
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,3 +87,124 @@ class DistributionalDQN(DQN):
 def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
     """Of numbers `[N, n, K]` those of the actions `[N]`: `[N, K]`."""
     return jax.vmap(networks.of_action, in_axes=(-1, None), out_axes=-1)(numbers, action)
+
+
+@dataclasses.dataclass(frozen=True)
+class QRDQN(DistributionalDQN):
+    """QR-DQN for discrete actions, with the fields of `DQN` and two of its own.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> QRDQN(env=envs.make("CartPole-v1")).quantiles
+    51
+    """
+
+    presets_of: ClassVar[str] = "QRDQN"
+
+    quantiles: int = hyperparameter(51, "K, of each action's return")
+    huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "quantiles", "huber_threshold")
+
+    @property
+    def numbers_of_an_action(self) -> int:
+        """K."""
+        return self.quantiles
+
+    # --- parts ---
+
+    def _mean(self, numbers: jax.Array) -> jax.Array:
+        """Means of quantiles (equation 1 of the paper's section 3)."""
+        return jnp.mean(numbers, axis=-1)
+
+    def loss(self, parameters, target_parameters, transition: Transition, weight):
+        """As of `DQN`: quantile regression (equations 9 and 10)."""
+        quantiles = of_action(self._numbers(parameters, transition.observation), transition.action)
+        target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
+        error = quantile_error(quantiles, target, self.huber_threshold)
+        loss = jnp.mean(weight * error)
+        mean_error = jnp.mean(target, axis=1) - jnp.mean(quantiles, axis=1)
+        return loss, (mean_error, {"loss": loss, "value": jnp.mean(quantiles)})
+
+    def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
+        """What the quantiles should be, `[N, K]`: by those of the best action in the mean (algorithm 1)."""
+        following = self._following(parameters, target_parameters, transition)
+        return transition.reward[:, None] + transition.discount[:, None] * following
+
+
+@dataclasses.dataclass(frozen=True)
+class C51(DistributionalDQN):
+    """C51 for discrete actions, with the fields of `DQN` and three of its own.
+
+    Returns are thought to lie between `value_min` and `value_max`; the metric `outside` says what part of the
+    targets does not. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)),
+    for CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> C51(env=envs.make("CartPole-v1"), atoms=5)._grid.returns.tolist()
+    [-100.0, -50.0, 0.0, 50.0, 100.0]
+    """
+
+    presets_of: ClassVar[str] = "C51"
+
+    atoms: int = hyperparameter(101, "K, returns of the grid")
+    value_min: float = hyperparameter(-100.0, "the smallest of them")
+    value_max: float = hyperparameter(100.0, "the largest")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
+        require(
+            self,
+            self.value_min < self.value_max,
+            f"value_min={self.value_min}, value_max={self.value_max}: the first must be below the second",
+        )
+
+    @property
+    def numbers_of_an_action(self) -> int:
+        """K."""
+        return self.atoms
+
+    # --- parts ---
+
+    @property
+    def _grid(self) -> Distributions:
+        """The atoms (section 4)."""
+        return Distributions(self.atoms, self.value_min, self.value_max)
+
+    def _mean(self, numbers: jax.Array) -> jax.Array:
+        """Means over the atoms, of logits."""
+        return self._grid.value(numbers)
+
+    def loss(self, parameters, target_parameters, transition: Transition, weight):
+        """Cross-entropy of the projected target and the prediction (algorithm 1, its last line)."""
+        logits = of_action(self._numbers(parameters, transition.observation), transition.action)
+        target, outside = jax.lax.stop_gradient(self._projected(parameters, target_parameters, transition))
+        cross_entropy = -jnp.sum(target * jax.nn.log_softmax(logits), axis=-1)
+        loss = jnp.mean(weight * cross_entropy)
+        # Where replay is prioritised, by the divergence that is minimised: Hessel et al. 2018, arXiv
+        # 1710.02298, section "The integrated agent".
+        divergence = cross_entropy + jnp.sum(jax.scipy.special.xlogy(target, target), axis=-1)
+        parts = {"loss": loss, "value": jnp.mean(self._mean(logits)), "outside": jnp.mean(outside)}
+        return loss, (divergence, parts)
+
+    def _projected(
+        self, parameters, target_parameters, transition: Transition
+    ) -> tuple[jax.Array, jax.Array]:
+        """Probabilities of the atoms `[N, K]` of the best action's return, and what lay outside `[N]`.
+
+        Equation 7: each return that can follow, `r + discount * z`, held within the grid, is divided between
+        its two neighbours.
+        """
+        probability = jax.nn.softmax(self._following(parameters, target_parameters, transition))
+        returns = transition.reward[:, None] + transition.discount[:, None] * self._grid.returns[None]
+        is_outside = (returns < self.value_min) | (returns > self.value_max)
+        outside = jnp.sum(jnp.where(is_outside, probability, 0.0), axis=1)
+        return self._grid.projected(probability, returns), outside

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, q_learning, replayed_q
+from algos import given, networks, q_learning
 from algos.agent import Agent, Rollouts
 from algos.collecting import begin, collect, stored_memory
 from algos.distributions import Categorical, sizes
@@ -26,13 +26,20 @@ from algos.layers import Layers
 from algos.networks import of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.over_sequences import memory_after, one_step, over_sequences
-from algos.q_learning import Exploration, choices, epsilon_greedy, for_each_choice, over_choices
-from algos.recurrent import RecurrentNetwork
-from algos.remembering import SequenceMemory, remembering_trunk
+from algos.q_learning import (
+    Exploration,
+    Learned,
+    StepPriorities,
+    TargetUpdates,
+    choices,
+    epsilon_greedy,
+    for_each_choice,
+    over_choices,
+)
+from algos.recurrent import RecurrentNetwork, remembering_trunk
 from algos.replay import Replay, ReplayState, ReplayUpdates, Transition, whole_updates
-from algos.replayed_q import Learned, StepPriorities, TargetUpdates
 from algos.rollout import Actor, Recollection
+from algos.sequences import SequenceMemory, memory_after, one_step, over_sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
 from fdg.settings.fields import hyperparameter, require
 
@@ -115,7 +122,7 @@ class DQN(Agent):
         recollection = self._first_recollection(self.num_envs)
         action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
         return State(
-            learned=replayed_q.begin(parameters, self._optimizer),
+            learned=q_learning.begin(parameters, self._optimizer),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self.buffer.init(observation, action, *stored_memory(recollection)),
             env_state=env_state,
@@ -187,7 +194,7 @@ class DQN(Agent):
         action, explorer = self._drawn(values, amount, recollection, keys)
         return action, None if recollection is None else Remembered(memory, explorer)
 
-    learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
+    learn, gradient, update = q_learning.learn, q_learning.gradient, q_learning.update
 
     # --- parts ---
 

@@ -19,13 +19,11 @@ from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
-from algos.losses import approximate_kl, value_error, weighted_sum
-from algos.normalize import Normalizers
+from algos.losses import approximate_kl, v_trace, value_error, weighted_sum
+from algos.normalize import Normalizers, Transforming
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer
-from algos.returns import v_trace
 from algos.rollout import values_after
-from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

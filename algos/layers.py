@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos import hyperspherical
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -76,7 +75,7 @@ class PolicyLayers(Layers):
 class Trunk(nn.Module):
     """Dense layers and a head, of what `features` gives, to `[N, outputs]`; images are convolved first.
 
-    With `layers.torso` of "simba" they are SimbaV2's (`algos/hyperspherical.py`), which have neither an
+    With `layers.torso` of "simba" they are SimbaV2's (`algos/layers.py`), which have neither an
     activation of choice nor dropout. With `layers.layer_norm` each layer but the head is normalised before
     its activation (Ba et al. 2016, arXiv 1607.06450). `more [N, G]`, if given, joins the features that the
     dense layers see. With a rate of `dropout` and `keys [N]`, features of the dense layers are dropped
@@ -182,16 +181,16 @@ def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
     """SimbaV2's residual blocks, in place of dense layers: `[N, F]` to `[N, hidden[-1]]`."""
     if len(set(hidden)) > 1:
         raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
-    x = hyperspherical.embedding(x, hidden[0])
+    x = embedding(x, hidden[0])
     for _ in hidden:
-        x = hyperspherical.block(x, len(hidden))
+        x = block(x, len(hidden))
     return x
 
 
 def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> jax.Array:
     """The last layer, `[N, F]` to `[N, outputs]`; after a torso of unit length two, without a `scale`."""
     if torso == "simba":
-        return hyperspherical.UnitHead(outputs, name="head")(x)
+        return UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 
@@ -290,3 +289,98 @@ def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
         )
     low, span = np.broadcast_arrays(low, span)
     return (low[None], span[None]) if low.ndim else (low, span)
+
+
+# --- hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, arXiv 2502.15280) ---
+#
+# Section 4 of the paper. Features have length one after each block, and so has each column of a weight matrix
+# after each update (`projected`, which every algorithm calls). So neither can grow while targets move. What
+# the paper adds around the network are settings of algorithms: observations by running statistics
+# (`normalize_observation`), and critics that give distributions of returns (`atoms`).
+
+_SHIFT = 3.0  # c_shift, the number that joins the inputs before they are put on a sphere
+_EXPANSION = 4  # of the layer within a block
+_KERNEL = "unit_kernel"
+_SMALLEST = 1e-16
+
+
+def unit(x: jax.Array, axis: int = -1) -> jax.Array:
+    """Vectors along an axis, divided by their length; zero where they are zero, with a gradient of zero.
+
+    >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST))
+
+
+def projected(parameters: Any) -> Any:
+    """Parameters after an update, with each column of each `UnitDense` of length one again.
+
+    All others are as they were. Matrices may have leading axes, `[..., F, D]`.
+    """
+
+    def one(path: Any, x: Any) -> Any:
+        return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
+
+    return jax.tree_util.tree_map_with_path(one, parameters)
+
+
+class UnitDense(nn.Module):
+    """A product with a matrix whose columns have length one: `[N, F]` to `[N, width]`, without a bias."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
+        def first(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+            return unit(nn.initializers.orthogonal()(key, shape), axis=0)
+
+        return x @ self.param(_KERNEL, first, (x.shape[-1], self.width))
+
+
+class Scaler(nn.Module):
+    """A learned scale of each feature: `first` at first, when its parameter is `size`."""
+
+    first: float
+    size: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
+        scale = self.param("scale", nn.initializers.constant(self.size), x.shape[-1:])
+        return x * (scale * (self.first / self.size))[None]
+
+
+class UnitHead(nn.Module):
+    """The last two layers, `[N, D]` to `[N, outputs]`, with a bias."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
+        hidden = Scaler(1.0, 1.0)(UnitDense(x.shape[-1])(x))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.outputs,))
+        return UnitDense(self.outputs)(hidden) + bias[None]
+
+
+# The two below are called inside a module's `__call__`; their layers belong to that module.
+def embedding(x: jax.Array, width: int) -> jax.Array:
+    """Inputs `[N, F]` to features of length one, `[N, width]`."""
+    shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT)], axis=-1)
+    return unit(_scaled(UnitDense(width)(unit(shifted))))
+
+
+def block(x: jax.Array, depth: int) -> jax.Array:
+    """A step from features `[N, D]` towards what two layers make of them.
+
+    `depth` is the number of blocks of the network.
+    """
+    width = x.shape[-1]
+    inner = nn.relu(_scaled(UnitDense(_EXPANSION * width)(x)))
+    towards = unit(UnitDense(width)(inner)) - x
+    return unit(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(towards))
+
+
+def _scaled(x: jax.Array) -> jax.Array:
+    size = math.sqrt(2.0 / x.shape[-1])
+    return Scaler(size, size)(x)

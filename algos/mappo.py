@@ -1,16 +1,93 @@
-"""Multi-agent PPO (Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games",
-arXiv 2103.01955).
+"""PPO of several agents: `MAPPO`, with a central critic, and `IPPO`, where each agent has its own.
 
-`algos/multi_agent_ppo.py` where, while learning, the value function sees what all agents see; they act on
-what they see themselves. That, and that it remembers unless told otherwise, sets it apart from
-`algos/ippo.py`.
+MAPPO: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", arXiv
+2103.01955. IPPO: de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent
+Challenge?", arXiv 2011.09533.
+
+They differ in the choice of the critic, and in their defaults. All agents have the same parameters (parameter
+sharing), and each its own observation, memory, reward, advantage and value. So an environment of `A` agents
+is, to the loss, `A` samples that are never taken apart; everything is `algos/recurrent_ppo.py` with one more
+axis, whose shapes read `[T, B, A]` for `[T, B]`.
 """
 
 import dataclasses
 from typing import ClassVar
 
-from algos.multi_agent_ppo import MultiAgentPPO
-from fdg.settings.fields import hyperparameter
+import jax.numpy as jnp
+
+from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
+from algos.recurrent_ppo import RecurrentPPO
+from envs import TimeStep, num_agents
+from fdg.settings.fields import hyperparameter, require
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiAgentPPO(RecurrentPPO):
+    """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
+
+    A subclass chooses the critic by `central_value`: each agent's own, which sees what that agent sees, or
+    one that sees what all of them see. A step of `total_steps` is one of the environment, in which all agents
+    act.
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+    """
+
+    several_agents: ClassVar[bool] = True
+    default_env: ClassVar[str] = "MPE_simple_spread_v3"
+    central_value: ClassVar[bool]  # whether the value function sees what all agents see
+
+    num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")
+    recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
+
+    def __post_init__(self):
+        self._check_types()
+        require(
+            self,
+            self._has_memory or (self.sequence_length is None and self.burn_in == 0),
+            f"sequence_length={self.sequence_length}, burn_in={self.burn_in}: without a memory there are no"
+            " sequences; set recurrent=True or memory, or leave them out",
+        )
+        super().__post_init__()
+
+    # --- parts ---
+
+    def _ends(self, time_step: TimeStep) -> TimeStep:
+        """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
+        shape = time_step.reward.shape
+        return time_step._replace(
+            terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
+            truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
+        )
+
+    @property
+    def _length(self) -> int:
+        return super()._length if self._has_memory else 1
+
+    @property
+    def _has_memory(self) -> bool:
+        return self.recurrent or self.memory is not None
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        agents = num_agents(self.env)
+        assert agents is not None  # checked when constructed
+        return (agents,)
+
+    @property
+    def _network(self) -> RecurrentNetwork:
+        return self._computing(
+            with_memory(self._own("network"), leading_axes=3)
+            or recurrent_actor_critic(
+                self.env.observation_space,
+                self.env.action_space,
+                memory_size=self.memory_size if self._has_memory else None,
+                num_agents=num_agents(self.env),
+                central=self.central_value,
+                memory=self._remembers,
+                **vars(self.layers),
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,3 +110,21 @@ class MAPPO(MultiAgentPPO):
     central_value: ClassVar[bool] = True
 
     recurrent: bool = hyperparameter(True, "actor and critic have a memory, as in RecurrentPPO")
+
+
+@dataclasses.dataclass(frozen=True)
+class IPPO(MultiAgentPPO):
+    """IPPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
+
+    Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+
+    >>> import envs
+    >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
+    2048
+    """
+
+    presets_of: ClassVar[str] = "IPPO"
+    central_value: ClassVar[bool] = False

@@ -62,7 +62,7 @@ def actor_critic(
         convolve: images are convolved; else they are flattened as all other shapes are, which is quicker, and
             enough where they are small.
         layer_norm: normalise each layer but the heads before its activation.
-        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/hyperspherical.py`), one for each
+        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one for each
             of `hidden`, whose widths are equal.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))

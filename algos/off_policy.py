@@ -26,11 +26,10 @@ from algos.distributions import stretched
 from algos.explorers import Remembered
 from algos.given import Network
 from algos.layers import Layers
-from algos.over_sequences import memory_after, one_step, over_sequences
-from algos.recurrent import RecurrentNetwork
-from algos.remembering import remembering_critics, remembering_trunk
+from algos.recurrent import RecurrentNetwork, remembering_critics, remembering_trunk
 from algos.replay import Replay, ReplayState, Transition
 from algos.rollout import Actor, Recollection, chosen
+from algos.sequences import memory_after, one_step, over_sequences
 from envs import Box, Observation
 from fdg.settings.fields import require
 

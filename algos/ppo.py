@@ -21,15 +21,12 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
-from algos.losses import Decision, ProximalLoss, explained_variance
-from algos.minibatches import Epochs
-from algos.normalize import Normalizers
+from algos.losses import Decision, ProximalLoss, explained_variance, generalized_advantage_estimation
+from algos.normalize import Normalizers, Transforming
 from algos.on_policy import State, Trajectory
-from algos.optimizers import ClippedOptimizer
-from algos.returns import generalized_advantage_estimation
+from algos.optimizers import ClippedOptimizer, Epochs
 from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
 from algos.rollout import environment_major, episode_metrics, values_after
-from algos.transforms import Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_within
 

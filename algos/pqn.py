@@ -22,11 +22,11 @@ from algos import networks, on_policy, optimizers, q_learning
 from algos.agent import Agent, Rollouts
 from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.minibatches import Epochs
+from algos.losses import lambda_returns
 from algos.networks import of_action
-from algos.normalize import Normalizers
+from algos.normalize import Normalizers, Transforming
 from algos.on_policy import State
-from algos.optimizers import ClippedOptimizer
+from algos.optimizers import ClippedOptimizer, Epochs
 from algos.q_learning import (
     Exploration,
     choices,
@@ -35,9 +35,7 @@ from algos.q_learning import (
     for_each_choice,
     over_choices,
 )
-from algos.returns import lambda_returns
 from algos.rollout import Actor, environment_major, episode_metrics, values_after
-from algos.transforms import Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 

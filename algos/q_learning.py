@@ -8,19 +8,23 @@ Letters in shapes: `B` environments, `N` rows of any origin, `M` choices.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+import fdg
 from algos import given
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.given import Network
-from algos.over_sequences import separated
+from algos.replay import Replay, ReplayChoice, ReplayState, StepReplay, linear
 from algos.rollout import Actor, chosen, empty_memory
+from algos.sequences import separated
 from envs import Discrete, Environment, MultiDiscrete, Observation, composite
-from fdg.settings.fields import hyperparameter, require_within
+from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
 # --- acting: most often the best action, now and then any ---
@@ -63,22 +67,6 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical
     any_allowed = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
     best = jax.nn.one_hot(jnp.argmax(values, axis=-1), values.shape[-1], dtype=values.dtype)
     return Categorical(jnp.log((1.0 - epsilon) * best + epsilon * any_allowed))
-
-
-def linear(
-    start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
-) -> jax.Array:
-    """A number that goes from `start` to `end` in so much time, and stays there: `[]` float32.
-
-    >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
-    [1.0, 0.75, 0.5, 0.5]
-    """
-    if isinstance(duration, jax.Array):  # it may be traced
-        lasts = duration > 0
-        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
-    else:
-        progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
-    return start + (end - start) * progress
 
 
 # --- values of actions ---
@@ -143,3 +131,123 @@ def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array]
 def for_each_choice(one: jax.Array, values: jax.Array) -> jax.Array:
     """Numbers `[N]` in a shape that goes with `values`, `[N]` or `[N, M]`."""
     return one if values.ndim == 1 else one[:, None]
+
+
+# --- learning from replay, with a target network: `DQN` and its relatives, `VDN` and `QMIX` ---
+
+
+class Learned(NamedTuple):
+    """What gradient steps change."""
+
+    parameters: Any
+    target_parameters: Any  # older ones, that targets are computed with
+    optimizer_state: Any
+    updates: jax.Array  # int32, gradient steps so far
+
+
+def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
+    """What gradient steps change, from the first parameters."""
+    return Learned(
+        parameters=parameters,
+        target_parameters=jax.tree.map(jnp.copy, parameters),
+        optimizer_state=optimizer.init(parameters),
+        updates=jnp.int32(0),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetUpdates(Part):
+    """How a target network follows the one that is trained."""
+
+    target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
+    target_rate: float = hyperparameter(
+        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+    )
+
+    def after(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
+        """After a gradient step to these parameters; nothing changes unless the buffer was `ready`."""
+        updates = learned.updates + ready
+        rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
+        target_parameters = optax.incremental_update(parameters, learned.target_parameters, rate)
+        return Learned(parameters, target_parameters, optimizer_state, updates)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a period that is not positive, and a rate outside of [0, 1]."""
+        require_positive(algorithm, "target_period")
+        require_within(algorithm, 0, 1, "target_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Priorities(ReplayChoice):
+    """Prioritised replay of minibatches, one gradient step after the other."""
+
+    def improve(
+        self,
+        learn: Callable[..., tuple[Learned, jax.Array, dict[str, jax.Array]]],
+        learned: Learned,
+        buffer: Replay,
+        replay: ReplayState,
+        keys: jax.Array,
+        iteration: jax.Array,
+        num_iterations: int,
+    ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
+        """All gradient steps of an iteration, and the means of their losses.
+
+        Args:
+          learn: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`.
+          learned: before them.
+          buffer, replay: what minibatches are drawn from.
+          keys: one for each step.
+          iteration, num_iterations: this one, and how many there are.
+        """
+        ready = buffer.is_ready(replay)
+        beta = self.beta(iteration, num_iterations)
+
+        def one_step(carry, drawn):
+            learned, replay = carry
+            sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
+            weight = buffer.weight(sample, beta)
+            learned, error, losses = learn(learned, sample.transition, weight, ready)
+            # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+            return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
+
+        # Where no step changes what the next one draws, all minibatches are drawn at once.
+        draws = keys if buffer.has_priorities else buffer.samples(replay, keys)
+        (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
+        return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPriorities(Priorities, StepReplay):
+    """`Priorities`, with n-step returns."""
+
+
+# --- methods, which classes take as their own: `learn = q_learning.learn` ---
+#
+# An algorithm says its `_loss(parameters, target_parameters, minibatch, weight)`, its `targets`, and its
+# `buffer`.
+
+
+@fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+def learn(self, learned, statistics, minibatch, weight, ready):
+    """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+    minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+    gradient, error, losses = self.gradient(learned.parameters, learned.target_parameters, minibatch, weight)
+    parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters, ready)
+    return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+
+
+@fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+def gradient(self, parameters, target_parameters, minibatch, weight):
+    """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+    gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
+        parameters, target_parameters, minibatch, weight
+    )
+    return gradient, error, losses
+
+
+@fdg.fragment("update", in_axes=None, out_axes=None)
+def update(self, gradient, optimizer_state, parameters, ready):
+    """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+    new = self._one_update(gradient, optimizer_state, parameters)
+    return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))

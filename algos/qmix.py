@@ -3,18 +3,23 @@ Learning", arXiv 1803.11485).
 
 `algos/value_decomposition.py` where what agents do together is worth a mixture of what each does, which rises
 with each of these values, by weights that depend on what all agents see.
+
+Letters in shapes: `N` rows of any origin, `A` agents, `S` numbers of a state, `H` units of a mixer.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from algos import agent_values
 from algos.given import Network
+from algos.networks import of_module
 from algos.value_decomposition import ValueDecomposition
 from envs import Observation
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import float_or_array, hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +61,65 @@ class QMIX(ValueDecomposition):
         return self._mixer.init(key, values, self._state_of(observation))
 
     def _mixed(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
-        """The mixing network (`algos.agent_values.monotonic_mixer`)."""
+        """The mixing network (`monotonic_mixer`)."""
         return self._mixer.apply(mixer, values, self._state_of(observation))
 
     @property
     def _mixer(self) -> Network:
-        return agent_values.monotonic_mixer(self.mixer_size, self.hypernetwork, self.mixer_scale)
+        return monotonic_mixer(self.mixer_size, self.hypernetwork, self.mixer_scale)
+
+
+def monotonic_mixer(
+    units: int = 32, hypernetwork: Sequence[int] = (64,), scale: float | jax.Array = 1.0
+) -> Network:
+    """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
+
+    `apply(parameters, values [N, A], state [N, S])` returns `[N]`, the value of what all agents do together.
+    It rises, or stays, with the value of every agent, for the weights that those meet are absolute values of
+    what hypernetworks make of the state; the biases are free.
+
+    Args:
+        units: `H`, of the one hidden layer, whose activation is an ELU.
+        hypernetwork: widths of the layers, with ReLU, between the state and the weights; the paper has none.
+        scale: of the hypernetworks' first weights; 1: uniform within 1 / sqrt(inputs) of zero, as the authors
+            had them. With larger ones a mixture of 32 units magnifies what agents' values differ by many
+            times, the best of them are thought far too much of, and targets made of these run away.
+
+    >>> mixer = monotonic_mixer(8)
+    >>> values, state = jnp.ones((5, 3)), jnp.ones((5, 4))
+    >>> parameters = jax.eval_shape(mixer.init, jax.random.key(0), values, state)
+    >>> jax.eval_shape(mixer.apply, parameters, values, state).shape
+    (5,)
+    """
+    module = MonotonicMixer(units, tuple(hypernetwork), float_or_array(scale))
+    return of_module(module)
+
+
+class MonotonicMixer(nn.Module):
+    """One hidden layer, whose weights come from the state (see `monotonic_mixer`)."""
+
+    units: int
+    hypernetwork: tuple[int, ...]
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, values: jax.Array, state: jax.Array) -> jax.Array:  # noqa: D102
+        count, agents = values.shape
+
+        kernel_init = nn.initializers.variance_scaling(self.scale**2 / 3.0, "fan_in", "uniform")
+
+        def dense(x: jax.Array, outputs: int, name: str) -> jax.Array:
+            return nn.Dense(outputs, kernel_init=kernel_init, name=name)(x)
+
+        def from_state(outputs: int, name: str) -> jax.Array:
+            x = state
+            for i, width in enumerate(self.hypernetwork):
+                x = nn.relu(dense(x, width, f"{name}_{i}"))
+            return dense(x, outputs, name)
+
+        first = jnp.abs(from_state(agents * self.units, "weight_1")).reshape(count, agents, self.units)
+        hidden = nn.elu(jnp.sum(values[:, :, None] * first, axis=1) + dense(state, self.units, "bias_1"))
+        second = jnp.abs(from_state(self.units, "weight_2"))
+        # "a 2-layer hypernetwork with a ReLU nonlinearity" makes the last bias.
+        last = dense(nn.relu(dense(state, self.units, "bias_2_0")), 1, "bias_2")
+        return jnp.sum(hidden * second, axis=1) + last[:, 0]

@@ -1,9 +1,10 @@
-"""Networks with a memory, and the default ones: actor-critics of one agent or of several (`algos.memories`).
+"""Networks with a memory, and the default ones: of actor-critics, of one agent or of several, and of learners
+from replay (`algos.memories` has the memories).
 
 The memory is given and returned, never hidden: whoever acts carries it from step to step, and whoever learns
 unrolls it over a sequence. Where an episode starts, the network forgets by itself.
 
-Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories.
+Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
 """
 
 import dataclasses
@@ -19,9 +20,18 @@ import jax.numpy as jnp
 
 from algos import distributions, given
 from algos.given import Network
-from algos.layers import Activation, Layers, PolicyLayers, Torso, checked_widths, head, hidden_layers
+from algos.layers import (
+    Activation,
+    Layers,
+    PolicyLayers,
+    Torso,
+    checked_widths,
+    features,
+    head,
+    hidden_layers,
+)
 from algos.memories import MemoryKind
-from algos.networks import actor_and_critic_features
+from algos.networks import actor_and_critic_features, actor_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -32,6 +42,13 @@ class Output(NamedTuple):
 
     policy: jax.Array  # [T, B, P] float32, the parameters of a distribution over actions
     value: jax.Array  # [T, B] float32
+    memory: Any  # [T, B, ...], after each step
+
+
+class AgentValues(NamedTuple):
+    """What a network that values actions makes of a sequence."""
+
+    values: jax.Array  # [T, B, A, n] float32, of every action of each agent, allowed or not
     memory: Any  # [T, B, ...], after each step
 
 
@@ -112,10 +129,15 @@ def recurrent_actor_critic(
         num_agents,
         central,
     )
+    return of_module(module)
+
+
+def of_module(module: Any) -> RecurrentNetwork:
+    """A module of Linen of `(memory, observation, start)`, with a method `nothing_yet(B) -> memory`."""
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
 
-def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
+def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool = True) -> RecurrentNetwork:
     """A feed-forward network as one with a memory, which is empty: every step is worked out on its own.
 
     `network.apply` sees all steps at once, `[B * T, *obs]`. Of equal networks the results are equal.
@@ -123,6 +145,7 @@ def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
     Args:
         network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
         leading_axes: of observations `[T, B, *obs]`; 3 for those of several agents, `[T, B, A, *obs]`.
+      actor_critic: False: `apply` gives values of actions, `[N, n]`, and `unroll` gives `AgentValues`.
 
     >>> import algos.networks, envs
     >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
@@ -134,9 +157,8 @@ def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
     >>> output.policy.shape, output.value.shape, output.memory
     ((5, 8, 2), (5, 8), ())
     """
-    return RecurrentNetwork(
-        _InitOfSteps(network, leading_axes), _no_memory, _UnrollSteps(network, leading_axes)
-    )
+    unroll = _UnrollSteps(network, leading_axes, actor_critic)
+    return RecurrentNetwork(_InitOfSteps(network, leading_axes), _no_memory, unroll)
 
 
 def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 2) -> RecurrentNetwork | None:
@@ -258,29 +280,28 @@ def _split(memories: Any, each: tuple[int, ...]) -> Any:
 # Values and not closures, so that equal modules make equal networks.
 @dataclass(frozen=True)
 class _Init:
-    module: RecurrentActorCritic
+    module: Any
 
-    def __call__(self, key: jax.Array, observation: Any) -> Any:
+    def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
         steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
-        start = jnp.zeros((steps, num_envs), bool)
-        memory = self.module.nothing_yet(num_envs)
-        return self.module.init(key, memory, observation, start)["params"]
+        start, memory = jnp.zeros((steps, num_envs), bool), self.module.nothing_yet(num_envs)
+        return self.module.init(key, memory, observation, start, *more)["params"]
 
 
 @dataclass(frozen=True)
 class _NothingYet:
-    module: RecurrentActorCritic
+    module: Any
 
-    def __call__(self, num_envs: int) -> Memory:
+    def __call__(self, num_envs: int) -> Any:
         return self.module.nothing_yet(num_envs)
 
 
 @dataclass(frozen=True)
 class _Unroll:
-    module: RecurrentActorCritic
+    module: Any
 
-    def __call__(self, parameters: Any, memory: Memory, observation: Any, start: jax.Array) -> Output:
-        return self.module.apply({"params": parameters}, memory, observation, start)
+    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array, *more: Any) -> Any:
+        return self.module.apply({"params": parameters}, memory, observation, start, *more)
 
 
 @dataclass(frozen=True)
@@ -301,12 +322,136 @@ def _no_memory(num_envs: int) -> Any:
 class _UnrollSteps:
     network: Network
     leading_axes: int
+    actor_critic: bool
 
-    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array) -> Output:
+    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array) -> Any:
         # Environment-major, as everywhere: a split of the environments stays a split of the rows.
         by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
         leading = jax.tree.leaves(by_env)[0].shape[: self.leading_axes]
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
-        of_rows = given.pair(self.network.apply(parameters, rows), (math.prod(leading),))
-        policy, value = (x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1) for x in of_rows)
-        return Output(policy, value, memory=())
+        of_rows = self.network.apply(parameters, rows)
+        if self.actor_critic:
+            of_rows = given.pair(of_rows, (math.prod(leading),))
+        found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
+        return Output(*found, memory=()) if self.actor_critic else AgentValues(found, memory=())
+
+
+# --- networks of learners from replay with a memory: DQN, SAC and TD3 ---
+
+
+def remembering_trunk(
+    observation_space: ObservationSpace,
+    outputs: int,
+    layers: Layers,
+    memory: MemoryKind,
+    scale: float = 1.0,
+    dueling: tuple[int, ...] | None = None,
+) -> RecurrentNetwork:
+    """Dense layers, a memory, a dense layer and a head: `unroll` gives `(output [T, B, n], memories)`.
+
+    Args:
+      observation_space: what is `privileged` is not seen.
+      outputs: n.
+      layers: without widths, one layer as wide as the memory.
+      memory: its kind and size.
+      scale: of the head's first weights.
+      dueling: numbers of actions of each choice; the head gives a value and advantages of these.
+
+    >>> from envs.spaces import Box
+    >>> network = remembering_trunk(Box(-1.0, 1.0, (4,)), 2, Layers(activation="relu"), MemoryKind(size=16))
+    >>> observation, start = jnp.zeros((5, 8, 4)), jnp.zeros((5, 8), bool)
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> output, memories = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
+    >>> output.shape, memories.shape
+    ((5, 8, 2), (5, 8, 16))
+    """
+    widths = _sized(observation_space, layers, memory)
+    return of_module(_Remembering(observation_space, outputs, widths, memory, scale, dueling))
+
+
+def remembering_critics(
+    observation_space: ObservationSpace, outputs: int, layers: Layers, memory: MemoryKind
+) -> RecurrentNetwork:
+    """Two critics, each with a memory of the observations; actions join after it.
+
+    `unroll(parameters, memory, observation [T, B, *obs], start [T, B], action [T, B, *action])` gives two
+    values, each `[T, B]` (or of several `outputs` `[T, B, n]`), and memories. So a critic values any action
+    at a step by one memory.
+    """
+    widths = _sized(observation_space, layers, memory)
+    return of_module(_RememberingCritics(observation_space, outputs, widths, memory))
+
+
+def _sized(space: ObservationSpace, layers: Layers, memory: MemoryKind) -> Layers:
+    hidden = (memory.size,) if layers.hidden is None else layers.hidden
+    widths = checked_widths(space, hidden, layers.activation, layers.convolve)
+    return dataclasses.replace(layers, hidden=widths)
+
+
+def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
+    """Features of observations `[T, B, *obs]`, which layers take as rows."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
+
+
+class _Remembering(nn.Module):
+    observation_space: ObservationSpace
+    outputs: int
+    layers: Layers
+    remembers: MemoryKind
+    scale: float
+    dueling: tuple[int, ...] | None
+
+    @nn.compact
+    def __call__(self, memory: Any, observation: Any, start: jax.Array) -> tuple[jax.Array, Any]:
+        space, convolve = self.observation_space, self.layers.convolve
+        inputs = _inputs(observation, start, lambda flat: actor_features(flat, space, convolve))
+        outputs = self.outputs + (self.dueling is not None)
+        trunk = MemoryTrunk(self.layers, self.remembers, outputs, self.scale, name="trunk")
+        output, memories = trunk(memory, inputs, start)
+        return distributions.dueling(output, self.dueling) if self.dueling else output, memories
+
+    def nothing_yet(self, num_envs: int) -> Any:
+        """The memory before anything was seen."""
+        return self.remembers.empty((num_envs,))
+
+
+class _RememberingCritics(nn.Module):
+    observation_space: ObservationSpace
+    outputs: int
+    layers: Layers
+    remembers: MemoryKind
+
+    @nn.compact
+    def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
+        space, convolve = self.observation_space, self.layers.convolve
+        inputs = _inputs(observation, start, lambda flat: features(flat, space, convolve))
+        action = action.reshape(start.size, -1)
+        critics = [
+            _RememberingCritic(self.layers, self.remembers, self.outputs, name=name)
+            for name in ("critic_1", "critic_2")
+        ]
+        found = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
+        (first, after_first), (second, after_second) = found
+        return first, second, (after_first, after_second)
+
+    def nothing_yet(self, num_envs: int) -> Any:
+        """The memories of both before anything was seen."""
+        return (self.remembers.empty((num_envs,)),) * 2
+
+
+class _RememberingCritic(nn.Module):
+    layers: Layers
+    remembers: MemoryKind
+    outputs: int
+
+    @nn.compact
+    def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
+        out, memory = self.remembers.module()(memory, x.reshape(*start.shape, -1), start)
+        size = self.remembers.size
+        x = jnp.concatenate([out.reshape(-1, size), action], axis=-1)
+        value = head(hidden_layers(x, self.layers, (size,)), self.outputs, 1.0)
+        shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)
+        return value.reshape(shape), memory

@@ -24,13 +24,11 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
-from algos.losses import Decision, ProximalLoss, explained_variance
+from algos.losses import Decision, ProximalLoss, explained_variance, generalized_advantage_estimation
 from algos.memories import MemoryKind, MemorySizes
-from algos.minibatches import Epochs
 from algos.normalize import Normalizers, RunningStatistics
-from algos.optimizers import ClippedOptimizer
+from algos.optimizers import ClippedOptimizer, Epochs
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
-from algos.returns import generalized_advantage_estimation
 from algos.rollout import (
     Actor,
     Recollection,

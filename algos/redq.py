@@ -1,21 +1,326 @@
-"""Randomized ensembled double Q-learning (REDQ; Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982).
+"""Soft actor-critics with an ensemble of critics: what REDQ, DroQ and TQC share, `REDQ` and `DroQ`.
 
-Soft actor-critic with many gradient steps for each environment step, which an ensemble of critics makes
-stable: targets are the lowest of a few critics drawn at random. All else is `algos/soft_ensemble.py`.
+As SAC (`algos/sac.py`), but for any number of critics, an actor that is paid their mean, and an actor and
+temperature that may be updated less often than the critics. A subclass says what the critics are fitted to.
 
-Letters in shapes: `E` critics, `N` samples of a minibatch.
+REDQ: randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982): many
+gradient steps for each environment step; targets are the lowest of a few critics drawn at random. DroQ
+(Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034): two critics in place of ten,
+which dropout and layer normalisation make an ensemble each.
+
+Letters in shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 
-from algos.ensembles import Ensemble
-from algos.replay import ReplayUpdates, Transition
-from algos.soft_ensemble import SoftEnsemble
-from fdg.settings.fields import hyperparameter, require, require_positive
+import fdg
+from algos import given, networks, off_policy, sac
+from algos.agent import Agent, Rollouts
+from algos.distributions import TanhNormal
+from algos.explorers import ExplorerChoice
+from algos.given import NETWORK, Network
+from algos.layers import Layers, Trunk, features
+from algos.normalize import ObservationNormalizer, Transforming
+from algos.off_policy import State
+from algos.optimizers import OptimizerSettings
+from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
+from algos.sac import Entropy, Parameters
+from envs import Box, Environment, Observation
+from envs.composite import ObservationSpace
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.parts import Part
+
+# --- ensembles of critics ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble(Part):
+    """How many critics there are, and of what size."""
+
+    num_critics: int = hyperparameter(10, "E, critics of the ensemble")
+    critic_hidden: tuple[int, ...] | None = hyperparameter(
+        None, "widths of the critics' layers; None: those of the actor"
+    )
+    critic_layer_norm: bool = hyperparameter(
+        False, "normalise each layer of the critics before its activation; layer_norm: of the actor, too"
+    )
+    dropout: float = hyperparameter(
+        0.0,
+        "share of the critics' features that is dropped in training",
+        structural="whether there is dropout",
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses an empty ensemble, widths that are not positive, and a share outside [0, 1)."""
+        require_positive(algorithm, "num_critics")
+        require(
+            algorithm,
+            all(width > 0 for width in self.critic_hidden or ()),
+            f"critic_hidden={self.critic_hidden}: widths are above zero",
+        )
+        require(
+            algorithm,
+            0 <= self.dropout < 1,
+            f"dropout={self.dropout}: it must be from 0 to below 1",
+        )
+        require(
+            algorithm,
+            self.dropout == 0 or (algorithm.critic_network is None and algorithm.torso == "dense"),
+            f"dropout={self.dropout}: only dense default critics have it: set dropout=0, or leave out"
+            " torso='simba' and critic_network",
+        )
+
+    def network(self, observation_space: ObservationSpace, layers: Layers, outputs: int = 1) -> Network:
+        """The critics: `apply(parameters, observation [N, *obs], action [N, *action], keys [N] or None)`.
+
+        They give `[E, N]` float32, or `[E, N, outputs]` if `outputs` is above one.
+        Without keys there is no dropout. Parameters have a leading axis `E`.
+        """
+        hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
+        layer_norm = layers.layer_norm or self.critic_layer_norm
+        changed = dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm)
+        sized = changed.sized(observation_space)
+        return networks.of_module(Critics(observation_space, sized, self.num_critics, outputs, self.dropout))
+
+
+class Critics(nn.Module):
+    """Independent trunks on the same inputs, mapped over a leading axis of their parameters."""
+
+    observation_space: ObservationSpace
+    layers: Layers
+    count: int
+    outputs: int = 1
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(  # noqa: D102
+        self, observation: Any, action: jax.Array, keys: jax.Array | None = None
+    ) -> jax.Array:
+        inputs = features(observation, self.observation_space, self.layers.convolve)
+        each = jnp.arange(self.count)
+        own = (
+            None if keys is None else jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))(keys, each)
+        )
+        trunks = nn.vmap(
+            Trunk,
+            in_axes=(None, None, 0),
+            out_axes=0,
+            axis_size=self.count,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+        )
+        trunk = trunks(self.layers, self.outputs, 1.0, self.dropout, name="critics")
+        found = trunk(inputs, action.reshape(action.shape[0], -1), own)
+        return found[..., 0] if self.outputs == 1 else found
+
+
+# --- soft actor-critics with an ensemble of critics ---
+
+
+class Apart(NamedTuple):
+    """States of the optimiser of what is updated at different times."""
+
+    critics: Any
+    actor: Any  # and the temperature
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    target_critics: Any  # follows `parameters.critics` slowly
+    optimizer_state: Apart
+    updates: jax.Array  # int32, gradient steps of the critics so far
+
+
+class Keys(NamedTuple):
+    """Keys of each sample of a gradient step, `[N]` each."""
+
+    next_action: jax.Array
+    target: jax.Array  # what else is drawn for targets
+    action: jax.Array
+    # Of dropout: of the target critics, of the critics that are fitted, of those that the actor follows.
+    following: jax.Array
+    given: jax.Array
+    valued: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftEnsemble(Agent):
+    """Base of `REDQ`, `DroQ` and `TQC`; a subclass adds `_target` and `_error`, and `_outputs` if not one."""
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
+    replaying = ReplayUpdates(
+        buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
+    )
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
+    discount: float = hyperparameter(0.99, "gamma")
+    entropy = Entropy()
+    ensemble = Ensemble()
+    normalizers = ObservationNormalizer()
+    layers = Layers(hidden=(256, 256), activation="relu")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
+    # deviations, [N, 2 * size]; the critics take observations and actions, and give [E, N], or [E, N, K].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
+    replays = StepReplay()
+    explorer = ExplorerChoice()
+    transforming = Transforming()
+
+    def __post_init__(self):
+        self._check()
+        off_policy.check(self)
+        require_positive(self, "policy_delay")
+        require_within(self, 0, 1, "target_rate")
+
+    # --- what all have that learn off policy: `algos/off_policy.py` ---
+
+    updates_per_iteration = property(whole_updates)
+    buffer = property(off_policy.buffer)
+    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
+    act, learn = off_policy.act, off_policy.learn
+    _actor = property(off_policy.gaussian_actor)
+    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
+    _keys = len(Keys._fields)  # of each sample of a gradient step
+    _recurrent = None
+
+    # --- fragments; `step` and `observe` are those of every agent ---
+
+    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_critics, is_due, transition, keys):
+        """Gradients of the losses over a minibatch `[N]`, `keys [6, N]`; the actor's is zero unless due."""
+        keys = Keys(*keys)
+        critics, losses = jax.grad(self._critic_loss, has_aux=True)(
+            parameters.critics, parameters, target_critics, transition, keys
+        )
+        actor, log_temperature = jax.lax.cond(
+            is_due,
+            lambda acting: jax.grad(self._actor_loss)(acting, parameters.critics, transition, keys),
+            lambda acting: jax.tree.map(jnp.zeros_like, acting),
+            (parameters.actor, parameters.log_temperature),
+        )
+        gradient = Parameters(actor, critics, log_temperature)
+        return gradient, *off_policy.without_error(self, losses)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, learned, is_due):
+        """One step of Adam; the targets follow, and actor and temperature move only where they are due."""
+        parameters, state = learned.parameters, learned.optimizer_state
+        critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
+        before = (parameters.actor, parameters.log_temperature), state.actor
+        after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
+        (actor, log_temperature), actor_state = jax.tree.map(
+            lambda new, old: jnp.where(is_due, new, old), after, before
+        )
+        target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
+        parameters = Parameters(actor, critics, log_temperature)
+        return Learned(parameters, target_critics, Apart(critics_state, actor_state), learned.updates + 1)
+
+    # --- parts ---
+
+    def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
+        """What the critics are fitted to, leading axis `N`.
+
+        Args:
+          transition: `[N]`.
+          following: `[E, N]` or `[E, N, K]`, of the target critics for the action that follows.
+          cost: `[N]`, the temperature times the log of that action's probability.
+          keys: `[N]`, for what is drawn.
+        """
+        raise NotImplementedError
+
+    def _error(self, given: jax.Array, target: Any) -> jax.Array:
+        """How far the critics, `[E, N]` or `[E, N, K]`, are from the target, summed over critics: `[N]`."""
+        raise NotImplementedError
+
+    @property
+    def _outputs(self) -> int:
+        """K."""
+        return 1
+
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
+        critics = self._critics.init(critics_key, observation, action)
+        actor, log_temperature = self._actor.init(actor_key, observation), self.entropy.begin()
+        states = Apart(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
+        parameters = Parameters(actor, critics, log_temperature)
+        return Learned(parameters, jax.tree.map(jnp.copy, critics), states, jnp.int32(0))
+
+    def _acting(self, learned: Learned) -> Any:
+        return learned.parameters.actor
+
+    def _learn_from(
+        self, learned: Learned, transition: Transition, keys: jax.Array
+    ) -> tuple[Learned, Any, Any]:
+        is_due = (learned.updates + 1) % self.policy_delay == 0
+        gradient, error, losses = self.gradient(
+            learned.parameters, learned.target_critics, is_due, transition, keys
+        )
+        return self.update(gradient, learned, is_due), error, losses
+
+    def _critic_loss(self, critics, parameters: Parameters, target_critics, transition, keys: Keys):
+        """The errors of all critics, and metrics."""
+        temperature = jnp.exp(parameters.log_temperature)
+        next_policy = self._policy(parameters.actor, transition.next_observation)
+        next_action, next_log_prob = next_policy.sample_with_log_prob(keys.next_action)
+        following = self._values(target_critics, transition.next_observation, next_action, keys.following)
+        target = self._target(transition, following, temperature * next_log_prob, keys.target)
+        given = self._values(critics, transition.observation, transition.action, keys.given)
+        each, weight = self._error(given, jax.lax.stop_gradient(target)), transition.weight
+        loss = jnp.mean(each if weight is None else weight * each)
+        return loss, {
+            **({} if weight is None else {"error": each}),
+            "critic_loss": loss,
+            "value": jnp.mean(given),
+            "entropy": -jnp.mean(next_log_prob),
+            "temperature": temperature,
+        }
+
+    def _actor_loss(self, acting, critics, transition: Transition, keys: Keys) -> jax.Array:
+        """The losses of actor and temperature, by the mean of all that all critics give."""
+        actor, log_temperature = acting
+        action, log_prob = self._policy(actor, transition.observation).sample_with_log_prob(keys.action)
+        given = self._values(critics, transition.observation, action, keys.valued)
+        value = jnp.mean(given, axis=0) if given.ndim == 2 else jnp.mean(given, axis=(0, 2))
+        actor_loss, temperature_loss, _ = self.entropy.losses(
+            log_temperature, log_prob, value, self.env.action_space.shape
+        )
+        return actor_loss + temperature_loss
+
+    def _values(self, critics, observation, action, keys: jax.Array) -> jax.Array:
+        """What all critics give, with dropout if there is any."""
+        more = (keys,) if self.dropout else ()
+        return self._critics.apply(critics, observation, action, *more)
+
+    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        return sac.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        parameters, count = state.learned.parameters, self.num_envs
+        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
+        given.gaussian(actor, self.env.action_space, count)
+        action = jax.ShapeDtypeStruct((count, *self.env.action_space.shape), jnp.float32)
+        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
+        given.ensemble(critics, self.num_critics, count, self._outputs)
+
+    @property
+    def _critics(self) -> Network:
+        default = self.ensemble.network(self.env.observation_space, self.layers, self._outputs)
+        return self._computing(self._own("critic_network", "critic") or default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +371,24 @@ class REDQ(SoftEnsemble):
     def _error(self, given, target) -> jax.Array:
         """Half the squared errors, summed over critics."""
         return 0.5 * jnp.sum(jnp.square(given - target[None]), axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DroQ(REDQ):
+    """DroQ for continuous actions within bounds.
+
+    Defaults are those of the paper: a hidden layer of a critic is dense, then dropout of 0.01, layer
+    normalisation and ReLU, in the target critics too; 20 gradient steps for each environment step; but for
+    four environments that are stepped together.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+
+    >>> import envs
+    >>> DroQ(env=envs.make("Pendulum-v1")).num_critics
+    2
+    """
+
+    presets_of: ClassVar[str] = "DroQ"
+
+    ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)

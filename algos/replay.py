@@ -4,7 +4,7 @@ Each environment has a buffer of its own (`algos/buffers.py`), by default a ring
 time. This file maps it over the environments and adds what learning needs to be right:
 
 - Each step is stored with the observation that it led to *before* the automatic reset, and with how the
-  episode ended, if it did. So a truncated episode bootstraps and a terminated one does not (`algos.returns`).
+  episode ended, if it did. So a truncated episode bootstraps and a terminated one does not (`algos.losses`).
 - A window of `n_step` steps is cut at the episode's end (`summarize`): no reward of the next one leaks in.
 
 **Under a policy** each environment has a ring of its own, and a minibatch takes equally many windows from
@@ -26,8 +26,7 @@ import numpy as np
 import fdg
 from algos import buffers
 from algos.buffers import BufferSpec, ReplayBuffer
-from algos.q_learning import linear
-from algos.returns import n_step_sums
+from algos.losses import n_step_sums
 from envs import Observation, TimeStep
 from fdg.settings.fields import hyperparameter, is_traced, require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -462,3 +461,19 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
     possible = probability > 0.0
     least = jnp.min(jnp.where(possible, probability, jnp.inf))
     return jnp.where(possible, (least / jnp.where(possible, probability, 1.0)) ** beta, 0.0)
+
+
+def linear(
+    start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
+) -> jax.Array:
+    """A number that goes from `start` to `end` in so much time, and stays there: `[]` float32.
+
+    >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+    if isinstance(duration, jax.Array):  # it may be traced
+        lasts = duration > 0
+        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
+    else:
+        progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
+    return start + (end - start) * progress

@@ -20,10 +20,9 @@ import jax.numpy as jnp
 from algos import normalize
 from algos.given import Network
 from algos.layers import Layers, Trunk, features
-from algos.losses import value_error
+from algos.losses import generalized_advantage_estimation, value_error
 from algos.networks import of_module
 from algos.normalize import RunningStatistics
-from algos.returns import generalized_advantage_estimation
 from algos.rollout import environment_major, time_major
 from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace

@@ -15,23 +15,101 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, off_policy, soft
+from algos import given, off_policy
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import ReturnGrid
+from algos.critic_readings import Distributions, ReturnGrid, Values
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.recurrent import RecurrentNetwork
-from algos.remembering import SequenceMemory
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
-from algos.soft import Entropy, Parameters
-from algos.transforms import Transforming
+from algos.sequences import SequenceMemory
 from envs import Box, Environment, Observation
-from fdg.settings.fields import hyperparameter, require_within
+from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.parts import Part
+
+# --- what soft actor-critics share ---
+
+_LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken by."""
+
+    actor: Any
+    critics: Any  # of both
+    log_temperature: jax.Array  # [] float32, log alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(Part):
+    """What entropy is worth, and the temperature that weighs it."""
+
+    initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
+    target_entropy: float | None = hyperparameter(
+        None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a temperature that is not positive."""
+        require_positive(algorithm, "initial_temperature")
+
+    def begin(self) -> jax.Array:
+        """The log of the temperature at first: `[]` float32."""
+        return jnp.log(jnp.float32(self.initial_temperature))
+
+    def losses(
+        self, log_temperature: jax.Array, log_prob: jax.Array, value: jax.Array, shape: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+        """The losses of the actor and of the temperature, and metrics.
+
+        Each has a gradient by its own part of the parameters only: the temperature is a constant to the
+        actor, and the actor's actions are constants to it.
+
+        Args:
+          log_temperature: `[]` float32.
+          log_prob, value: `[N]` float32, of actions that the actor drew.
+          shape: of an action; the target is minus one for each component (appendix D), unless it is given.
+        """
+        target = -float(math.prod(shape)) if self.target_entropy is None else self.target_entropy
+        temperature = jnp.exp(jax.lax.stop_gradient(log_temperature))
+        actor_loss = jnp.mean(temperature * log_prob - value)  # equations 7 and 9
+        entropy = -jnp.mean(jax.lax.stop_gradient(log_prob))
+        temperature_loss = jnp.exp(log_temperature) * (entropy - target)  # equation 18
+        metrics = {
+            "actor_loss": actor_loss,
+            "value": jnp.mean(value),
+            "entropy": entropy,
+            "temperature": temperature,
+        }
+        return actor_loss, temperature_loss, metrics
+
+
+def squashed(output: jax.Array, shape: tuple[int, ...]) -> TanhNormal:
+    """What an actor's network gives, `[N, 2 * D]`, as a distribution over actions in [-1, 1]."""
+    mean, log_std = jnp.split(output, 2, axis=-1)
+    return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
+
+
+def soft_target(
+    reading: Values | Distributions,
+    transition: Transition,
+    temperature: jax.Array,
+    following: tuple[jax.Array, jax.Array],
+    next_log_prob: jax.Array,
+) -> jax.Array:
+    """What the critics are fitted to: equation 2, and for the value that follows equation 3.
+
+    `following` is what both critics give for the action that follows; the lower counts (section 6).
+    """
+    # The discount is zero where the episode terminated, and not where it was truncated.
+    (first, second), cost = following, temperature * next_log_prob
+    found = reading.target(transition.reward, transition.discount, first, second, cost)
+    return jax.lax.stop_gradient(found)
 
 
 class Learned(NamedTuple):
@@ -149,7 +227,7 @@ class SAC(Agent):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
         following = self._critics.apply(target_critics, transition.next_observation, next_action)
-        target = soft.target(
+        target = soft_target(
             self.grid.reading, transition, jnp.exp(constant.log_temperature), following, next_log_prob
         )
         given = self._critics.apply(parameters.critics, transition.observation, transition.action)
@@ -167,7 +245,7 @@ class SAC(Agent):
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return soft.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
+        return squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""

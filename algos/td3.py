@@ -22,13 +22,12 @@ from algos.distributions import Normal
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import State
 from algos.optimizers import OptimizerSettings
 from algos.recurrent import RecurrentNetwork
-from algos.remembering import SequenceMemory
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
-from algos.transforms import Transforming
+from algos.sequences import SequenceMemory
 from envs import Box, Environment, Observation
 from fdg.settings.fields import (
     hyperparameter,

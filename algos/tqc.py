@@ -1,7 +1,7 @@
 """Truncated quantile critics (TQC; Kuznetsov, Shvechikov, Grishin and Vetrov 2020, ICML, arXiv 2005.04269).
 
 Soft actor-critic whose critics give quantiles of the return. Targets are the quantiles of all critics
-together without the largest, which controls overestimation. All else is `algos/soft_ensemble.py`.
+together without the largest, which controls overestimation. All else is `algos/redq.py`.
 
 Letters in shapes: `E` critics, `K` quantiles of each, `N` samples of a minibatch.
 """
@@ -12,10 +12,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from algos.ensembles import Ensemble
 from algos.losses import quantile_error
+from algos.redq import Ensemble, SoftEnsemble
 from algos.replay import Transition
-from algos.soft_ensemble import SoftEnsemble
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 

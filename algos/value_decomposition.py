@@ -4,7 +4,7 @@ of these values, which alone is fitted to what the team earns. `VDN` and `QMIX` 
 While it rises with the value of every agent, what is best for each is best for all: agents act greedily on
 what they see themselves, and learn together ("centralised training, decentralised execution"). Sequences are
 drawn from replay (`algos/sequences.py`), so that agents may have a memory, and targets look further than one
-step; gradient steps and the target network are those of DQN (`algos/replayed_q.py`).
+step; gradient steps and the target network are those of DQN (`algos/q_learning.py`).
 
 Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as if an agent of its
 own made it: there are as many values as the sum of the choices, and not as their product.
@@ -18,30 +18,32 @@ minibatch.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import agent_values, given, layers, replayed_q
+from algos import distributions, given, layers, q_learning
 from algos.agent import Agent, Rollouts
 from algos.collecting import collect
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.given import NETWORK, Network
-from algos.layers import Layers
+from algos.layers import Activation, Layers, Torso, checked_widths
+from algos.losses import lambda_returns
 from algos.memories import MemoryKind, MemorySizes
-from algos.networks import of_action
+from algos.networks import actor_features, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import Exploration, choices, epsilon_greedy
-from algos.recurrent import RecurrentNetwork
+from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
+from algos.recurrent import AgentValues, MemoryTrunk, RecurrentNetwork, of_module, without_memory
 from algos.replay import ReplayState
-from algos.replayed_q import Learned, Priorities, TargetUpdates
-from algos.returns import lambda_returns
 from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
+from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
@@ -140,7 +142,7 @@ class ValueDecomposition(Agent):
         action = jnp.zeros((*each.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=replayed_q.begin(
+            learned=q_learning.begin(
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
@@ -205,7 +207,7 @@ class ValueDecomposition(Agent):
         values, memory = self._one_step(agents, self.normalizers.seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
-    learn, gradient, update = replayed_q.learn, replayed_q.gradient, replayed_q.update
+    learn, gradient, update = q_learning.learn, q_learning.gradient, q_learning.update
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
@@ -349,9 +351,9 @@ class ValueDecomposition(Agent):
     def _network(self) -> RecurrentNetwork:
         own = self._own("network", "actor")
         if own is not None:
-            each = agent_values.of_each_agent(own) if isinstance(own, Network) else own
+            each = without_memory(own, 3, actor_critic=False) if isinstance(own, Network) else own
             return self._computing(each)
-        default = agent_values.agent_q_network(
+        default = agent_q_network(
             self.env.observation_space,
             choices(self.env),
             self._agents,
@@ -375,3 +377,116 @@ def _time_first(x: jax.Array) -> jax.Array:
 def _rows(x: jax.Array) -> jax.Array:
     """Steps `[L, N, ...]` as rows `[N * L, ...]`: a split of the sequences stays a split of the rows."""
     return _time_first(x).reshape(-1, *x.shape[2:])
+
+
+@dataclasses.dataclass(frozen=True)
+class VDN(ValueDecomposition):
+    """VDN for discrete actions of several agents, feed-forward or recurrent (`memory`).
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+
+    >>> import envs
+    >>> VDN(env=envs.make("probe:agents")).steps_per_iteration
+    256
+    """
+
+    presets_of: ClassVar[str] = "VDN"
+
+    def _mixed(self, mixer, values: jax.Array, observation) -> jax.Array:
+        """The sum (the paper's section 3, "the joint action-value function")."""
+        return jnp.sum(values, axis=-1)
+
+
+# --- values of the actions of each agent ---
+
+
+def agent_q_network(
+    observation_space: ObservationSpace,
+    action_space: Discrete | MultiDiscrete,
+    num_agents: int,
+    hidden: Sequence[int] | None = None,
+    activation: Activation = "relu",
+    dueling: bool = False,
+    layer_norm: bool = False,
+    convolve: bool = True,
+    torso: Torso = "dense",
+    memory: MemoryKind | None = None,
+    identity: bool = True,
+) -> RecurrentNetwork:
+    """The value of each action of each agent, whose `unroll` gives `AgentValues`.
+
+    Dense layers (after a convolution, of an image), a memory and one more dense layer where there is one, and
+    a head: the agent of QMIX (Rashid et al. 2018, figure 2c).
+
+    Args:
+        observation_space, action_space: of one agent. What is `privileged` is not seen.
+        num_agents: `A`.
+        hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
+        activation, layer_norm, convolve, torso: as for `networks.actor_critic`.
+        dueling: as for `networks.q_network`.
+        memory: what remembers; None: nothing does.
+        identity: each agent also sees its number, one-hot.
+
+    >>> from envs.spaces import Box
+    >>> network = agent_q_network(Box(-1.0, 1.0, (4,)), Discrete(2), num_agents=3, memory=MemoryKind(size=16))
+    >>> observation, start = jnp.zeros((5, 8, 3, 4)), jnp.zeros((5, 8), bool)
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
+    >>> output.values.shape, output.memory.shape
+    ((5, 8, 3, 2), (5, 8, 3, 16))
+    """
+    if memory is not None and hidden is None:
+        hidden = (memory.size,)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
+    module = AgentQNetwork(
+        observation_space, distributions.sizes(action_space), num_agents,
+        Layers(widths, activation, convolve, layer_norm, torso), memory, dueling, identity,
+    )  # fmt: skip
+    return of_module(module)
+
+
+class AgentQNetwork(nn.Module):
+    """One trunk, of every agent alike (see `agent_q_network`)."""
+
+    observation_space: ObservationSpace
+    choices: tuple[int, ...]
+    num_agents: int
+    layers: Layers
+    remembers: MemoryKind | None
+    dueling: bool
+    identity: bool
+
+    @nn.compact
+    def __call__(self, memory: Any, observation: Any, start: jax.Array) -> AgentValues:  # noqa: D102
+        agents = self.num_agents
+        each = (*start.shape, agents)
+        if self.remembers is None:
+            # Without a memory all steps are alike: rows, environment-major, so that a split of the
+            # environments stays a split of the rows.
+            steps, rows = 1, start.size * agents
+            observation = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
+        else:
+            steps, rows = start.shape[0], start.shape[1] * agents
+        flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[3:]), observation)
+        seen = [actor_features(flat, self.observation_space, self.layers.convolve)]
+        if self.identity:
+            seen.append(jnp.tile(jnp.eye(agents), (start.size, 1)))
+        actions = sum(self.choices)
+        outputs = actions + 1 if self.dueling else actions
+        trunk = MemoryTrunk(self.layers, self.remembers, outputs, 1.0, name="q")
+        values, memories = trunk(
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), memory),
+            jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),
+            jnp.repeat(start, agents, axis=1).reshape(steps, rows),
+        )
+        if self.dueling:
+            values = distributions.dueling(values, self.choices)
+        if self.remembers is None:
+            values = values.reshape(each[1], each[0], agents, actions).swapaxes(0, 1)
+        memories = jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
+        return AgentValues(values.reshape(*each, actions), memories)
+
+    def nothing_yet(self, num_envs: int) -> Any:
+        """The memory before anything was seen."""
+        return () if self.remembers is None else self.remembers.empty((num_envs, self.num_agents))

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from algos import gru
+from algos import memories
 from fdg import jaxprs
 from fdg.bfloat16 import in_bfloat16
 
@@ -72,8 +72,8 @@ def test_a_gradient_that_somebody_wrote_is_in_bfloat16_too(cell):
     def slope(unroll):
         return jax.grad(lambda parameters: jnp.sum(in_bfloat16(unroll)(parameters, *cell[1:]) ** 2))
 
-    assert set(products(jax.make_jaxpr(slope(gru.unroll))(cell[0]))) == {("bfloat16", "bfloat16")}
-    written, derived = (jax.jit(slope(unroll))(cell[0]) for unroll in (gru.unroll, stepped))
+    assert set(products(jax.make_jaxpr(slope(memories.gru_unroll))(cell[0]))) == {("bfloat16", "bfloat16")}
+    written, derived = (jax.jit(slope(unroll))(cell[0]) for unroll in (memories.gru_unroll, stepped))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), written, derived)
 
 

@@ -21,13 +21,12 @@ from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.losses import value_error
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
-from algos.transforms import Transforming
 from envs import Box, Environment, Observation, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

@@ -18,14 +18,13 @@ from algos.critic_readings import ReturnGrid
 from algos.explorers import ExplorerChoice
 from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.td3 import TD3
-from algos.transforms import Transforming
 from envs import Box, Environment, composite
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

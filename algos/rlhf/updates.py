@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from algos import optimizers
-from algos.minibatches import own_blocks, shuffled_rows, take
+from algos.optimizers import own_blocks, shuffled_rows, take
 
 
 def parts_of(samples: Any, size: int) -> Any:

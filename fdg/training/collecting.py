@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-from algos.offline import hdf5, minari
+from algos.offline import minari
 from algos.offline.minari import DataSet
 from algos.replay import Step
 from algos.rollout import Actor
@@ -159,7 +159,7 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
         data.check_spaces(env.observation_space, env.action_space, env.name)
     elif os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise FdgError(f"{out}: is no data set, and not empty: give a new folder, or a data set to add to")
-    h5py = hdf5.library()
+    h5py = minari.library()
     folder = data.folder if there else out / "data"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import algos
 from algos.replay import Transition
-from algos.soft import Parameters
+from algos.sac import Parameters
 
 HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
 QUICK = {

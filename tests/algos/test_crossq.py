@@ -14,9 +14,9 @@ import pytest
 
 import algos
 import envs
-from algos.batch_renorm import BatchRenorm
+from algos.crossq import BatchRenorm
 from algos.replay import Transition
-from algos.soft import Parameters
+from algos.sac import Parameters
 from tests.algos.probes import trained
 
 HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half

@@ -12,8 +12,8 @@ import pytest
 
 import algos
 import envs
-from algos.ensembles import Ensemble
 from algos.layers import Layers, Trunk, dropped
+from algos.redq import Ensemble
 from tests.algos.linear_critics import QUICK
 from tests.algos.probes import trained
 

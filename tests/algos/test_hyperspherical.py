@@ -14,9 +14,8 @@ import pytest
 import algos
 import envs
 import fdg
-from algos import hyperspherical, networks
-from algos.hyperspherical import UnitHead, projected, unit
-from algos.layers import Layers, Trunk
+from algos import layers, networks
+from algos.layers import Layers, Trunk, UnitHead, projected, unit
 
 
 class Block(nn.Module):
@@ -24,7 +23,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return hyperspherical.block(x, self.depth)
+        return layers.block(x, self.depth)
 
 
 class Embedding(nn.Module):
@@ -32,7 +31,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return hyperspherical.embedding(x, self.width)
+        return layers.embedding(x, self.width)
 
 
 def length(x, axis=-1):

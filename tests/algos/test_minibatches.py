@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy  # imports `stats` when it is asked for
 
-from algos.minibatches import permutations, shuffled_rows, take, take_of_every_env
+from algos.optimizers import permutations, shuffled_rows, take, take_of_every_env
 from algos.rollout import environment_major, time_major
 from fdg.batch.follow import follow
 

@@ -7,10 +7,9 @@ import pytest
 
 import algos
 import envs
-from algos.over_sequences import memory_after, one_step, over_sequences
 from algos.recurrent import RecurrentNetwork
 from algos.replay import Step
-from algos.sequences import SequenceReplay, Sequences
+from algos.sequences import SequenceReplay, Sequences, memory_after, one_step, over_sequences
 
 
 def unroll(parameters, memory, observation, start, *more):

@@ -15,8 +15,8 @@ import pytest
 
 import algos
 import envs
-from algos.minibatches import Epochs
 from algos.networks import actor_critic
+from algos.optimizers import Epochs
 from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
 from tests.algos.probes import trained

@@ -11,7 +11,7 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.soft_ensemble import Learned
+from algos.redq import Learned
 from tests.algos.linear_critics import QUICK, gradients, keys, linear, transitions
 from tests.algos.probes import trained
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algos.returns import (
+from algos.losses import (
     discounted_returns,
     generalized_advantage_estimation,
     lambda_returns,

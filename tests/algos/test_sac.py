@@ -19,11 +19,10 @@ import algos
 import envs
 import fdg
 import policies
-from algos import off_policy, soft
+from algos import off_policy, sac
 from algos.critic_readings import Values
 from algos.replay import Replay, Transition
-from algos.sac import Learned
-from algos.soft import Parameters
+from algos.sac import Learned, Parameters
 from envs.probe import ContinuousTarget
 
 # --- the losses, with networks of one number each ---
@@ -60,7 +59,7 @@ def keys(count):
 def test_targets_by_hand():
     """Discount 1/2. The first episode goes on, the second terminated, the third was cut off by its limit."""
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
-    target = soft.target(
+    target = sac.soft_target(
         Values(),
         transition,
         temperature=0.5,
@@ -134,7 +133,7 @@ def test_every_minibatch_has_samples_of_every_environment():
 
 def test_the_entropy_aimed_at_is_minus_one_for_each_component():
     for target_entropy, expected in ((None, -3.0), (0.0, 0.0)):
-        temperature_loss = soft.Entropy(target_entropy=target_entropy).losses(
+        temperature_loss = sac.Entropy(target_entropy=target_entropy).losses(
             jnp.zeros(()), jnp.array([-5.0]), jnp.zeros(1), shape=(3,)
         )[1]
         assert float(temperature_loss) == 5.0 - expected

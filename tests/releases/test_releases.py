@@ -55,7 +55,12 @@ def test_its_public_names_are_there(version):
 
 
 def test_names_that_moved_work_with_a_warning():
-    for module, name in [("algos.hyperparameters", "hyperparameter"), ("algos.exploration", "Exploration")]:
+    for module, name in [
+        ("algos.hyperparameters", "hyperparameter"),
+        ("algos.exploration", "Exploration"),
+        ("algos.returns", "n_step_returns"),
+        ("algos.minibatches", "take"),
+    ]:
         with pytest.warns(DeprecationWarning, match=f"{module} is deprecated: write from .* import {name}"):
             assert callable(getattr(importlib.import_module(module), name))
     with pytest.warns(DeprecationWarning, match="write envs.text.Message"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import envs
-from algos.offline import hdf5, minari
+from algos.offline import minari
 from algos.offline.minari import DataSet
 from envs import Box, Dict, Discrete, MultiDiscrete, Tuple
 from fdg.errors import FdgError
@@ -236,6 +236,6 @@ def test_without_h5py_the_extra_is_named(monkeypatch):
     def missing(name):
         raise ImportError("No module named 'h5py'")
 
-    monkeypatch.setattr(hdf5.importlib, "import_module", missing)
+    monkeypatch.setattr(minari.importlib, "import_module", missing)
     with pytest.raises(FdgError, match=r"data sets need h5py \(No module .*\): pip install 'fdg\[data\]'"):
         steps_of(random_steps("probe:continuous"), envs.make("probe:continuous"))
