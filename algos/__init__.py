@@ -12,9 +12,9 @@ from algos.distributional import C51, QRDQN
 from algos.dqn import DQN
 from algos.explorers import Explorer
 from algos.fast_td3 import FastTD3
-from algos.given import Network
 from algos.impala import IMPALA
 from algos.mappo import IPPO, MAPPO
+from algos.networks import Network
 from algos.normalize import Normalizer, Transform
 from algos.offline.bc import BC
 from algos.offline.cql import CQL

@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
 from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import generalized_advantage_estimation, weighted_sum
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
@@ -61,23 +60,13 @@ class A2C(Agent):
         self._check()
         require_within(self, 0, 1, "gae_lambda")
 
-    # --- the two functions of every algorithm ---
+    # --- what all have that learn once from each rollout: `algos/on_policy.py` ---
 
-    def init(self, key: jax.Array) -> Any:
-        """The state before the first iteration."""
-        statistics = self.normalizers.begin(self.env.observation_space)
-        return on_policy.begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
-
-    def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """One rollout of all environments, and one update on it."""
-        return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
-
-    actor = on_policy.actor
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return 1
+    init, iterate, actor = on_policy.init, on_policy.iterate_once, on_policy.actor
+    updates_per_iteration = property(lambda self: 1)
+    learn, gradient = on_policy.learn_once, on_policy.gradient_of_rollout
+    _policy, check_when_traced = on_policy.policy_and_value, on_policy.check_when_traced
+    _network, _default_optimizer = property(Agent._actor_critic), property(optimizers.rmsprop_of)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -86,9 +75,6 @@ class A2C(Agent):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; its log-probability is not needed."""
         policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
-
-    learn = on_policy.learn_once
-    gradient = on_policy.gradient_of_rollout
 
     # --- parts ---
 
@@ -121,14 +107,3 @@ class A2C(Agent):
             self.value_coefficient,
             self.entropy_coefficient,
         )
-
-    _policy = on_policy.policy_and_value
-    check_when_traced = on_policy.check_when_traced
-
-    @property
-    def _network(self) -> Network:
-        return self._actor_critic()
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, given, networks, optimizers, presets, rollout
-from algos.given import Architecture, Network
-from algos.layers import projected
+from algos import distributions, networks, optimizers, presets, rollout
+from algos.layers import Architecture, projected
+from algos.networks import Network
 from algos.rollout import Actor, Policy, chosen, evaluate
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.checking import check_batch_reset, check_batch_step
@@ -194,7 +194,7 @@ class Agent(HasPresets):
     @property
     def _bonus(self) -> Any:
         """The bonus, or what its name stands for; None if there is none."""
-        return given.by_name("--bonus", self.bonus)
+        return networks.by_name("--bonus", self.bonus)
 
     def _first_bonus(self, observation: Observation) -> Any:
         """What the bonus knows at first; None without one."""
@@ -207,10 +207,10 @@ class Agent(HasPresets):
         state, time_step, mean = self.pay(state, time_step)
         return state, time_step, {"bonus": mean}
 
-    def _own(self, field: str, sees: given.Sees = "both") -> Any:
-        """The network that a user has given in a field, as functions; None if none (see `algos.given`)."""
+    def _own(self, field: str, sees: networks.Sees = "both") -> Any:
+        """The network that a user has given in a field, as functions; None if none (see `algos.networks`)."""
         spaces = self.env.observation_space, self.env.action_space
-        return given.resolved(getattr(self, field), *spaces, field, sees)
+        return networks.resolved(getattr(self, field), *spaces, field, sees)
 
     def _computing(self, network: Any) -> Any:
         """A network of any kind that computes in this `precision`."""
@@ -229,7 +229,7 @@ class Agent(HasPresets):
         """Refuses an actor-critic whose results do not fit the action space."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(network.apply, parameters, features)
-        given.actor_and_critic(output, self.env.action_space, (self.num_envs,))
+        distributions.check_actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """State and first observation of all environments, from one key."""
@@ -377,7 +377,7 @@ class Agent(HasPresets):
             if kind == "network" and isinstance(getattr(self, name), str):
                 self._own(name)
             elif kind != "network":
-                given.by_name(f"--{name}", getattr(self, name))
+                networks.by_name(f"--{name}", getattr(self, name))
 
 
 def _algorithms(base: type[Agent]) -> list[type[Agent]]:

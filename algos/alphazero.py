@@ -18,9 +18,9 @@ import fdg
 from algos import networks
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.losses import lambda_returns, value_error
+from algos.networks import NETWORK, Network
 from algos.optimizers import ClippedOptimizer, Epochs
 from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
 from algos.search import Search, Searching, gumbel_search

@@ -18,26 +18,24 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, off_policy, sac
+from algos import off_policy, sac
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers, features, head, hidden_layers
-from algos.networks import actor_features
+from algos.networks import Network, actor_features
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
-from algos.sac import Entropy, Parameters
+from algos.sac import Apart, Entropy, Parameters
 from envs import Box, Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
 from fdg.settings.fields import (
     hyperparameter,
     require,
-    require_positive,
     require_within,
 )
 
@@ -195,13 +193,6 @@ class Statistics(NamedTuple):
     critics: Any  # of both
 
 
-class Apart(NamedTuple):
-    """What is updated at different times."""
-
-    critics: Any
-    actor: Any  # and the temperature
-
-
 class Learned(NamedTuple):
     """All that an update changes."""
 
@@ -242,10 +233,7 @@ class CrossQ(Agent):
     grid = ReturnGrid()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
-    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     first_moment_decay: float = hyperparameter(0.5, "Adam's beta_1: short, since targets move at once")
     policy_delay: int = hyperparameter(3, "updates of the critics for each of the actor and the temperature")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
@@ -262,7 +250,6 @@ class CrossQ(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_positive(self, "policy_delay")
         require_within(self, 0, 1, "first_moment_decay", "norm_decay")
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
         require(self, self.renorm_after >= 0, f"renorm_after={self.renorm_after}: it is below zero")
@@ -279,6 +266,7 @@ class CrossQ(Agent):
     init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
     _for_environment = off_policy.for_environment
+    check_when_traced, _check_critics = off_policy.check_gaussian, off_policy.check_twins
     _keys = 2  # of each sample of a gradient step
     _recurrent = None  # statistics of a minibatch would mix the steps of sequences
 
@@ -312,15 +300,8 @@ class CrossQ(Agent):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
         """One step of Adam; actor and temperature move only where they are due."""
-        parameters, state = learned.parameters, learned.optimizer_state
-        critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
-        before = (parameters.actor, parameters.log_temperature), state.actor
-        after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
-        (actor, log_temperature), actor_state = jax.tree.map(
-            lambda new, old: jnp.where(is_due, new, old), after, before
-        )
-        parameters = Parameters(actor, critics, log_temperature)
-        return Learned(parameters, statistics, Apart(critics_state, actor_state), learned.updates + 1)
+        critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
+        return Learned(sac.together(critics, acting), statistics, state, learned.updates + 1)
 
     # --- parts ---
 
@@ -396,18 +377,12 @@ class CrossQ(Agent):
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return sac.squashed(self._of_actor(actor, observation), self.env.action_space.shape)
+        return sac.squashed(self._acts(actor, observation), self.env.action_space.shape)
 
-    def _of_actor(self, actor: Any, observation: Observation) -> jax.Array:
+    def _acts(self, actor: Any, observation: Observation) -> jax.Array:
         """What the actor's network gives by its running statistics: `[N, 2 * D]`."""
         output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
         return output
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        actor = jax.eval_shape(self._of_actor, self._acting(state.learned), state.observation)
-        given.gaussian(actor, self.env.action_space, self.num_envs)
-        off_policy.check_critics(self, self._valued, state)
 
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
         """What the critics give for actions `[N, *action]`: two values, each `[N]`."""

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -420,3 +420,72 @@ def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, 
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(keys)
+
+
+# --- what networks give, checked against the action space while it is traced ---
+
+
+def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
+    """Refuses an actor-critic that does not give `(policy [..., P], value [...])`, `...` being `leading`."""
+    policy, value = pair(output, leading)
+    size = for_space(action_space).size
+    why = f"{size} numbers for {action_space}"
+    check_shape("the network gives the policy as", policy, (*leading, size), why)
+    check_value("the network gives values as", value, leading, "one for each observation")
+
+
+def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
+    """What an actor-critic gave, as the two that it is."""
+    expected = f"an actor-critic gives a pair, (policy {_text((*leading, 'P'))}, value {_text(leading)})"
+    return check_two("the network", output, expected)
+
+
+def check_action_values(values: Any, actions: int, leading: tuple[int, ...], agents: bool = False) -> None:
+    """Refuses what is not a value for each action, `[..., n]`, `...` being `leading`."""
+    why = f"one for each of {actions} actions{' of each agent' if agents else ''}"
+    check_shape("the network gives values of actions as", values, (*leading, actions), why)
+
+
+def check_remembered_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
+    """Refuses what is not a pair of values `[T, B, (A,) n]`, as of `check_action_values`, and a memory."""
+    expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
+    values, _ = check_two("the network", output, expected)
+    check_action_values(values, actions, leading, agents=True)
+
+
+def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
+    """Refuses what is not `each * D` numbers: means, then logs of deviations `[N, 2 * D]`; or `[N, D]`."""
+    why = "means and logs of deviations for" if each == 2 else "a number for each component of"
+    size = each * math.prod(action_space.shape)
+    check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
+
+
+def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
+    """The two things that a network gave; refuses one, or three."""
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        raise FdgError(f"{who} gives {_shapes(output)}: {expected}")
+    return output[0], output[1]
+
+
+def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
+    """As `check_shape`, of values, which often have an axis too many."""
+    fix = ": take its last axis away, value[..., 0]" if getattr(value, "shape", None) == (*shape, 1) else ""
+    check_shape(what, value, shape, why + fix)
+
+
+def check_shape(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
+    """Refuses results of another shape, or of no floating dtype."""
+    if not hasattr(value, "shape") or value.shape != shape:
+        raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise FdgError(f"{what} {_shapes(value)}: it must be of a floating dtype")
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{len(value)} results ({', '.join(map(_shapes, value))})"
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, q_learning
+from algos import distributions, networks, q_learning
 from algos.agent import Agent, Rollouts
-from algos.collecting import begin, collect, stored_memory
+from algos.collecting import begin, stored_memory
 from algos.distributions import Categorical, sizes
 from algos.explorers import ExplorerChoice, Remembered
-from algos.given import NETWORK, Network
 from algos.layers import Layers
-from algos.networks import of_action
+from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import (
@@ -135,34 +134,7 @@ class DQN(Agent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
-        key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
-        statistics = state.observation_statistics
-        amount = epsilon if self.explore is None else state.iteration / self.num_iterations
-        acted = collect(
-            self,
-            state,
-            lambda *seen: self.act(state.learned.parameters, statistics, amount, *seen),
-            rollout_key,
-        )
-        replay = self.buffer.add(state.replay, acted.rows)
-        learned, replay, losses = self.priorities.improve(
-            lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
-            state.learned,
-            self.buffer,
-            replay,
-            jax.random.split(replay_key, self.updates_per_iteration),
-            state.iteration,
-            self.num_iterations,
-        )
-        # Only now, so that all that one iteration acts on and learns from is normalised alike.
-        if self.normalizers.used:
-            statistics = self.observe(statistics, acted.observations)
-        metrics = {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
-        iteration, left = state.iteration + 1, (acted.env_state, acted.observation)
-        return State(
-            learned, statistics, replay, *left, key, iteration, acted.bonus, acted.recollection
-        ), metrics
+        return q_learning.iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
@@ -272,7 +244,7 @@ class DQN(Agent):
         memory, start = state.recollection.memory.network, state.recollection.start
         begins = jax.ShapeDtypeStruct((1, *start.shape), bool)
         found = jax.eval_shape(self._recurrent.unroll, parameters, memory, features, begins)
-        given.agent_values(found, sum(sizes(space)), (1, self.num_envs))
+        distributions.check_remembered_values(found, sum(sizes(space)), (1, self.num_envs))
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
-from algos.given import by_name
+from algos.networks import by_name
 from algos.rollout import Policy, Recollection
 from fdg.settings.parts import Part
 

@@ -17,8 +17,8 @@ import fdg
 from algos import off_policy
 from algos.agent import Rollouts
 from algos.critic_readings import ReturnGrid
-from algos.given import Network
 from algos.layers import Layers
+from algos.networks import Network
 from algos.normalize import ObservationNormalizer
 from algos.replay import ReplayUpdates, Transition
 from algos.td3 import TD3, Learned, Parameters

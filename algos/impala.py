@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
 from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import approximate_kl, v_trace, value_error, weighted_sum
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, Transforming
-from algos.on_policy import State, Trajectory
+from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.rollout import values_after
 from envs import Box, Discrete, Environment, MultiDiscrete
@@ -70,23 +69,13 @@ class IMPALA(Agent):
             f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace requires c_clip <= rho_clip",
         )
 
-    # --- the two functions of every algorithm ---
+    # --- what all have that learn once from each rollout: `algos/on_policy.py` ---
 
-    def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
-        statistics = self.normalizers.begin(self.env.observation_space)
-        return on_policy.begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
-
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One rollout of all environments, and one update on it."""
-        return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
-
-    actor = on_policy.actor
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return 1
+    init, iterate, actor = on_policy.init, on_policy.iterate_once, on_policy.actor
+    updates_per_iteration = property(lambda self: 1)
+    learn, gradient = on_policy.learn_once, on_policy.gradient_of_rollout
+    _policy, check_when_traced = on_policy.policy_and_value, on_policy.check_when_traced
+    _network, _default_optimizer = property(Agent._actor_critic), property(optimizers.rmsprop_of)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -96,9 +85,6 @@ class IMPALA(Agent):
         policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         action = policy.sample(keys)
         return action, policy.log_prob(action)
-
-    learn = on_policy.learn_once
-    gradient = on_policy.gradient_of_rollout
 
     # --- parts ---
 
@@ -135,14 +121,3 @@ class IMPALA(Agent):
         )
         # This divergence shows how far the actors' policy lags behind the learner's.
         return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}
-
-    _policy = on_policy.policy_and_value
-    check_when_traced = on_policy.check_when_traced
-
-    @property
-    def _network(self) -> Network:
-        return self._actor_critic()
-
-    @property
-    def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

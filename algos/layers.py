@@ -291,6 +291,70 @@ def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     return (low[None], span[None]) if low.ndim else (low, span)
 
 
+# --- layers by one value, for the field `network` of any algorithm ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A default network by its settings, such as `algos.networks.mlp(64, 64)`: it stands for these fields."""
+
+    settings: tuple[tuple[str, Any], ...]
+
+
+def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
+    """Dense layers of these widths; images are flattened. Without an activation, the algorithm's.
+
+    `PPO(env=env, network=mlp(64, 64))` is `PPO(env=env, hidden=(64, 64), convolve=False)`.
+    """
+    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=False)
+
+
+def convolutional(
+    *hidden: int, activation: Activation | None = None, layer_norm: bool = False
+) -> Architecture:
+    """Convolutions of each image, then dense layers of these widths; without widths, the default ones."""
+    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
+
+
+def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = None) -> Architecture:
+    """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have length one.
+
+    `SAC(env=env, actor_network=simba(128, 2))` is `SAC(env=env, hidden=(128, 128), torso="simba")`: in
+    `actor_network` it stands for the layers of all networks. The paper has one block of 128 for the actor and
+    two of 512 for the critics: `simba(128, 1, critic=(512, 2))`, where an algorithm has `critic_hidden`.
+    """
+    wide = None if critic is None else (critic[0],) * critic[1]
+    return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
+
+
+def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
+    """A memory of this size after dense layers of these widths; see `algos.memories` for others.
+
+    `RecurrentPPO(env=env, network=gru(128))` is `RecurrentPPO(env=env, memory="gru", memory_size=128)`.
+    """
+    return _architecture(memory="gru", memory_size=size, hidden=hidden or None, activation=activation)
+
+
+def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
+    """As `gru`, with a long short-term memory."""
+    return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
+
+
+def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
+    """A causal transformer that looks back over so many steps."""
+    return _architecture(
+        memory="transformer",
+        memory_size=size,
+        memory_window=window,
+        memory_layers=layers,
+        memory_heads=heads,
+    )
+
+
+def _architecture(**settings: Any) -> Architecture:
+    return Architecture(tuple((name, value) for name, value in settings.items() if value is not None))
+
+
 # --- hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, arXiv 2502.15280) ---
 #
 # Section 4 of the paper. Features have length one after each block, and so has each column of a weight matrix

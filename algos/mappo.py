@@ -91,6 +91,24 @@ class MultiAgentPPO(RecurrentPPO):
 
 
 @dataclasses.dataclass(frozen=True)
+class IPPO(MultiAgentPPO):
+    """IPPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
+
+    Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+
+    >>> import envs
+    >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
+    2048
+    """
+
+    presets_of: ClassVar[str] = "IPPO"
+    central_value: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
 class MAPPO(MultiAgentPPO):
     """MAPPO with shared parameters, recurrent or feed-forward, for discrete and continuous actions.
 
@@ -110,21 +128,3 @@ class MAPPO(MultiAgentPPO):
     central_value: ClassVar[bool] = True
 
     recurrent: bool = hyperparameter(True, "actor and critic have a memory, as in RecurrentPPO")
-
-
-@dataclasses.dataclass(frozen=True)
-class IPPO(MultiAgentPPO):
-    """IPPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
-
-    Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
-
-    Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
-
-    >>> import envs
-    >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
-    2048
-    """
-
-    presets_of: ClassVar[str] = "IPPO"
-    central_value: ClassVar[bool] = False

@@ -1,9 +1,18 @@
-"""The default networks: an actor-critic, a Gaussian actor, twin critics, values of actions."""
+"""Networks as pairs of pure functions: those that a user gives, and the default ones.
 
+An algorithm takes a `Network` and knows nothing else about it. Its field `network` takes such a pair, or one
+of these: a Linen module; an NNX or Equinox module, whose parameters are the initial ones; a module class or a
+`functools.partial` of one, which is called with random keys of the run; or the name of any of these,
+`"my.module:name"`. The default ones are an actor-critic, actors, twin critics and values of actions.
+"""
+
+import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,14 +20,145 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.distributions import Distribution
-from algos.given import Architecture, Network, pair
-from algos.layers import Activation, Layers, PolicyLayers, Torso, Trunk, checked_widths, features
-from envs import composite
+from algos.layers import Activation, Layers, PolicyLayers, Torso, Trunk, features
+from algos.layers import convolutional as convolutional
+from algos.layers import gru as gru
+from algos.layers import lstm as lstm
+from algos.layers import mlp as mlp
+from algos.layers import simba as simba
+from algos.layers import transformer as transformer
+from envs import composite, own
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.arguments import check_takes
 from fdg.errors import FdgError
 from fdg.settings.fields import float_or_array
+from fdg.settings.foreign import functions, library_of
+
+# --- networks that a user gives ---
+
+Sees = Literal["both", "actor", "critic"]
+
+# Metadata of fields that hold a user's own network: the command line takes its name.
+NETWORK: dict[str, Any] = {
+    "help": "module:name of a network, or of a function of the spaces that returns one "
+    "(None: built from --hidden and its like)",
+    "flag": str | None,
+    "holds": "network",
+}
+
+
+class Network(NamedTuple):
+    """A network as two pure functions.
+
+    `init(key, observation [N, *obs]) -> parameters`, a pytree; of the observation only shape and dtype count.
+    `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
+    Critics of actions (`twin_critics`) have an action beside the observation, in both.
+
+    Networks made by `actor_critic` are equal, and hash alike, if their arguments were; others compare by the
+    identity of their functions.
+    """
+
+    init: Callable[..., Any]
+    apply: Callable[..., Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
+
+
+def by_name(flag: str, value: Any) -> Any:
+    """What a value `module:name` names; any other value as it is.
+
+    Raises:
+      FdgError: a name that names nothing.
+    """
+    return own.found(flag, value) if isinstance(value, str) else value
+
+
+def resolved(
+    network: Any,
+    observation_space: ObservationSpace,
+    action_space: Space,
+    field: str = "network",
+    sees: Sees = "both",
+) -> Any:
+    """What a field of an algorithm holds, as a `Network`; a network with a memory, and None, as they are.
+
+    Where parts of observations are privileged, an actor gets zeros in their place: of an actor-critic
+    ("both") the policy is worked out without them, the value with them. A network with a memory has to see to
+    that itself.
+
+    Args:
+      network: see above.
+      observation_space, action_space: what a function that a name names is called with.
+      field: for messages.
+      sees: what it is.
+
+    Raises:
+      FdgError: a name that names nothing, or no network.
+    """
+    if isinstance(network, str):
+        network = _named(network, observation_space, action_space, field)
+    seen = ("observation", "action") if sees == "critic" else ("observation",)
+    if hasattr(network, "unroll"):
+        check_takes(network.init, ("key", *seen), f"init of {field}")
+        check_takes(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
+        return network
+    if network is None:
+        return network
+    if library_of(network) is None:
+        check_takes(network.init, ("key", *seen), f"init of {field}")
+        check_takes(network.apply, ("parameters", *seen), f"apply of {field}")
+        made = Network(network.init, network.apply)
+    else:
+        made = Network(*functions(network, field))
+    if sees == "critic" or composite.public(observation_space) == observation_space:
+        return made
+    return Network(made.init, _Blindfolded(made.apply, observation_space, sees == "both"))
+
+
+@functools.lru_cache(maxsize=64)
+def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
+    """What `module:name` names; what a function of the two spaces returns."""
+    value = own.found(f"--{field.replace('_', '-')}", name)
+    if inspect.isfunction(value):
+        try:
+            value = value(observation_space, action_space)
+        except FdgError:
+            raise
+        except Exception as error:  # whatever the code of somebody's own raises
+            raise FdgError(
+                f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    pair = all(callable(getattr(value, part, None)) for part in ("init", "apply"))
+    if not pair and not hasattr(value, "unroll") and library_of(value) is None:
+        raise FdgError(
+            f"{field} '{name}' is a {type(value).__name__}: name a module of Linen, NNX or Equinox, an"
+            " algos.Network, or a function of (observation_space, action_space) that returns one"
+        )
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blindfolded:
+    """`apply` of a network whose actor does not see what is privileged."""
+
+    apply: Any
+    space: ObservationSpace
+    has_critic: bool  # whose value does
+
+    def __call__(self, parameters: Any, observation: Any, *more: Any) -> Any:
+        leading = jax.tree.leaves(observation)[0].shape[:1]
+        public = composite.public_part(self.space, observation)
+        output = self.apply(parameters, composite.with_zeros(self.space, public, leading), *more)
+        if not self.has_critic:
+            return output
+        policy, _ = distributions.pair(output, leading)
+        return policy, distributions.pair(self.apply(parameters, observation, *more), leading)[1]
 
 
 def actor_critic(
@@ -72,11 +212,9 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
+    layers = PolicyLayers(hidden, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
-    module = ActorCritic(observation_space, action_space, layers)
-    return Network(_Init(module), _Apply(module))
+    return of_module(ActorCritic(observation_space, action_space, layers.sized(observation_space)))
 
 
 def gaussian_actor(
@@ -84,9 +222,7 @@ def gaussian_actor(
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: Activation = "relu",
-    convolve: bool = True,
-    layer_norm: bool = False,
-    torso: Torso = "dense",
+    **more: Any,
 ) -> Network:
     """An actor whose standard deviations depend on the observation, as its means do.
 
@@ -98,12 +234,12 @@ def gaussian_actor(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 6)
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    outputs = 2 * math.prod(action_space.shape)
-    module = GaussianActor(
-        observation_space, outputs, Layers(widths, activation, convolve, layer_norm, torso)
+    size = math.prod(action_space.shape)
+    return of_module(
+        GaussianActor(
+            observation_space, 2 * size, Layers(hidden, activation, **more).sized(observation_space)
+        )
     )
-    return Network(_Init(module), _Apply(module))
 
 
 def deterministic_actor(
@@ -111,30 +247,24 @@ def deterministic_actor(
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: Activation = "relu",
-    convolve: bool = True,
-    layer_norm: bool = False,
-    torso: Torso = "dense",
+    **more: Any,
 ) -> Network:
     """An actor that gives actions themselves, before what bounds them: `[N, D]` float32 for `D` components.
 
     Arguments as for `actor_critic`.
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    outputs = math.prod(action_space.shape)
-    module = GaussianActor(
-        observation_space, outputs, Layers(widths, activation, convolve, layer_norm, torso)
+    size = math.prod(action_space.shape)
+    return of_module(
+        GaussianActor(observation_space, size, Layers(hidden, activation, **more).sized(observation_space))
     )
-    return Network(_Init(module), _Apply(module))
 
 
 def twin_critics(
     observation_space: ObservationSpace,
     hidden: Sequence[int] | None = None,
     activation: Activation = "relu",
-    convolve: bool = True,
-    layer_norm: bool = False,
-    torso: Torso = "dense",
     outputs: int = 1,
+    **more: Any,
 ) -> Network:
     """Two independent critics of an observation and an action together.
 
@@ -148,18 +278,15 @@ def twin_critics(
     >>> first.shape, bool(jnp.any(first == second))
     ((8,), False)
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = TwinCritics(observation_space, Layers(widths, activation, convolve, layer_norm, torso), outputs)
-    return Network(_Init(module), _Apply(module))
+    layers = Layers(hidden, activation, **more).sized(observation_space)
+    return of_module(TwinCritics(observation_space, layers, outputs))
 
 
 def state_value(
     observation_space: ObservationSpace,
     hidden: Sequence[int] | None = None,
     activation: Activation = "relu",
-    convolve: bool = True,
-    layer_norm: bool = False,
-    torso: Torso = "dense",
+    **more: Any,
 ) -> Network:
     """A critic of observations alone: `apply(parameters, observation [N, *obs])` returns `[N]` float32.
 
@@ -169,8 +296,9 @@ def state_value(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8,)
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    return of_module(StateValue(observation_space, Layers(widths, activation, convolve, layer_norm, torso)))
+    return of_module(
+        StateValue(observation_space, Layers(hidden, activation, **more).sized(observation_space))
+    )
 
 
 def q_network(
@@ -179,9 +307,7 @@ def q_network(
     hidden: Sequence[int] | None = None,
     activation: Activation = "relu",
     dueling: bool = False,
-    layer_norm: bool = False,
-    convolve: bool = True,
-    torso: Torso = "dense",
+    **more: Any,
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
@@ -198,24 +324,20 @@ def q_network(
         dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
             1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
             each its A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
-        layer_norm: normalise each layer before its activation.
-        convolve, torso: as in `actor_critic`.
+        **more: `convolve`, `layer_norm` and `torso`, as in `actor_critic`.
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 2)
     """
-    widths = checked_widths(observation_space, hidden, activation, convolve)
     if not isinstance(action_space, Discrete | MultiDiscrete):
         raise FdgError(
             "a Q network has a value for each action of Discrete(n) or MultiDiscrete(nvec), not of"
             f" {action_space}"
         )
-    choices = distributions.sizes(action_space)
-    layers = Layers(widths, activation, convolve, layer_norm, torso)
-    module = QNetwork(observation_space, choices, layers, dueling)
-    return Network(_Init(module), _Apply(module))
+    layers = Layers(hidden, activation, **more).sized(observation_space)
+    return of_module(QNetwork(observation_space, distributions.sizes(action_space), layers, dueling))
 
 
 def of_module(module: nn.Module) -> Network:
@@ -236,7 +358,7 @@ def policy_and_value(
     """
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
-    output, value = pair(network.apply(parameters, features), count)
+    output, value = distributions.pair(network.apply(parameters, features), count)
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
 
@@ -250,63 +372,6 @@ def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
     # Choosing by a mask and not by an index keeps the gradient free of a scatter.
     category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
-
-
-# --- the same by one value, for the field `network` of any algorithm ---
-
-
-def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
-    """Dense layers of these widths; images are flattened. Without an activation, the algorithm's.
-
-    `PPO(env=env, network=mlp(64, 64))` is `PPO(env=env, hidden=(64, 64), convolve=False)`.
-    """
-    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=False)
-
-
-def convolutional(
-    *hidden: int, activation: Activation | None = None, layer_norm: bool = False
-) -> Architecture:
-    """Convolutions of each image, then dense layers of these widths; without widths, the default ones."""
-    return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
-
-
-def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = None) -> Architecture:
-    """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have length one.
-
-    `SAC(env=env, actor_network=simba(128, 2))` is `SAC(env=env, hidden=(128, 128), torso="simba")`: in
-    `actor_network` it stands for the layers of all networks. The paper has one block of 128 for the actor and
-    two of 512 for the critics: `simba(128, 1, critic=(512, 2))`, where an algorithm has `critic_hidden`.
-    """
-    wide = None if critic is None else (critic[0],) * critic[1]
-    return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
-
-
-def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """A memory of this size after dense layers of these widths; see `algos.memories` for others.
-
-    `RecurrentPPO(env=env, network=gru(128))` is `RecurrentPPO(env=env, memory="gru", memory_size=128)`.
-    """
-    return _architecture(memory="gru", memory_size=size, hidden=hidden or None, activation=activation)
-
-
-def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """As `gru`, with a long short-term memory."""
-    return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
-
-
-def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
-    """A causal transformer that looks back over so many steps."""
-    return _architecture(
-        memory="transformer",
-        memory_size=size,
-        memory_window=window,
-        memory_layers=layers,
-        memory_heads=heads,
-    )
-
-
-def _architecture(**settings: Any) -> Architecture:
-    return Architecture(tuple((name, value) for name, value in settings.items() if value is not None))
 
 
 class ActorCritic(nn.Module):

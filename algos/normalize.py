@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.given import by_name
+from algos.networks import by_name
 from envs import TimeStep, composite, features_and_mask, map_features, own
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space

@@ -20,18 +20,19 @@ import numpy as np
 import optax
 
 import fdg
-from algos import given, networks
+from algos import distributions, networks
 from algos.collecting import begin, collect, stored_memory
 from algos.distributions import stretched
 from algos.explorers import Remembered
-from algos.given import Network
 from algos.layers import Layers
+from algos.networks import NETWORK, Network
 from algos.recurrent import RecurrentNetwork, remembering_critics, remembering_trunk
 from algos.replay import Replay, ReplayState, Transition
 from algos.rollout import Actor, Recollection, chosen
 from algos.sequences import memory_after, one_step, over_sequences
-from envs import Box, Observation
-from fdg.settings.fields import require
+from envs import Box, Observation, composite
+from fdg.settings.fields import require, require_positive, require_within
+from fdg.settings.parts import Part
 
 
 class State(NamedTuple):
@@ -48,8 +49,23 @@ class State(NamedTuple):
     recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
 
 
+@dataclasses.dataclass(frozen=True)
+class ActorAndCritics(Part):
+    """Networks of a user, any (init, apply) pairs, in place of the defaults.
+
+    The actor's results are means and logs of standard deviations, `[N, 2 * size]`, or, of TD3 and its kind,
+    actions before their tanh, `[N, size]`. The critics take observations and actions, and give two values,
+    each `[N]`; those of an ensemble give `[E, N]`, or `[E, N, K]`.
+    """
+
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+
 def check(algorithm: Any) -> None:
-    """Refuses actions without bounds, and sizes that do not divide."""
+    """Refuses actions without bounds, sizes that do not divide, and a rate of targets outside of [0, 1]."""
+    require_within(algorithm, 0, 1, *(name for name in ("target_rate",) if hasattr(algorithm, name)))
+    require_positive(algorithm, *(name for name in ("policy_delay",) if hasattr(algorithm, name)))
     space, num_envs, batch_size = algorithm.env.action_space, algorithm.num_envs, algorithm.batch_size
     require(
         algorithm,
@@ -241,7 +257,7 @@ def recurrent(self: Any, outputs: int) -> tuple[RecurrentNetwork, RecurrentNetwo
 def observed(self: Any, state: State) -> Any:
     """Observations as its networks take them, of a state of shapes."""
     if self._recurrent is None:
-        return state.observation
+        return composite.types(self.env.observation_space, (self.num_envs,))
     recollection = state.recollection
     assert recollection is not None
     return jax.eval_shape(one_step, state.observation, recollection.memory.network, recollection.start)
@@ -304,22 +320,22 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
     return learned, (losses, error)
 
 
-def gaussian_actor(self: Any) -> Network:
+def actor_parameters(self: Any, learned: Any) -> Any:
+    """What of all that an update changes acts."""
+    return learned.parameters.actor
+
+
+def gaussian_actor(self: Any, make: Callable[..., Network] = networks.gaussian_actor) -> Network:
     """An actor that gives means and logs of standard deviations: with a memory, a user's, or the default."""
     if self._recurrent is not None:
         return over_sequences(self._recurrent[0], 0)
-    default = networks.gaussian_actor(self.env.observation_space, self.env.action_space, **vars(self.layers))
+    default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
     return self._computing(self._own("actor_network", "actor") or default)
 
 
 def deterministic_actor(self: Any) -> Network:
-    """An actor that gives actions before their tanh: with a memory, a user's, or the default."""
-    if self._recurrent is not None:
-        return over_sequences(self._recurrent[0], 0)
-    default = networks.deterministic_actor(
-        self.env.observation_space, self.env.action_space, **vars(self.layers)
-    )
-    return self._computing(self._own("actor_network", "actor") or default)
+    """As `gaussian_actor`, of an actor that gives actions before their tanh."""
+    return gaussian_actor(self, networks.deterministic_actor)
 
 
 def twin_critics(self: Any, layers: Layers | None = None) -> Network:
@@ -348,9 +364,42 @@ def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
     return by_environment.swapaxes(0, 1).reshape(updates, -1, *x.shape[1:])
 
 
-def check_critics(algorithm: Any, critics: Callable[..., Any], state: State) -> None:
-    """Refuses critics that do not give two values: `critics(learned, observation, action)`."""
-    count, space = algorithm.num_envs, algorithm.env.action_space
+def check_gaussian(self: Any, state: State, each: int = 2) -> None:
+    """Refuses networks whose results do not fit the action space, of an actor as of `gaussian_actor`."""
+    count, space, seen = self.num_envs, self.env.action_space, observed(self, state)
+    actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
+    distributions.check_gaussian(actor, space, count, each)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-    found = jax.eval_shape(critics, state.learned, observed(algorithm, state), action)
-    given.twins(found, count, algorithm.grid.reading.outputs)
+    self._check_critics(jax.eval_shape(self._valued, state.learned, seen, action))
+
+
+def check_deterministic(self: Any, state: State) -> None:
+    """As `check_gaussian`, of an actor as of `deterministic_actor`."""
+    check_gaussian(self, state, each=1)
+
+
+# What `check_gaussian` needs where networks take parameters alone, and there are two critics.
+
+
+def actor_output(self: Any, actor: Any, observation: Any) -> jax.Array:
+    """What the actor's network gives for observations `[N, *obs]`."""
+    return self._actor.apply(actor, observation)
+
+
+def valued(self: Any, learned: Any, observation: Any, action: jax.Array) -> Any:
+    """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
+    return self._critics.apply(learned.parameters.critics, observation, action)
+
+
+def check_twins(self: Any, found: Any) -> None:
+    """Refuses critics that do not give two values, each `[N]`, or as many numbers as returns of a grid."""
+    grid, count = getattr(self, "grid", None), self.num_envs
+    numbers = 1 if grid is None else grid.reading.outputs
+    for value in distributions.check_two("critic_network", found, f"it gives two values, each [{count}]"):
+        if numbers > 1:
+            why = f"{numbers} numbers (atoms) for each sample"
+            distributions.check_shape("critic_network gives a distribution as", value, (count, numbers), why)
+        else:
+            distributions.check_value(
+                "critic_network gives a value as", value, (count,), "one for each sample"
+            )

@@ -31,7 +31,7 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # of an exploration bonus (`algos.rnd`): what it learned, without parameters
+    known: Any = None  # of an exploration bonus (`algos.ppo`): what it learned, without parameters
     running_novelty: jax.Array | None = None  # [B] float32, of the same: the discounted return of novelty
     bonus: Any = None  # what `Agent.bonus` knows
 
@@ -149,6 +149,17 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
 
 
 # --- methods of actor-critics, which classes take as their own: `actor = on_policy.actor` ---
+
+
+def init(self: Any, key: jax.Array) -> State:
+    """The state before the first iteration."""
+    statistics = self.normalizers.begin(self.env.observation_space)
+    return begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
+
+
+def iterate_once(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
+    """One rollout of all environments, and one update on it."""
+    return iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 
 
 def actor(self: Any, state: State) -> Actor:

@@ -189,6 +189,11 @@ _ROUNDS = 24
 _LARGE = 1 << 16  # from here on there are more
 
 
+def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
+    """`clipped_rmsprop` with an algorithm's step size."""
+    return clipped_rmsprop(algorithm._step_size, algorithm.max_grad_norm)
+
+
 @dataclasses.dataclass(frozen=True)
 class Epochs(Part):
     """How often a rollout is learned from, and in which minibatches."""

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -19,16 +20,308 @@ import fdg
 from algos import networks, normalize, on_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.given import NETWORK, Network
-from algos.layers import PolicyLayers
-from algos.losses import Decision, ProximalLoss, explained_variance, generalized_advantage_estimation
-from algos.normalize import Normalizers, Transforming
+from algos.layers import Layers, PolicyLayers, Trunk, features
+from algos.losses import (
+    Decision,
+    ProximalLoss,
+    explained_variance,
+    generalized_advantage_estimation,
+    value_error,
+)
+from algos.networks import NETWORK, Network, of_module
+from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import State, Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.rnd import Distillation, Nothing, Novelty, RandomNetworkDistillation
-from algos.rollout import environment_major, episode_metrics, values_after
-from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
-from fdg.settings.fields import hyperparameter, require_within
+from algos.rollout import environment_major, episode_metrics, time_major, values_after
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
+from envs.composite import ObservationSpace
+from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.parts import Part
+
+# --- random network distillation (`--rnd true`): agents are also paid for what is new to them ---
+#
+# Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. A network that is never
+# trained, the target, gives features of observations; another, the predictor, learns to give the same for
+# what was seen. Where it still errs is new, and its error a reward. These rewards have a value function and a
+# discount of their own, and continue from episode to episode (section 2.3). `K` features.
+
+_CLIP = 5.0  # deviations, of observations (section 2.4)
+_DEEPER = 2  # layers that the predictor has more, as in the authors' code
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken of."""
+
+    agent: Any  # of PPO's own network
+    predictor: Any
+    value: Any  # of the value of novelty
+
+
+class Known(NamedTuple):
+    """What is known of novelty, beside parameters."""
+
+    target: Any  # parameters of the network that is never trained
+    observation_statistics: Any  # that both networks' observations are normalised by; None for categories
+    return_statistics: RunningStatistics  # of the discounted novelty that rewards are divided by
+
+
+class Novelty(NamedTuple):
+    """What a gradient needs of samples `[N]`."""
+
+    observation: Any  # [N, *obs], what the step led to, as predictor and target see it
+    features: jax.Array  # [N, K] float32, of the target
+    trains: jax.Array  # [N] bool, whether the predictor learns from it
+    value_target: jax.Array  # [N] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomNetworkDistillation(Part):
+    """Whether agents are paid for novelty, and how."""
+
+    rnd: bool = hyperparameter(
+        False, "random network distillation: add an intrinsic reward for novel observations"
+    )
+    intrinsic_coefficient: float = hyperparameter(
+        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)", only_with="rnd"
+    )
+    intrinsic_discount: float = hyperparameter(
+        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
+    )
+    rnd_features: int = hyperparameter(
+        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
+    )
+    rnd_share: float = hyperparameter(
+        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a number of features, a discount or a share out of range."""
+        require_positive(algorithm, "rnd_features")
+        require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
+
+    def of(self, algorithm: Any) -> "Distillation | Nothing":
+        """What an algorithm makes of novelty."""
+        if not self.rnd:
+            return Nothing()
+        space = algorithm.env.observation_space
+        return Distillation(
+            space,
+            dataclasses.replace(algorithm.layers.sized(space), layer_norm=False, torso="dense"),
+            self.rnd_features,
+            self.intrinsic_discount,
+            algorithm.gae_lambda,
+            self.rnd_share,
+            self.intrinsic_coefficient,
+            algorithm.value_coefficient,
+        )
+
+
+class Nothing:
+    """The functions of `Distillation`, for agents that are not paid for novelty."""
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
+        """The agent's parameters, and nothing known."""
+        return agent, None, None
+
+    def agent(self, parameters: Any) -> Any:
+        """All parameters."""
+        return parameters
+
+    def added(
+        self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
+    ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
+        """The advantages as they are."""
+        return advantage, None, known, running, {}
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss as it is."""
+        return loss, parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """The networks of novelty, and what is done with them.
+
+    Attributes:
+      observation_space: what is new is one of its observations; parts that are `privileged` count too.
+      layers: of target and value, with widths; the predictor has two dense layers more.
+      features: K.
+      discount: gamma of novelty.
+      lambda_: of generalised advantage estimation.
+      share: part of the samples that the predictor learns from.
+      coefficient, value_coefficient: weights of the advantage, and of the loss of the value, of novelty.
+    """
+
+    observation_space: ObservationSpace
+    layers: Layers
+    features: int
+    discount: float
+    lambda_: float
+    share: float
+    coefficient: float = 0.5
+    value_coefficient: float = 0.5
+
+    def agent(self, parameters: Parameters) -> Any:
+        """Those of the agent's own network."""
+        return parameters.agent
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
+        """Parameters, the agent's among them; what is known, and the returns of novelty, at first."""
+        predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
+        seen, _ = features_and_mask(observation)
+        statistics = None
+        if normalize.has_statistics(self.observation_space):
+            statistics = normalize.init_observations(self.observation_space)
+        shown = _normalized(statistics, seen)
+        return (
+            Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
+            Known(self._target.init(target, shown), statistics, normalize.init(())),
+            jnp.zeros(jax.tree.leaves(observation)[0].shape[0]),
+        )
+
+    def added(
+        self,
+        advantage: jax.Array,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        see: Callable[[Any], Any],
+        trajectory: Any,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """Advantages `[T, B]` with those of novelty, and what `judged` gives otherwise.
+
+        `see` gives observations as the agent's network sees them; the other arguments are as of `judged`.
+        """
+        time_step = trajectory.time_step
+        last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
+        seen = see(trajectory.observation), see(last)
+        key = jax.random.fold_in(key, 1)
+        found = self.judged(parameters, known, running, seen, time_step, key)
+        return advantage + self.coefficient * found[0], *found[1:]
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """A loss over samples `[N]` with that of novelty, and the parts of both."""
+        more, of_novelty = self.loss(
+            parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
+        )
+        return loss + more, {**parts, **of_novelty}
+
+    def judged(
+        self,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        seen: tuple[Any, Any],
+        step: TimeStep,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """What was new in a rollout.
+
+        Args:
+          parameters, known: so far.
+          running: `[B]` float32, discounted novelty so far.
+          seen: observations as the agent's network sees them: `[T, B, *obs]`, and `[B, *obs]` what the last
+            step led to.
+          step: `[T, B]`.
+          key: draws what the predictor learns from.
+
+        Returns:
+          advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout; metrics.
+        """
+        steps, num_envs = step.reward.shape
+        final, _ = features_and_mask(step.final_observation)
+        statistics = known.observation_statistics
+        if statistics is not None:
+            statistics = normalize.update_observations(statistics, final)
+        shown = _normalized(statistics, final)
+        rows = jax.tree.map(environment_major, shown)
+        features = self._target.apply(known.target, rows)
+        error = _error(self._predictor.apply(parameters.predictor, rows), features)
+        new = time_major(error, steps)
+        never = jnp.zeros((steps, num_envs), bool)
+        running, returns = normalize.accumulate_rollout_returns(running, new, never, self.discount)
+        return_statistics = normalize.update(known.return_statistics, returns)
+        reward = normalize.scale(return_statistics, new)
+
+        def value_of(observation: Any) -> jax.Array:
+            return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
+
+        value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
+        # A row is followed by the next, in whichever episode.
+        after = jnp.concatenate([value[1:], value_of(seen[1])[None]])
+        advantage, target = generalized_advantage_estimation(
+            reward, value, after, never, never, self.discount, self.lambda_
+        )
+        trains = jax.random.uniform(key, (steps, num_envs)) < self.share
+        samples = Novelty(shown, time_major(features, steps), trains, target)
+        known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
+        return advantage, samples, known, running, {"novelty": jnp.mean(new)}
+
+    def loss(
+        self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """What is added to PPO's loss over samples `[N]`, and its parts.
+
+        `seen [N, *obs]` are observations as the agent's network sees them.
+        """
+        error = _error(self._predictor.apply(parameters.predictor, novelty.observation), novelty.features)
+        trains = novelty.trains.astype(jnp.float32)
+        predictor_loss = jnp.sum(error * trains) / jnp.maximum(jnp.sum(trains), 1.0)
+        value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
+        value_loss = value_error(value, novelty.value_target)
+        parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
+        return predictor_loss + value_coefficient * value_loss, parts
+
+    def _network(self, outputs: int, scale: float, deeper: int = 0) -> Network:
+        hidden = self.layers.hidden or ()
+        more = dataclasses.replace(self.layers, hidden=(*hidden, *hidden[-1:] * deeper))
+        return of_module(_Embedding(self.observation_space, more, outputs, scale))
+
+    @property
+    def _target(self) -> Network:
+        return self._network(self.features, 2.0**0.5)
+
+    @property
+    def _predictor(self) -> Network:
+        return self._network(self.features, 2.0**0.5, _DEEPER)
+
+    @property
+    def _value(self) -> Network:
+        return self._network(1, 1.0)
+
+
+class _Embedding(nn.Module):
+    """Observations, all parts of them, to `[N, outputs]`."""
+
+    observation_space: ObservationSpace
+    layers: Layers
+    outputs: int
+    scale: float
+
+    @nn.compact
+    def __call__(self, observation: Any) -> jax.Array:
+        inputs = features(observation, self.observation_space, self.layers.convolve)
+        return Trunk(self.layers, self.outputs, self.scale)(inputs)
+
+
+def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
+    """Mean squared error of each row `[N, K]`: `[N]` (equation 1, over the number of features)."""
+    return jnp.mean(jnp.square(predicted - features), axis=-1)
+
+
+def _normalized(statistics: Any, observation: Any) -> Any:
+    """Observations as predictor and target see them."""
+    if statistics is None:
+        return observation
+    return jax.tree.map(
+        lambda x: jnp.clip(x, -_CLIP, _CLIP) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        normalize.normalize_observations(statistics, observation),
+    )
 
 
 class Minibatch(NamedTuple):
@@ -199,6 +492,4 @@ class PPO(Agent):
     def _novelty(self) -> Distillation | Nothing:
         return self.novelty.of(self)
 
-    @property
-    def _network(self) -> Network:
-        return self._actor_critic()
+    _network = property(Agent._actor_critic)

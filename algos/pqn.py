@@ -20,10 +20,9 @@ import optax
 import fdg
 from algos import networks, on_policy, optimizers, q_learning
 from algos.agent import Agent, Rollouts
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.losses import lambda_returns
-from algos.networks import of_action
+from algos.networks import NETWORK, Network, of_action
 from algos.normalize import Normalizers, Transforming
 from algos.on_policy import State
 from algos.optimizers import ClippedOptimizer, Epochs
@@ -93,10 +92,7 @@ class PQN(Agent):
 
     # --- the two functions of every algorithm ---
 
-    def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
-        statistics = self.normalizers.begin(self.env.observation_space)
-        return on_policy.begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
+    init = on_policy.init
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""

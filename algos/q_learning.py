@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given
+from algos import distributions
+from algos.collecting import collect
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.given import Network
+from algos.networks import Network
 from algos.replay import Replay, ReplayChoice, ReplayState, StepReplay, linear
 from algos.rollout import Actor, chosen, empty_memory
 from algos.sequences import separated
@@ -116,7 +117,8 @@ def check_values(
 ) -> None:
     """Refuses a network that does not give a number for each action of a space."""
     features = composite.types(env.observation_space, (num_envs,))
-    given.action_values(jax.eval_shape(network.apply, parameters, features), sum(sizes(space)), num_envs)
+    found = jax.eval_shape(network.apply, parameters, features)
+    distributions.check_action_values(found, sum(sizes(space)), (num_envs,))
 
 
 def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
@@ -226,6 +228,46 @@ class StepPriorities(Priorities, StepReplay):
 #
 # An algorithm says its `_loss(parameters, target_parameters, minibatch, weight)`, its `targets`, and its
 # `buffer`.
+
+
+def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """A few steps of all environments into the buffer, and gradient steps on minibatches out of it.
+
+    `acting` are the parameters that act; the fragment `act` also takes the probability of a random action, or
+    with an exploration of a user's own how far the run has come.
+    """
+    key, rollout_key, replay_key = jax.random.split(state.key, 3)
+    epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+    own = getattr(self, "explore", None) is not None
+    statistics, amount = (
+        state.observation_statistics,
+        state.iteration / self.num_iterations if own else epsilon,
+    )
+    acted = collect(self, state, lambda *seen: self.act(acting, statistics, amount, *seen), rollout_key)
+    learned, replay, losses = self.priorities.improve(
+        lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
+        state.learned,
+        self.buffer,
+        self.buffer.add(state.replay, acted.rows),
+        jax.random.split(replay_key, self.updates_per_iteration),
+        state.iteration,
+        self.num_iterations,
+    )
+    # Only now, so that all that one iteration acts on and learns from is normalised alike.
+    if self.normalizers.used:
+        statistics = self.observe(statistics, acted.observations)
+    state = state._replace(
+        learned=learned,
+        observation_statistics=statistics,
+        replay=replay,
+        env_state=acted.env_state,
+        observation=acted.observation,
+        recollection=acted.recollection,
+        key=key,
+        iteration=state.iteration + 1,
+        bonus=acted.bonus,
+    )
+    return state, {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
 
 
 @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))

@@ -18,8 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, given
-from algos.given import Network
+from algos import distributions
 from algos.layers import (
     Activation,
     Layers,
@@ -31,7 +30,7 @@ from algos.layers import (
     hidden_layers,
 )
 from algos.memories import MemoryKind
-from algos.networks import actor_and_critic_features, actor_features
+from algos.networks import Network, actor_and_critic_features, actor_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -331,7 +330,7 @@ class _UnrollSteps:
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
         of_rows = self.network.apply(parameters, rows)
         if self.actor_critic:
-            of_rows = given.pair(of_rows, (math.prod(leading),))
+            of_rows = distributions.pair(of_rows, (math.prod(leading),))
         found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
         return Output(*found, memory=()) if self.actor_critic else AgentValues(found, memory=())
 

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, given, normalize
+from algos import distributions, normalize
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
-from algos.given import NETWORK, Network
 from algos.layers import PolicyLayers
 from algos.losses import Decision, ProximalLoss, explained_variance, generalized_advantage_estimation
 from algos.memories import MemoryKind, MemorySizes
+from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics
 from algos.optimizers import ClippedOptimizer, Epochs
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
@@ -295,7 +295,7 @@ class RecurrentPPO(Agent):
         memory = state.recollection.memory
         output = jax.eval_shape(self._network.unroll, state.parameters, memory, first, begins)
         each = (1, self.num_envs, *self._agents)
-        given.actor_and_critic((output.policy, output.value), self.env.action_space, each)
+        distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
     # --- parts ---
 

@@ -20,20 +20,20 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, networks, off_policy, sac
+from algos import distributions, networks, off_policy, sac
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers, Trunk, features
+from algos.networks import Network
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
-from algos.sac import Entropy, Parameters
+from algos.sac import Apart, Entropy, Parameters
 from envs import Box, Environment, Observation
 from envs.composite import ObservationSpace
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
 
 # --- ensembles of critics ---
@@ -123,13 +123,6 @@ class Critics(nn.Module):
 # --- soft actor-critics with an ensemble of critics ---
 
 
-class Apart(NamedTuple):
-    """States of the optimiser of what is updated at different times."""
-
-    critics: Any
-    actor: Any  # and the temperature
-
-
 class Learned(NamedTuple):
     """All that an update changes."""
 
@@ -169,10 +162,7 @@ class SoftEnsemble(Agent):
     ensemble = Ensemble()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
-    # deviations, [N, 2 * size]; the critics take observations and actions, and give [E, N], or [E, N, K].
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
     replays = StepReplay()
@@ -182,8 +172,6 @@ class SoftEnsemble(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_positive(self, "policy_delay")
-        require_within(self, 0, 1, "target_rate")
 
     # --- what all have that learn off policy: `algos/off_policy.py` ---
 
@@ -193,6 +181,8 @@ class SoftEnsemble(Agent):
     act, learn = off_policy.act, off_policy.learn
     _actor = property(off_policy.gaussian_actor)
     _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
+    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
+    _acts, _valued = off_policy.actor_output, off_policy.valued
     _keys = len(Keys._fields)  # of each sample of a gradient step
     _recurrent = None
 
@@ -217,16 +207,9 @@ class SoftEnsemble(Agent):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
         """One step of Adam; the targets follow, and actor and temperature move only where they are due."""
-        parameters, state = learned.parameters, learned.optimizer_state
-        critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
-        before = (parameters.actor, parameters.log_temperature), state.actor
-        after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
-        (actor, log_temperature), actor_state = jax.tree.map(
-            lambda new, old: jnp.where(is_due, new, old), after, before
-        )
+        critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
         target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
-        parameters = Parameters(actor, critics, log_temperature)
-        return Learned(parameters, target_critics, Apart(critics_state, actor_state), learned.updates + 1)
+        return Learned(sac.together(critics, acting), target_critics, state, learned.updates + 1)
 
     # --- parts ---
 
@@ -257,9 +240,6 @@ class SoftEnsemble(Agent):
         states = Apart(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
         parameters = Parameters(actor, critics, log_temperature)
         return Learned(parameters, jax.tree.map(jnp.copy, critics), states, jnp.int32(0))
-
-    def _acting(self, learned: Learned) -> Any:
-        return learned.parameters.actor
 
     def _learn_from(
         self, learned: Learned, transition: Transition, keys: jax.Array
@@ -308,14 +288,11 @@ class SoftEnsemble(Agent):
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return sac.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        parameters, count = state.learned.parameters, self.num_envs
-        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
-        given.gaussian(actor, self.env.action_space, count)
-        action = jax.ShapeDtypeStruct((count, *self.env.action_space.shape), jnp.float32)
-        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
-        given.ensemble(critics, self.num_critics, count, self._outputs)
+    def _check_critics(self, found: Any) -> None:
+        numbers, each = self._outputs, (self.num_critics, self.num_envs)
+        more, what = ((), "value") if numbers == 1 else ((numbers,), f"{numbers} numbers")
+        why = f"{what} of each of num_critics={self.num_critics} critics for each sample"
+        distributions.check_shape("critic_network gives", found, (*each, *more), why)
 
     @property
     def _critics(self) -> Network:

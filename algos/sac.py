@@ -15,21 +15,20 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, off_policy
+from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import Distributions, ReturnGrid, Values
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.sequences import SequenceMemory
 from envs import Box, Environment, Observation
-from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.parts import Part
 
 # --- what soft actor-critics share ---
@@ -89,6 +88,28 @@ class Entropy(Part):
         return actor_loss, temperature_loss, metrics
 
 
+class Apart(NamedTuple):
+    """States of the optimiser of what is updated at different times."""
+
+    critics: Any
+    actor: Any  # and the temperature
+
+
+def updated_apart(self: Any, gradient: Parameters, learned: Any, is_due: jax.Array) -> tuple[Any, Any, Apart]:
+    """Critics, actor with temperature, and states of the optimiser, where the actor moves only if due."""
+    parameters, state = learned.parameters, learned.optimizer_state
+    critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
+    before = (parameters.actor, parameters.log_temperature), state.actor
+    after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
+    acting, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
+    return critics, acting, Apart(critics_state, actor_state)
+
+
+def together(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
+    """`Parameters` of critics, and of an actor with its temperature."""
+    return Parameters(acting[0], critics, acting[1])
+
+
 def squashed(output: jax.Array, shape: tuple[int, ...]) -> TanhNormal:
     """What an actor's network gives, `[N, 2 * D]`, as a distribution over actions in [-1, 1]."""
     mean, log_std = jnp.split(output, 2, axis=-1)
@@ -115,7 +136,7 @@ def soft_target(
 class Learned(NamedTuple):
     """All that an update changes."""
 
-    parameters: Parameters
+    parameters: Any  # `Parameters`
     target_critics: Any  # follows `parameters.critics` slowly
     optimizer_state: Any
 
@@ -153,10 +174,7 @@ class SAC(Agent):
     grid = ReturnGrid()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
-    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     transforming = Transforming()
     replays = StepReplay()
@@ -166,7 +184,6 @@ class SAC(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_within(self, 0, 1, "target_rate")
 
     # --- what all have that learn off policy: `algos/off_policy.py` ---
 
@@ -176,6 +193,8 @@ class SAC(Agent):
     act, learn = off_policy.act, off_policy.learn
     _actor, _critics = property(off_policy.gaussian_actor), property(off_policy.twin_critics)
     _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
+    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
+    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
     _keys = 2  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -204,9 +223,6 @@ class SAC(Agent):
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
-
-    def _acting(self, learned: Learned) -> Any:
-        return learned.parameters.actor
 
     def _learn_from(
         self, learned: Learned, transition: Transition, keys: jax.Array
@@ -246,17 +262,6 @@ class SAC(Agent):
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        parameters = state.learned.parameters
-        actor = jax.eval_shape(self._actor.apply, parameters.actor, off_policy.observed(self, state))
-        given.gaussian(actor, self.env.action_space, self.num_envs)
-        off_policy.check_critics(self, self._valued, state)
-
-    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
-        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
-        return self._critics.apply(learned.parameters.critics, observation, action)
 
     @property
     def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:

@@ -15,26 +15,25 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import given, off_policy
+from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.sequences import SequenceMemory
-from envs import Box, Environment, Observation
+from envs import Box, Environment
 from fdg.settings.fields import (
     hyperparameter,
     require,
     require_positive,
-    require_within,
 )
+from fdg.settings.parts import Part
 
 
 class Parameters(NamedTuple):
@@ -71,6 +70,24 @@ class NoisyAction(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class DelayedTargets(Part):
+    """Noise of actions, in training and in targets, and when the actor and the targets are updated."""
+
+    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
+    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
+    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
+    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses deviations below zero, and an exploration that has none."""
+        require_positive(algorithm, "exploration_noise")
+        for name in ("target_noise", "target_noise_clip"):
+            value = getattr(self, name)
+            require(algorithm, value >= 0, f"{name}={value}: it is below zero")
+
+
+@dataclasses.dataclass(frozen=True)
 class TD3(Agent):
     """TD3 for continuous actions within bounds.
 
@@ -96,18 +113,11 @@ class TD3(Agent):
     )
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
-    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
-    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
-    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    delayed = DelayedTargets()
     grid = ReturnGrid()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults. The actor's results are actions before their tanh,
-    # [N, D]; the critics take observations and actions, and give two values, each [N].
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     transforming = Transforming()
     replays = StepReplay()
     explorer = ExplorerChoice()
@@ -116,11 +126,6 @@ class TD3(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_positive(self, "exploration_noise", "policy_delay")
-        require_within(self, 0, 1, "target_rate")
-        for name in ("target_noise", "target_noise_clip"):
-            value = getattr(self, name)
-            require(self, value >= 0, f"{name}={value}: it is below zero")
 
     # --- what all have that learn off policy: `algos/off_policy.py` ---
 
@@ -130,6 +135,8 @@ class TD3(Agent):
     act, learn = off_policy.act, off_policy.learn
     _actor, _critics = property(off_policy.deterministic_actor), property(off_policy.twin_critics)
     _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
+    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_deterministic
+    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
     _keys = 1  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -166,17 +173,6 @@ class TD3(Agent):
         targets = optax.incremental_update(parameters, targets, rate)
         return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)
 
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        seen = off_policy.observed(self, state)
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
-        given.actions(actor, self.env.action_space, self.num_envs)
-        off_policy.check_critics(self, self._valued, state)
-
-    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
-        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
-        return self._critics.apply(learned.parameters.critics, observation, action)
-
     # --- parts ---
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
@@ -187,9 +183,6 @@ class TD3(Agent):
             self._optimizer.init(parameters.actor), self._optimizer.init(parameters.critics)
         )
         return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer_state, jnp.int32(0))
-
-    def _acting(self, learned: Learned) -> Any:
-        return learned.parameters.actor
 
     def _learn_from(
         self, learned: Learned, transition: Transition, keys: jax.Array
@@ -207,14 +200,18 @@ class TD3(Agent):
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """What the critics are fitted to: equation 14, with the clipped noise of target smoothing."""
-        action = self._policy(targets.actor, transition.next_observation).mode()
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
-        noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
-        smoothed = jnp.clip(action + noise, -1.0, 1.0)
+        smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero where the episode terminated, and not where it was truncated.
         free = jnp.zeros_like(transition.reward)
         return self.grid.reading.target(transition.reward, transition.discount, first, second, free)
+
+    def _smoothed(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
+        """What the target actor would do next, with clipped noise: `[N, *action]` in [-1, 1]."""
+        action = self._policy(targets.actor, transition.next_observation).mode()
+        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
+        noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
+        return jnp.clip(action + noise, -1.0, 1.0)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Minus the first critic's value of what the actor does: the deterministic policy gradient."""

@@ -26,15 +26,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, given, layers, q_learning
+from algos import distributions, layers, q_learning
 from algos.agent import Agent, Rollouts
-from algos.collecting import collect
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.given import NETWORK, Network
 from algos.layers import Activation, Layers, Torso, checked_widths
 from algos.losses import lambda_returns
 from algos.memories import MemoryKind, MemorySizes
-from algos.networks import actor_features, of_action
+from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.normalize import ObservationNormalizer
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
@@ -124,10 +122,7 @@ class ValueDecomposition(Agent):
         self._check()
         _ = self.buffer  # refuses sizes that do not fit
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return self.num_updates
+    updates_per_iteration = property(lambda self: self.num_updates)
 
     # --- the two functions of every algorithm ---
 
@@ -157,32 +152,7 @@ class ValueDecomposition(Agent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
-        key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
-        statistics = state.observation_statistics
-        acted = collect(
-            self,
-            state,
-            lambda *seen: self.act(state.learned.parameters.agents, statistics, epsilon, *seen),
-            rollout_key,
-        )
-        replay = self.buffer.add(state.replay, acted.rows)
-        learned, replay, losses = self.priorities.improve(
-            lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
-            state.learned,
-            self.buffer,
-            replay,
-            jax.random.split(replay_key, self.updates_per_iteration),
-            state.iteration,
-            self.num_iterations,
-        )
-        # Only now, so that all that one iteration acts on and learns from is normalised alike.
-        if self.normalizers.used:
-            statistics = self.observe(statistics, acted.observations)
-        metrics = {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
-        assert acted.recollection is not None
-        left = acted.env_state, acted.observation, acted.recollection
-        return State(learned, statistics, replay, *left, key, state.iteration + 1, acted.bonus), metrics
+        return q_learning.iteration(self, state, state.learned.parameters.agents)
 
     def actor(self, state: State) -> Actor:
         """How it acts: each agent with its best action, or drawn as in training."""
@@ -218,7 +188,7 @@ class ValueDecomposition(Agent):
         agents, memory = state.learned.parameters.agents, state.recollection.memory
         found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
         actions = sum(sizes(choices(self.env)))
-        given.agent_values(found, actions, (1, self.num_envs, self._agents))
+        distributions.check_remembered_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- what a subclass says ---
 

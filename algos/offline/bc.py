@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, given, networks, off_policy
+from algos import distributions, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import stretched
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
+from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
 from algos.off_policy import State
 from algos.offline import learning
@@ -147,9 +147,9 @@ class BC(Agent):
         seen = composite.types(self.env.observation_space, (count,))
         output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
         if isinstance(space, Box):
-            given.gaussian(output, space, count)
+            distributions.check_gaussian(output, space, count)
         else:
-            given.action_values(output, sum(distributions.sizes(space)), count)
+            distributions.check_action_values(output, sum(distributions.sizes(space)), (count,))
 
     @property
     def _actor(self) -> Network:

@@ -14,21 +14,20 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from algos import given, off_policy
+from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Entropy, Parameters
-from envs import Box, Environment, composite
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from envs import Box, Environment
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +61,7 @@ class CQL(Agent):
     grid = ReturnGrid()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults, as of SAC.
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     explorer = ExplorerChoice()
     transforming = Transforming()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
@@ -72,7 +69,6 @@ class CQL(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_within(self, 0, 1, "target_rate")
         require_positive(self, "num_actions")
         require(self, self.conservatism >= 0, f"conservatism={self.conservatism}: it is below zero")
 
@@ -92,7 +88,8 @@ class CQL(Agent):
     _first, _acting, _learn_from, _policy = SAC._first, SAC._acting, SAC._learn_from, SAC._policy
     _actor, _critics = SAC._actor, SAC._critics
     _for_environment, _default_optimizer = SAC._for_environment, SAC._default_optimizer
-    _soft_loss = SAC.loss
+    check_when_traced, _acts, _valued = SAC.check_when_traced, SAC._acts, SAC._valued
+    _check_critics, _soft_loss = SAC._check_critics, SAC.loss
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
@@ -140,12 +137,3 @@ class CQL(Agent):
             total = jax.nn.logsumexp(value, axis=0) - math.log(len(actions))
             gap += jnp.mean(total - self.grid.reading.value(of_data))
         return gap
-
-    # --- parts ---
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        observation = composite.types(self.env.observation_space, (self.num_envs,))
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
-        given.gaussian(actor, self.env.action_space, self.num_envs)
-        learning.check_critics(self, state, self.grid.reading.outputs)

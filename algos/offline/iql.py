@@ -12,23 +12,23 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
-from algos import given, networks, off_policy
+from algos import networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.losses import value_error
+from algos.networks import Network
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
-from envs import Box, Environment, Observation, composite
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from algos.sac import SAC, Learned
+from envs import Box, Environment, Observation
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class Parameters(NamedTuple):
@@ -37,14 +37,6 @@ class Parameters(NamedTuple):
     actor: Any
     critics: Any  # of both
     value: Any
-
-
-class Learned(NamedTuple):
-    """All that an update changes."""
-
-    parameters: Parameters
-    target_critics: Any  # follows `parameters.critics` slowly
-    optimizer_state: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +70,13 @@ class IQL(Agent):
     target_rate: float = hyperparameter(0.005, "alpha: the part of the way that targets go at an update")
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults, which give and take what those of SAC do.
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     explorer = ExplorerChoice()
     transforming = Transforming()
 
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_within(self, 0, 1, "target_rate")
         require_positive(self, "largest_weight")
         inside = (self.expectile > 0) & (self.expectile < 1)
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
@@ -102,6 +91,8 @@ class IQL(Agent):
     act, learn = off_policy.act, off_policy.learn
     _actor = property(off_policy.gaussian_actor)
     _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
+    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
+    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
     _keys = 1  # of each sample of a gradient step
     _recurrent = None
 
@@ -112,12 +103,7 @@ class IQL(Agent):
         """Gradient of the losses over a minibatch `[N]`, and what they are made of."""
         return jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition)
 
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, learned):
-        """One step of Adam on all parameters; then the targets follow the critics."""
-        parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
-        targets = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
-        return Learned(parameters, targets, optimizer_state)
+    update = SAC.update
 
     # --- parts ---
 
@@ -127,9 +113,6 @@ class IQL(Agent):
         value = self._value.init(jax.random.fold_in(critics_key, 1), observation)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, value)
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
-
-    def _acting(self, learned: Learned) -> Any:
-        return learned.parameters.actor
 
     def _learn_from(
         self, learned: Learned, transition: Transition, keys: jax.Array
@@ -168,13 +151,6 @@ class IQL(Agent):
     def _policy(self, actor: Any, observation: Observation) -> BoundedNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return BoundedNormal.of(self._actor.apply(actor, observation), self.env.action_space.shape)
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        observation = composite.types(self.env.observation_space, (self.num_envs,))
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
-        given.gaussian(actor, self.env.action_space, self.num_envs)
-        learning.check_critics(self, state)
 
     @property
     def _critics(self) -> Network:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos import given, off_policy
+from algos import off_policy
 from algos.distributions import Normal
 from algos.off_policy import State
 from algos.offline.minari import FILES, DataSet
@@ -227,12 +227,3 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     found = jax.tree.map(divided, steps)
     found.truncated[-1] |= ~found.terminated[-1]  # what follows in the ring is no part of the episode
     return found
-
-
-def check_critics(algorithm: Any, state: State, outputs: int = 1) -> None:
-    """Refuses critics that do not give two values, or `outputs` numbers twice."""
-    count, env = algorithm.num_envs, algorithm.env
-    seen = composite.types(env.observation_space, (count,))
-    action = jax.ShapeDtypeStruct((count, *env.action_space.shape), jnp.float32)
-    found = jax.eval_shape(algorithm._critics.apply, state.learned.parameters.critics, seen, action)
-    given.twins(found, count, outputs)

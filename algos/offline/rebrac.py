@@ -12,21 +12,21 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos import given, off_policy
+from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
+from algos.networks import Network
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
-from algos.td3 import TD3, Parameters
-from envs import Box, Environment, Observation, composite
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from algos.td3 import TD3, DelayedTargets, Parameters
+from envs import Box, Environment, Observation
+from fdg.settings.fields import hyperparameter, require
 
 
 class Followed(NamedTuple):
@@ -84,29 +84,21 @@ class ReBRAC(Agent):
     critic_penalty: float = hyperparameter(
         0.01, "beta_2: of the squared distance to the next action in the data, in the critics' targets"
     )
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], online")
-    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
-    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
-    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    delayed = DelayedTargets()
     grid = ReturnGrid()
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
     critic_layer_norm: bool = hyperparameter(
         True, "normalise each layer of the critics before its activation"
     )
-    # Any (init, apply) pairs in place of the defaults, as of TD3.
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     explorer = ExplorerChoice()
     transforming = Transforming()
 
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_positive(self, "exploration_noise", "policy_delay")
-        require_within(self, 0, 1, "target_rate")
-        for name in ("actor_penalty", "critic_penalty", "target_noise", "target_noise_clip"):
+        for name in ("actor_penalty", "critic_penalty"):
             value = getattr(self, name)
             require(self, value >= 0, f"{name}={value}: it is below zero")
 
@@ -124,15 +116,14 @@ class ReBRAC(Agent):
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    check_when_traced, _acts, _valued = TD3.check_when_traced, TD3._acts, TD3._valued
+    _check_critics = TD3._check_critics
     _actor, _for_environment, _default_optimizer = TD3._actor, TD3._for_environment, TD3._default_optimizer
-    _critic_loss, _policy = TD3._critic_loss, TD3._policy
+    _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
 
     def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:
         """What the critics are fitted to: that of TD3, less the penalty of what would follow."""
-        action = self._policy(targets.actor, transition.next_observation).mode()
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
-        noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
-        smoothed = jnp.clip(action + noise, -1.0, 1.0)
+        smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The data has no action after a truncation.
         distance = jnp.where(transition.follows, squared_distance(smoothed, transition.next_action), 0.0)
@@ -148,13 +139,6 @@ class ReBRAC(Agent):
         return jnp.mean(self.actor_penalty * penalty - scale * value)
 
     # --- parts ---
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        observation = composite.types(self.env.observation_space, (self.num_envs,))
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
-        given.actions(actor, self.env.action_space, self.num_envs)
-        learning.check_critics(self, state, self.grid.reading.outputs)
 
     @property
     def _critics(self) -> Network:

@@ -12,21 +12,20 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from algos import given, off_policy
+from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.critic_readings import ReturnGrid
 from algos.explorers import ExplorerChoice
-from algos.given import NETWORK, Network
 from algos.layers import Layers
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
+from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
-from algos.td3 import TD3
-from envs import Box, Environment, composite
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from algos.td3 import TD3, DelayedTargets
+from envs import Box, Environment
+from fdg.settings.fields import hyperparameter, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,28 +56,18 @@ class TD3BC(Agent):
     value_weight: float = hyperparameter(
         2.5, "alpha of equation 5: of the critics' values, whose scale is one, against imitation"
     )
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], online")
-    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
-    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
-    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    delayed = DelayedTargets()
     grid = ReturnGrid()
     normalizers = ObservationNormalizer(normalize_observation=True)
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pairs in place of the defaults, as of TD3.
-    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    networks = ActorAndCritics()
     explorer = ExplorerChoice()
     transforming = Transforming()
 
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require_positive(self, "exploration_noise", "policy_delay")
-        require_within(self, 0, 1, "target_rate")
-        for name in ("value_weight", "target_noise", "target_noise_clip"):
-            value = getattr(self, name)
-            require(self, value >= 0, f"{name}={value}: it is below zero")
+        require(self, self.value_weight >= 0, f"value_weight={self.value_weight}: it is below zero")
 
     # --- what all have that learn from data: `algos/offline/learning.py` ---
 
@@ -94,9 +83,12 @@ class TD3BC(Agent):
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    check_when_traced, _acts, _valued = TD3.check_when_traced, TD3._acts, TD3._valued
+    _check_critics = TD3._check_critics
     _actor, _critics = TD3._actor, TD3._critics
     _for_environment, _default_optimizer = TD3._for_environment, TD3._default_optimizer
     _critic_loss, _target, _policy = TD3._critic_loss, TD3._target, TD3._policy
+    _smoothed = TD3._smoothed
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Equations 3 and 5: minus the first critic's value, weighed, and the error of imitation."""
@@ -105,12 +97,3 @@ class TD3BC(Agent):
         value = self.grid.reading.value(first)
         scale = self.value_weight / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
         return jnp.mean(jnp.square(action - transition.action)) - scale * jnp.mean(value)
-
-    # --- parts ---
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        observation = composite.types(self.env.observation_space, (self.num_envs,))
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, observation)
-        given.actions(actor, self.env.action_space, self.num_envs)
-        learning.check_critics(self, state, self.grid.reading.outputs)

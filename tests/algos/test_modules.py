@@ -14,7 +14,7 @@ from flax import nnx
 import algos
 import envs
 import fdg
-from algos.given import resolved
+from algos.networks import resolved
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError
 from fdg.settings import foreign

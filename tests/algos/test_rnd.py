@@ -15,7 +15,7 @@ import algos
 import envs
 from algos import normalize
 from algos.layers import Layers
-from algos.rnd import Distillation
+from algos.ppo import Distillation
 from envs import TimeStep
 
 SPACE = envs.Box(-1.0, 1.0, (2,))

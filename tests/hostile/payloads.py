@@ -36,7 +36,7 @@ _NAMES = tuple(
     orbax.checkpoint:Checkpointer gymnasium:make gymnasium:register optuna:create_study ray:init
     flax.linen:Module optax:adam envs.own:make envs.own:found envs.rendering:_module envs:make
     envs:register policies:get fdg.ctrl_c:evil fdg:load fdg:fit fdg.training.loading:load
-    fdg.commands.cli:train_main algos.given:_named algos:get algos:make algos.ppo:PPO
+    fdg.commands.cli:train_main algos.networks:_named algos:get algos:make algos.ppo:PPO
     policies.gpu_only:GPUOnly algos:PPO tests.tiny:Walk __main__:thing antigravity:geohash this:s
     idlelib.run:main lib2to3.main:main
     """.split()

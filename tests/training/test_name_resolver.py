@@ -137,7 +137,7 @@ def test_names_of_ours_need_no_trust(tmp_path):
     (tmp_path / "problems.jsonl").touch()
     for text in (f"text:file?path={tmp_path}/problems.jsonl", "envpool:HalfCheetah-v4?num_threads=2"):
         resolver.environment(text)
-    for name in ("algos.ppo:_PPO", "algos.given:PPO", "algos:get", "policies:get"):
+    for name in ("algos.ppo:_PPO", "algos.networks:PPO", "algos:get", "policies:get"):
         with pytest.raises(FdgError, match="imports the module"):
             resolver.algorithm_class(name)
 
