@@ -351,7 +351,9 @@ class Agent(HasPresets):
         if not isinstance(network, Architecture):
             return
         settings = dict(network.settings)
-        able = [one.__name__ for one in _algorithms(Agent) if all(hasattr(one, name) for name in settings)]
+        able = sorted(
+            one.__name__ for one in _algorithms(Agent) if all(hasattr(one, name) for name in settings)
+        )
         require(
             self,
             all(hasattr(self, name) for name in settings),

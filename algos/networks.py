@@ -212,7 +212,8 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    layers = PolicyLayers(hidden, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
+    widths = None if hidden is None else tuple(hidden)
+    layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
     return of_module(ActorCritic(observation_space, action_space, layers.sized(observation_space)))
 
@@ -236,9 +237,7 @@ def gaussian_actor(
     """
     size = math.prod(action_space.shape)
     return of_module(
-        GaussianActor(
-            observation_space, 2 * size, Layers(hidden, activation, **more).sized(observation_space)
-        )
+        GaussianActor(observation_space, 2 * size, _sized(observation_space, hidden, activation, **more))
     )
 
 
@@ -255,7 +254,7 @@ def deterministic_actor(
     """
     size = math.prod(action_space.shape)
     return of_module(
-        GaussianActor(observation_space, size, Layers(hidden, activation, **more).sized(observation_space))
+        GaussianActor(observation_space, size, _sized(observation_space, hidden, activation, **more))
     )
 
 
@@ -278,7 +277,7 @@ def twin_critics(
     >>> first.shape, bool(jnp.any(first == second))
     ((8,), False)
     """
-    layers = Layers(hidden, activation, **more).sized(observation_space)
+    layers = _sized(observation_space, hidden, activation, **more)
     return of_module(TwinCritics(observation_space, layers, outputs))
 
 
@@ -296,9 +295,7 @@ def state_value(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8,)
     """
-    return of_module(
-        StateValue(observation_space, Layers(hidden, activation, **more).sized(observation_space))
-    )
+    return of_module(StateValue(observation_space, _sized(observation_space, hidden, activation, **more)))
 
 
 def q_network(
@@ -336,8 +333,14 @@ def q_network(
             "a Q network has a value for each action of Discrete(n) or MultiDiscrete(nvec), not of"
             f" {action_space}"
         )
-    layers = Layers(hidden, activation, **more).sized(observation_space)
+    layers = _sized(observation_space, hidden, activation, **more)
     return of_module(QNetwork(observation_space, distributions.sizes(action_space), layers, dueling))
+
+
+def _sized(
+    space: ObservationSpace, hidden: Sequence[int] | None, activation: Activation, **more: Any
+) -> Layers:
+    return Layers(None if hidden is None else tuple(hidden), activation, **more).sized(space)
 
 
 def of_module(module: nn.Module) -> Network:

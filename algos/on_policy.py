@@ -151,13 +151,13 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
 # --- methods of actor-critics, which classes take as their own: `actor = on_policy.actor` ---
 
 
-def init(self: Any, key: jax.Array) -> State:
+def init(self: Any, key: jax.Array) -> Any:
     """The state before the first iteration."""
     statistics = self.normalizers.begin(self.env.observation_space)
     return begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
 
 
-def iterate_once(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
+def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
     """One rollout of all environments, and one update on it."""
     return iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 

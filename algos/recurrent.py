@@ -332,7 +332,10 @@ class _UnrollSteps:
         if self.actor_critic:
             of_rows = distributions.pair(of_rows, (math.prod(leading),))
         found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
-        return Output(*found, memory=()) if self.actor_critic else AgentValues(found, memory=())
+        if not self.actor_critic:
+            return AgentValues(found, memory=())
+        policy, value = found
+        return Output(policy, value, memory=())
 
 
 # --- networks of learners from replay with a memory: DQN, SAC and TD3 ---
