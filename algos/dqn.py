@@ -18,9 +18,8 @@ import optax
 import fdg
 from algos import distributions, networks, q_learning
 from algos.agent import Agent, Rollouts
-from algos.collecting import begin, stored_memory
 from algos.distributions import Categorical, sizes
-from algos.explorers import ExplorerChoice, Remembered
+from algos.explorers import ExplorerChoice, Remembered, begin, stored_memory
 from algos.layers import Layers
 from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer

@@ -21,9 +21,8 @@ import optax
 
 import fdg
 from algos import distributions, networks
-from algos.collecting import begin, collect, stored_memory
 from algos.distributions import stretched
-from algos.explorers import Remembered
+from algos.explorers import Remembered, begin, collect, stored_memory
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
 from algos.recurrent import RecurrentNetwork, remembering_critics, remembering_trunk

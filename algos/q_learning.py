@@ -18,8 +18,8 @@ import optax
 
 import fdg
 from algos import distributions
-from algos.collecting import collect
 from algos.distributions import Categorical, allowed_values, sizes
+from algos.explorers import collect
 from algos.networks import Network
 from algos.replay import Replay, ReplayChoice, ReplayState, StepReplay, linear
 from algos.rollout import Actor, chosen, empty_memory
