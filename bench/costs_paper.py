@@ -15,10 +15,11 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.commands.cluster_report import COLOURS, draw_sweep, point, report
+from fdg.commands.cluster_report import draw_sweep, point, report
 from fdg.costs import published
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import predict
+from fdg.training.curves import style
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images" / "scale"
 _LAYERS = (256, 256, 256)
@@ -116,7 +117,8 @@ def draw_lines(
     figure = Figure(figsize=(6.5, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    for colour, (name, points) in zip(COLOURS * 9, lines.items(), strict=False):
+    for i, (name, points) in enumerate(lines.items()):
+        colour = style(i)[1]
         axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name)
     if "x" in logs:
         axis.set_xscale("log", base=2)

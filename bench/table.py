@@ -13,8 +13,7 @@ from pathlib import Path
 
 from bench import harness
 from fdg.commands.cli import guarded
-from fdg.commands.study import carry_out_study
-from fdg.commands.study_file import Study, read_study
+from fdg.commands.study import Study, carry_out_study, read_study
 
 FILE = Path(__file__).with_suffix(".toml")
 

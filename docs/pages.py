@@ -30,10 +30,9 @@ import fdg
 import policies
 from fdg.processes import distributed
 from fdg.training.fit import fit as train_and_keep
-from fdg.training.grid import make_grid
 from fdg.training.run import Run
 from fdg.training.search import check_search, is_whole
-from fdg.training.space import make_space
+from fdg.training.space import make_grid, make_space
 from fdg.training.sweep import Sweep
 
 DOCS = Path(__file__).parent

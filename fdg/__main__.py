@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import fdg
-from fdg.commands import entry_points
+from fdg.commands import entry_points, using
 from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
 # Those that are here; each of the first line is also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
-_UNDER = {name: f"fdg.commands.{name}" for name in ("collect", "compare", "demo", "diff", "pack", "study")}
+_UNDER = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
 # What those who come from elsewhere look for.
 _ELSEWHERE = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
@@ -38,11 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that the first word names with the words after it; gives its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _UNDER
+    known |= dict.fromkeys(using.SUMMARIES, using.__name__)
     if not words or words[0] in ("-h", "--help"):
         print("usage: fdg COMMAND [flags]\n")
         for name, module in known.items():
             first = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:10} {first.partition(': ')[2] or first}")
+            print(f"  {name:10} {using.SUMMARIES.get(name) or first.partition(': ')[2] or first}")
         for line in entry_points.help_lines(entry_points.commands(), known):
             print(f"  {line}")
         print("\n`fdg COMMAND --help` lists the flags of one.")
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "" not in sys.path and os.getcwd() not in sys.path
     ):  # as `python -m fdg.train` has it: modules of one's own
         sys.path.append(os.getcwd())
+    if words[0] in using.SUMMARIES:
+        return using.COMMANDS[words[0]](words[1:])
     return importlib.import_module(known[words[0]]).main(words[1:])
 
 

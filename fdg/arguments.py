@@ -282,6 +282,17 @@ def check_fields(instance: Any, *names: str) -> None:
     check_arguments(type(instance), {name: getattr(instance, name) for name in names})
 
 
+def check_at_least(least: int, **values: Any) -> None:
+    """Refuses arguments that are no integers of at least `least`; None passes.
+
+    Raises:
+      FdgError: names the first.
+    """
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
+
+
 def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     """Checks the types of options against the annotations of what takes them, else against its defaults.
 

@@ -30,10 +30,15 @@ def sharing() -> int:
     return _processes
 
 
+def affinity() -> set[int]:
+    """The cores that the operating system lets this process run on."""
+    found = getattr(os, "sched_getaffinity", None)
+    return found(0) if found else set(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
     """Cores that this process may use: of those there are, by its affinity and its control group's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity())
     with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, math.ceil(int(quota) / int(period)))

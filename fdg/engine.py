@@ -201,11 +201,7 @@ class Engine:
         self._read_collectives()
 
     def compile_init(self, seed: int = 0) -> None:
-        """Compiles the program of `init`; nothing stays on a device.
-
-        Args:
-          seed: as of `init`.
-        """
+        """Compiles the program of `init`; nothing stays on a device."""
         traced = self._init.trace(first_start(self.algorithm, seed))
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             traced.lower().compile()

@@ -267,10 +267,6 @@ _GIVEN_APART = _GivenApart()
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     """A copy of a dataclass with other fields, made without its checks: they may be traced.
 
-    Args:
-      instance: a dataclass, frozen or not.
-      numbers: values by the name of their field.
-
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
     ...     rate: float = 0.1

@@ -43,6 +43,12 @@ def words(x: jax.Array) -> jax.Array:
     return jax.random.key_data(x) if is_key(x.dtype) else x
 
 
+def from_words(x: Any, like: Any) -> jax.Array:
+    """The inverse of `words`, for an array with the shape and dtype of `like`."""
+    made_by = implementation(like.shape, like.dtype)
+    return x if made_by is None else jax.random.wrap_key_data(x, impl=made_by[0])
+
+
 def words_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of `words` of an array."""
     kind = implementation(shape, dtype)

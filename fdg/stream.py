@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fdg.arguments import check_fields, checked_names, quoted
 from fdg.errors import FdgError, listed
+from fdg.keys import from_words, words_shape
 
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
@@ -394,10 +395,8 @@ def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """As `jax.numpy.zeros`, of random keys too."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
-        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=dtype._impl.name)
-    return jnp.zeros(shape, dtype)
+    words = words_shape(shape, dtype)
+    return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
 def _written(rows: Any, at: jax.Array, new: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import fdg
 import policies
 from fdg.agents import Agents
-from fdg.training.grid import make_grid
 from fdg.training.population import Population
+from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
 from tests.tiny import Pupil
 from tests.training.descent import Descent, alone, assert_close

@@ -79,8 +79,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import cluster_for
-        from fdg.training.devices import devices_of, too_small_micro_batch
-        from fdg.training.settling import settle
+        from fdg.training.settling import devices_of, settle, too_small_micro_batch
 
         line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         drawn, elsewhere = replay.take(line.given), cluster.take(line.given)

@@ -1,7 +1,7 @@
 """`python -m fdg.plan --cluster FILE`: what a job would do on a cluster that is not here."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,97 @@ import policies
 from fdg.commands.cluster_file import read_cluster
 from fdg.commands.cluster_report import Point, draw_sweep, point, report
 from fdg.commands.flags import Flag
-from fdg.commands.sensitivity import sensitivity, shown
-from fdg.costs.choosing import check_memory
-from fdg.costs.hardware import Cluster
+from fdg.costs.choosing import Choice, check_memory
+from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.costs.lag import quickest_lag
 from fdg.errors import FdgError, PlanError
+from fdg.showing.words import table
 from fdg.training.job import Job, steps_of
 from fdg.training.settings import AUTO_LAG
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A rate at half of what it is.
+
+    Attributes:
+      rate: its name; "" for all as they are.
+      seconds: of an iteration of the policy that was chosen with all rates as they are.
+      chosen: the policy that is chosen now, and on how many devices.
+      best_seconds: of an iteration of that one.
+    """
+
+    rate: str
+    seconds: float
+    chosen: str
+    best_seconds: float
+
+    @property
+    def loses(self) -> float:
+        """By how much the first choice is slower than the new one; 0 where it stays."""
+        return self.seconds / self.best_seconds - 1
+
+
+def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
+    """Chooses again with each rate made half as good.
+
+    Args:
+      choose: the choice on a cluster, such as `lambda cluster: policies.auto(algorithm, cluster)`.
+      cluster: with its rates as they are.
+    """
+    first = choose(cluster)
+    kept = str(first.candidate), first.devices
+    rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
+    found = [Halved("", first.seconds, _as_chosen(first), first.seconds)]
+    for rate in rates:
+        choice = choose(_halved(cluster, rate))
+        same = [row.seconds for row in choice.rows if (str(row.candidate), row.candidate.devices) == kept]
+        found.append(Halved(rate, min(same, default=float("inf")), _as_chosen(choice), choice.seconds))
+    return tuple(found)
+
+
+_LINKS = ("inside", "between")
+
+
+def _rates(cluster: Cluster) -> dict[str, float]:
+    """Of a cluster, by name, also those that are taken; of its links as "inside/latency" and so on."""
+    known = dict.fromkeys([name for name in RATES if not name.startswith("product/")])
+    found = {name: cluster.kind.rate(name) for name in {**known, **cluster.kind.figures}}
+    for word in _LINKS:
+        for name in ("latency", "bandwidth", "call"):
+            found[f"{word}/{name}"] = getattr(getattr(cluster, word), name).value
+    return found
+
+
+def _halved(cluster: Cluster, name: str) -> Cluster:
+    """The cluster with one of its rates half as good; times double."""
+    word, _, part = name.partition("/")
+    value = _rates(cluster)[name]
+    figure = Figure(value * 2 if name in TIMES or part in ("latency", "call") else value / 2)
+    if word in _LINKS:
+        return dataclasses.replace(
+            cluster, **{word: dataclasses.replace(getattr(cluster, word), **{part: figure})}
+        )
+    kind = dataclasses.replace(cluster.kind, figures={**cluster.kind.figures, name: figure})
+    return dataclasses.replace(cluster, kind=kind)
+
+
+def _as_chosen(choice: Choice) -> str:
+    return f"{choice.policy} on {choice.devices}"
+
+
+def shown(halved: Sequence[Halved]) -> str:
+    """As a table, the most telling first."""
+    first, *others = halved
+    others.sort(key=lambda one: (-one.loses, -one.seconds))
+    rows = [("as they are", f"{first.seconds * 1e3:.4g} ms", "", first.chosen, "")]
+    for one in others:
+        change = f"{one.seconds / first.seconds - 1:+.1%}"
+        loses = f"{one.loses:.1%}" if one.chosen != first.chosen else "stays"
+        rows.append((one.rate, f"{one.seconds * 1e3:.4g} ms", change, one.chosen, loses))
+    header = ["half the rate", "first choice takes", "change", "chosen then", "first choice loses"]
+    return "\n".join(table(header, rows, numeric=(1, 2)))
+
 
 FLAGS = (
     Flag("cluster", str | None, None, "a TOML file: hosts, devices, links, prices (docs/scale.md)"),
@@ -60,10 +144,6 @@ def take(given: dict[str, Any]) -> dict[str, Any]:
 
 def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     """What to print of a job on a cluster.
-
-    Args:
-      job: with its policy.
-      given: from `take`.
 
     Raises:
       FdgError: the file, a number or a policy is wrong.

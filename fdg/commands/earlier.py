@@ -105,16 +105,7 @@ def record_of(
     given: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `config.json` keeps beside values.
-
-    Args:
-      program: how the command begins.
-      argv: the words after it.
-      preset: that the run begins with; None for none.
-      follows: settings that go with those that were given.
-      given: what the command line gives.
-      base: the configuration that it begins with.
-    """
+    """What `config.json` keeps beside values."""
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},

@@ -148,12 +148,7 @@ class Parser(argparse.ArgumentParser):
         return vars(known)
 
     def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
-        """The error for a word that is not the value of a flag: one value too many, or a word without a flag.
-
-        Args:
-          word: which.
-          flags: each with the words behind it.
-        """
+        """The error for a word that is not the value of a flag: one value too many, or a stray word."""
         actions = {option: action for action in self._actions for option in action.option_strings}
         for option, *values in flags:
             name, equals, value = option.partition("=")
@@ -328,13 +323,7 @@ class JobFlags:
 
     @classmethod
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
-        """The flags of an algorithm's class under a policy's.
-
-        Args:
-          algorithm: a class with `init` and `iterate`.
-          policy: a class with `place`.
-          is_auto: whether the policy is to be chosen, by a name that says how.
-        """
+        """The flags of an algorithm's class under a policy's."""
         taken = {option[2:].replace("-", "_") for option in cls().parser().options()}
         taken |= {"measure"} if is_auto else set()
         placing = [flag for flag in fields_of(policy) if flag.name not in taken]
@@ -364,13 +353,7 @@ class JobFlags:
         }
 
     def parser(self, own_title: str = "", more: Sequence[Flag] = (), **settings: Any) -> Parser:
-        """A parser of them and of their aliases.
-
-        Args:
-          own_title: of the algorithm's own.
-          more: further flags.
-          settings: of `argparse.ArgumentParser`.
-        """
+        """A parser of them and of their aliases."""
         parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
         for title, flags in self.groups.items():
             group = parser.add_argument_group(title or own_title)

@@ -239,12 +239,7 @@ class CommandLine:
         return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
 
     def _check_owners(self, of: "_Resolved", known: Container[str]) -> None:
-        """Refuses a flag that only other algorithms, or other policies, have.
-
-        Args:
-          of: what the job is of.
-          known: every flag of this command line, as it is written.
-        """
+        """Refuses a flag that only other algorithms, or other policies, have."""
         import algos
         import policies
 

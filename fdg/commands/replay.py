@@ -108,10 +108,6 @@ def distribution(text: str) -> Lengths:
 def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     """Lengths as those of a run: lognormal, with the mean and the longest of its last iterations.
 
-    Args:
-      rows: of its `metrics.jsonl`.
-      name: what to call it.
-
     Raises:
       FdgError: it has none.
     """
@@ -262,14 +258,7 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 
 
 def report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and of what else it might be, and what binds.
-
-    Args:
-      lengths: of the responses.
-      sizes: as of `replay`.
-      lag: the policy's, in micro-batches.
-      max_age: as of `replay`.
-    """
+    """A table of a stream and of what else it might be, and what binds."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
     most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}

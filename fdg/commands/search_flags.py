@@ -12,14 +12,10 @@ from fdg.kinds import is_tuple, reader
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
     """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values.
 
-    Args:
-      text: the words of the flag, separated by spaces.
-      given: all flags on the command line.
-
     Raises:
       FdgError: it does not parse, or one of its hyperparameters is also set by its own flag.
     """
-    from fdg.training.grid import grid_text, parse_grid
+    from fdg.training.space import grid_text, parse_grid
 
     grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
@@ -113,7 +109,7 @@ def member_of(run: Any, text: str) -> Any:
     """
     if text == "best":
         return run.best
-    from fdg.training.grid import parse_grid
+    from fdg.training.space import parse_grid
 
     if "=" not in text:
         raise FdgError(f"--member {text}: give best, or a point's values, such as learning_rate=1e-3,seed=2")

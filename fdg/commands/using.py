@@ -1,5 +1,9 @@
-"""The commands that use what was trained: `python -m fdg.evaluate`, `answer`, `play`, `export` and `plot`."""
+"""The commands that use what was trained: `evaluate`, `answer`, `play`, `export`, `plot`, `collect`, ...
 
+`fdg compare` and `fdg diff` have no modules `fdg.compare` and `fdg.diff`, which are functions.
+"""
+
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +13,7 @@ from fdg.commands.command import RUN, RUNS, Command
 from fdg.commands.flags import Flag
 from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
+from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.training.writable import check_writable, writing
 
@@ -21,6 +26,12 @@ _MEMBER = Flag(
     "agents of a sweep: best, or a point's values, with one's seed: learning_rate=1e-3,seed=2 (None: all)",
 )
 _AGENT = Flag("agent", int, 0, "which, of several seeds")
+_LABEL = Flag(
+    "label",
+    tuple[str, ...] | None,
+    None,
+    "of the runs, in their order, with commas between (None: what differs between them)",
+)
 
 # Of each command, by its name; each takes run directories beside them.
 FLAGS: Mapping[str, Sequence[Flag]] = {
@@ -81,12 +92,40 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("metric", str, "episode_return", "of metrics.jsonl"),
         Flag("x", str, "env_steps", "over env_steps or wall_s"),
         Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
+        _LABEL,
+    ),
+    "collect": (
+        Flag("steps", int | None, None, "environment steps, of all environments together"),
+        Flag("out", str | None, None, "the folder: new, or a data set to add episodes to"),
+        Flag("greedy", bool, False, "the most probable actions, in place of actions drawn as in training"),
+        Flag("labels", str | None, None, "a run whose actions are written in place of those taken (DAgger)"),
+        Flag("seed", int, 0, "of the episodes"),
+        Flag("num_envs", int, 8, "environments stepped together"),
+        _AGENT,
+        _CHECKPOINT,
+        _TRUST,
+    ),
+    "compare": (
+        Flag("out", str | None, None, "a folder for Markdown, LaTeX, JSON and pictures (None: print alone)"),
+        _LABEL,
+    ),
+    "diff": (
+        Flag("record", str | None, None, "write a recording of one run to this file, for another machine"),
+        Flag("iterations", int | None, None, "how many to replay (None: as many as the metrics say, else 1)"),
+        Flag("checkpoint", int | None, None, "of which iteration to start from, 0 for init (None: chosen)"),
         Flag(
-            "label",
-            tuple[str, ...] | None,
-            None,
-            "of the runs, in their order, with commas between (None: what differs between them)",
+            "tolerance", float, 0.0, "x and y are equal where |x - y| <= tolerance * (1 + |y|); 0: equal bits"
         ),
+        Flag("limit_mb", int, 64, "of --record: mebibytes of arrays to keep; of the others digests alone"),
+        _AGENT,
+        _TRUST,
+    ),
+    "pack": (
+        Flag("out", str | None, None, "the folder, new or empty (None: RUN-packed, next to the run)"),
+        _CHECKPOINT,
+        Flag("episodes", int | None, None, "of each agent, for the card (None: as many as after training)"),
+        Flag("push", str | None, None, "USER/NAME, a repository of Hugging Face's hub (None: nowhere)"),
+        _TRUST,
     ),
 }
 
@@ -100,6 +139,22 @@ ABOUT: Mapping[str, str] = {
     " to a folder, in Hugging Face's format.",
     "plot": "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
     " are one curve. Of a folder of runs, all are taken.",
+    "collect": "Lets a trained agent act, and writes its episodes as a data set in Minari's format."
+    " Algorithms learn from it with --dataset: fdg train --algo iql --dataset DIR.",
+    "compare": "Compares algorithms over environments: final return and area under the curve as interquartile"
+    " means with 95% stratified bootstrap intervals, probabilities of improvement, and what was unequal. Of a"
+    " folder of runs, all are taken.",
+    "diff": "Finds the first iteration, fragment and array whose values differ between two runs. Exit status:"
+    " 0 for no difference, 1 for one, 2 for a mistake.",
+    "pack": "Packs a run: one checkpoint, its figures, curve and video, and a card (README.md) for Hugging"
+    " Face's hub. fdg.load takes the folder, and hf://USER/NAME.",
+}
+# A line of `fdg --help` for each that is no module of `fdg`.
+SUMMARIES: Mapping[str, str] = {
+    "collect": "makes a data set of what a trained agent does, in Minari's format.",
+    "compare": "tables of algorithms by environment, with intervals, and what was unequal between them.",
+    "diff": "finds where two runs part: the iteration, the fragment and the array.",
+    "pack": "packs a run into a folder to share, with a card, and puts it on Hugging Face's hub.",
 }
 
 
@@ -177,28 +232,115 @@ def _plot(given: dict[str, Any]) -> None:
     print(out)
 
 
+def _collect(given: dict[str, Any]) -> None:
+    import fdg
+    from fdg.training.collecting import collect
+
+    for name in ("steps", "out"):
+        if given[name] is None:
+            raise FdgError(f"--{name} is missing: fdg collect RUN --steps 100000 --out DIR")
+    keep_programs(None)
+    checkpoint, trust = _checkpoint(given), given["trust"]
+    run = fdg.load(given["run"], checkpoint=checkpoint, trust=trust)
+    labels = None if given["labels"] is None else fdg.load(given["labels"], trust=trust)
+    how = {name: given[name] for name in ("greedy", "seed", "num_envs", "agent")}
+    print(collect(run, given["out"], given["steps"], labels=labels, **how))
+
+
+def _compare(given: dict[str, Any]) -> None:
+    from fdg.training.comparison import check_folder, compare
+
+    if given["out"] is not None:
+        check_folder(given["out"])
+    found = compare(given["runs"], labels=given["label"] or ())
+    print(found)
+    if given["out"] is not None:
+        for path in found.write(given["out"]):
+            print(path)
+
+
+def _diff(given: dict[str, Any]) -> int:
+    from fdg.training.difference import diff, record
+
+    runs, file = given["runs"], given["record"]
+    if len(runs) != (1 if file else 2):
+        wanted = "one run, to be recorded" if file else "two of them, or one and --record FILE"
+        raise FdgError(f"diff takes {wanted}, and got {len(runs)}: {' '.join(runs):.200}")
+    keep_programs(None)
+    make_host_devices(max(map(_devices_of, runs)))
+    if file:
+        how = {name: given[name] for name in ("checkpoint", "agent", "trust", "limit_mb")}
+        print(
+            record(runs[0], file, iterations=1 if given["iterations"] is None else given["iterations"], **how)
+        )
+        return 0
+    found = diff(
+        *runs, **{name: given[name] for name in ("iterations", "checkpoint", "tolerance", "agent", "trust")}
+    )
+    print(found)
+    return int(found.differs)
+
+
+def _devices_of(run: str) -> int:
+    """How many host devices a run had; 1 of a recording, and of what cannot be read, as is said later."""
+    from fdg.training.run_directory import read_config, read_summary
+
+    with contextlib.suppress(FdgError):
+        config = read_config(Path(run), prefix="")
+        chosen = config.get("devices") or config.get("devices_chosen")
+        chosen = chosen or len((read_summary(Path(run)) or {}).get("devices") or ())
+        return chosen if isinstance(chosen, int) and 1 <= chosen <= 1024 else 1
+    return 1
+
+
+def _pack(given: dict[str, Any]) -> None:
+    from fdg.training import hub
+    from fdg.training.packing import pack
+
+    keep_programs(None)
+    if given["push"] is not None:
+        hub.check(given["push"])  # before anything that takes long
+    out = given["out"] or f"{given['run'].rstrip('/')}-packed"
+    how = {name: given[name] for name in ("checkpoint", "episodes", "trust")}
+    print(pack(given["run"], out, **how))
+    if given["push"] is not None:
+        print(hub.upload(Path(out), given["push"]))
+
+
+def _checkpoint(given: dict[str, Any]) -> str | int:
+    chosen = given["checkpoint"]
+    return int(chosen) if chosen.isdigit() else chosen
+
+
 def _load(given: dict[str, Any]) -> Any:
     keep_programs(None)
     import envs
     from fdg.training.loading import load_with_names
 
-    chosen, trust = given["checkpoint"], given["trust"]
-    chosen = int(chosen) if chosen.isdigit() else chosen
     named = None  # a command that has a flag for the environment: naming that of the run trusts it
     if "env" in given:
         named = {"env": None if given["env"] is None else envs.absolute(given["env"])}
-    run = load_with_names(given["run"], named, checkpoint=chosen, trust=trust, flags=("env",))
+    run = load_with_names(
+        given["run"], named, checkpoint=_checkpoint(given), trust=given["trust"], flags=("env",)
+    )
     return run if given.get("member") is None else member_of(run, given["member"])
 
 
 _PROMPT = {"prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}}
+_SIDES = {"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}}
 COMMANDS: Mapping[str, Command] = {
-    name: Command(f"python -m fdg.{name}", ABOUT[name], FLAGS[name], act, takes)
+    name: Command(
+        f"fdg {name}" if name in SUMMARIES else f"python -m fdg.{name}", ABOUT[name], FLAGS[name], act, takes
+    )
     for name, act, takes in (
         ("evaluate", _evaluate, RUN),
         ("answer", _answer, {**RUN, **_PROMPT}),
         ("play", _play, RUN),
         ("export", _export, RUN),
         ("plot", _plot, RUNS),
+        ("collect", _collect, RUN),
+        ("compare", _compare, RUNS),
+        ("diff", _diff, _SIDES),
+        ("pack", _pack, RUN),
     )
 }

@@ -213,11 +213,7 @@ def _is_number(atom: Any, number: int) -> bool:
 def _most_trips(
     test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, begun: Sequence[Any]
 ) -> int:
-    """Trips of a while loop at most: N where it needs `i < N`, i counting from 0 by one; else 1, a guess.
-
-    Args:
-      begun: what the loop carries, before its first trip.
-    """
+    """Trips of a while loop at most: N where it needs `i < N`, i counting from 0 by one; else 1, a guess."""
     made_by: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
     adds: dict[Any, core.JaxprEqn] = {
         v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars

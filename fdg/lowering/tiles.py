@@ -134,11 +134,7 @@ _PARTS: Recall[core.Jaxpr] = Recall(most=1024)
 
 
 def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
-    """What `run_tiles` does, traced with the shapes of one device's part; its exchanges are `psum`s in it.
-
-    Args:
-      called, devices, tiles: as there.
-    """
+    """What `run_tiles` does, traced with the shapes of one device's part; its exchanges are `psum`s in it."""
 
     def trace() -> core.Jaxpr:
         parts = []

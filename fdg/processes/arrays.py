@@ -51,19 +51,12 @@ def made_by(
       make: gives arrays on its own devices; typed keys too.
       shapes: of the arrays.
     """
-    kinds = [keys.implementation(shape.shape, shape.dtype) for shape in shapes]
-    plain = [shape if kind is None else kind[1] for shape, kind in zip(shapes, kinds, strict=True)]
+    plain = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
-        values = [
-            value if kind is None else jax.random.key_data(value)
-            for value, kind in zip(make(), kinds, strict=True)
-        ]
+        values = list(map(keys.words, make()))
     copies = [copy.addressable_data(0) for copy in share(values, plain, [owner] * len(shapes))]
-    return [
-        copy if kind is None else jax.random.wrap_key_data(copy, impl=kind[0])
-        for copy, kind in zip(copies, kinds, strict=True)
-    ]
+    return [keys.from_words(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
 
 
 def share(

@@ -80,7 +80,7 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    everywhere = exchange([socket.gethostname(), sorted(_affinity()), cores.usable_cores()])
+    everywhere = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
     cores.share_among(_most_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
 
 
@@ -171,7 +171,7 @@ def fetch(tree: Any) -> Any:
       peers.LostError: another process is gone.
     """
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [_data(leaf) for leaf in leaves]
+    arrays = [keys.words(leaf) for leaf in leaves]
     owned = [_owners(array) for array in arrays]
     if not is_first():
         assert _peers is not None
@@ -211,15 +211,7 @@ def gather(tree: Any) -> Any:
     if fetched is None:
         return None
     device = jax.local_devices()[0]
-    return jax.tree.map(
-        lambda data, leaf: (
-            jax.random.wrap_key_data(jax.device_put(data, device), impl=jax.random.key_impl(leaf))
-            if keys.is_key(leaf.dtype)
-            else jax.device_put(data, device)
-        ),
-        fetched,
-        tree,
-    )
+    return jax.tree.map(lambda data, leaf: keys.from_words(jax.device_put(data, device), leaf), fetched, tree)
 
 
 def lost(seconds: float) -> peers.LostError | None:
@@ -275,17 +267,8 @@ def _detect() -> tuple[str, int, int, Any]:
     return address, number, index, local_device_ids
 
 
-def _affinity() -> set[int]:
-    """The cores that this process may use."""
-    found = getattr(os, "sched_getaffinity", None)
-    return found(0) if found else set(range(os.cpu_count() or 1))
-
-
 def _most_sharing(everywhere: list[list[Any]]) -> int:
     """The largest number of processes on one host whose cores overlap with those of one process (included).
-
-    Args:
-      everywhere: the host of each process, and its cores.
 
     >>> _most_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
     2
@@ -296,10 +279,6 @@ def _most_sharing(everywhere: list[list[Any]]) -> int:
         sum(host == other and not set(cores).isdisjoint(others) for other, others in everywhere)
         for host, cores in everywhere
     )
-
-
-def _data(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if keys.is_key(leaf.dtype) else leaf
 
 
 _Index = tuple[tuple[int, int], ...]  # start and stop along each axis

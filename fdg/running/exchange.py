@@ -187,13 +187,10 @@ class Exchange:
         )
 
     def _join_function(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Any:
-        kinds = [keys.implementation(shape.shape, shape.dtype) for shape in shapes]
-        dtypes = [shape.dtype for shape in shapes]
-
         def join_local(blocks):
             return [
-                join_up([_from_wire(chunk, kind, dtype) for chunk in x[0]], way)
-                for x, kind, dtype, way in zip(blocks, kinds, dtypes, self._routes, strict=True)
+                join_up([_from_wire(chunk, shape) for chunk in x[0]], way)
+                for x, shape, way in zip(blocks, shapes, self._routes, strict=True)
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
@@ -264,13 +261,11 @@ def _a_block_each(mesh: Mesh) -> PartitionSpec:
 
 def _to_wire(x: jax.Array) -> jax.Array:
     """Numbers that a collective takes: keys as their words, booleans as bytes."""
-    if keys.is_key(x.dtype):
-        return jax.random.key_data(x)
-    return x.astype(jnp.uint8) if x.dtype == bool else x
+    return x.astype(jnp.uint8) if x.dtype == bool else keys.words(x)
 
 
-def _from_wire(x: jax.Array, kind: Any, dtype: Any) -> jax.Array:
-    return jax.random.wrap_key_data(x, impl=kind[0]) if kind is not None else x.astype(dtype)
+def _from_wire(x: jax.Array, like: Any) -> jax.Array:
+    return keys.from_words(x, like) if keys.is_key(like.dtype) else x.astype(like.dtype)
 
 
 def _wire_shape(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -50,8 +50,7 @@ class PendingMetrics:
           chunks: buffers, in the iterations' order; keys as their words.
           share: gives all processes a chunk's buffers; None where each has them.
         """
-        rows, self._structure = jax.tree.flatten(metrics)
-        self._kinds = [keys.implementation(row.shape, row.dtype) for row in rows]
+        self._rows, self._structure = jax.tree.flatten(metrics)
         self._chunks, self._share = list(chunks), share
         self.iterations = sum(count for _, count in chunks)
         self._result: Any = None
@@ -73,10 +72,7 @@ class PendingMetrics:
             arrays = _joined(chunks)
             self._result = jax.tree.unflatten(
                 self._structure,
-                [
-                    x if kind is None else jax.random.wrap_key_data(x, impl=kind[0])
-                    for x, kind in zip(arrays, self._kinds, strict=True)
-                ],
+                [keys.from_words(x, row) for x, row in zip(arrays, self._rows, strict=True)],
             )
             self._chunks, self._share = [], None
         return self._result

@@ -70,10 +70,6 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
     An NNX or Equinox module has its parameters, which are the initial ones; a class is called with random
     keys of the run. Equal modules give equal functions.
 
-    Args:
-      network: one that `library_of` knows.
-      field: for messages.
-
     Raises:
       FdgError: a class with arguments of its own, or a module with more than parameters.
     """

@@ -1,6 +1,8 @@
 """`trace`: an algorithm's dataflow graph, read from the jaxpr of one training iteration."""
 
+import collections
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,16 +12,73 @@ from fdg import jaxprs, keys
 from fdg.agents import Agents, checked_name, iterate_all
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
-from fdg.fragment import fragment
-from fdg.jax_internals import check_settings
+from fdg.fragment import FragmentMark, fragment
+from fdg.jax_internals import ClosedJaxpr, check_settings
 from fdg.recall import Recall
 from fdg.tracing.graph import FDG, check
 from fdg.tracing.mistakes import check_arrays, explained, is_array
-from fdg.tracing.names import name_fragments
 from fdg.tracing.reader import Reader
 from fdg.tracing.same_draws import warn_of_same_draws
 from fdg.tracing.unchanged import unchanged
-from fdg.tracing.weak_types import computes_alike, weakness, with_weakness
+
+
+def weakness(tree: Any) -> list[bool]:
+    """Whether each leaf is weakly typed."""
+    return [bool(getattr(leaf, "weak_type", False)) for leaf in jax.tree.leaves(tree)]
+
+
+def with_weakness(tree: Any, weak: list[bool]) -> Any:
+    """Shapes, weakly typed as `weak` says."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [_typed(*each) for each in zip(leaves, weak, strict=True)])
+
+
+def _typed(leaf: Any, weak: bool) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+
+
+def computes_alike(one: Any, other: Any) -> bool:
+    """Whether two traces of a function compute in the same dtypes, but for conversions of one to itself.
+
+    JAX computes `x * n` in the dtype of `x` where `n` is weakly typed. One program serves all iterations, so
+    where a leaf of the state is weakly typed before some of them and not before others, both must compute
+    alike. They differ in nothing else: weakness is read where dtypes are promoted, and there alone.
+    """
+    return collections.Counter(_operations(one)) == collections.Counter(_operations(other))
+
+
+def _operations(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each operation at any depth, with the dtypes of its operands and results."""
+    eqn: Any
+    for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
+        dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in (*eqn.invars, *eqn.outvars))
+        if eqn.primitive.name != "convert_element_type" or len(set(dtypes)) > 1:
+            yield eqn.primitive.name, dtypes
+        for body in jaxprs.bodies(eqn):
+            yield from _operations(body.jaxpr)
+
+
+def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with fragments of one name numbered: `act`, `act.2`, `act.3`, in program order.
+
+    Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however
+    often its function is called. A jaxpr whose calls have names of their own comes back as it is.
+    """
+    used: collections.Counter[str] = collections.Counter()
+
+    def unused(name: str) -> str:
+        used[name] += 1
+        return name if used[name] == 1 else unused(f"{name}.{used[name]}")
+
+    def named(inside_of: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in inside_of.eqns:
+            mark = FragmentMark.of(eqn)
+            if mark is not None and (name := unused(mark.name)) != mark.name:
+                eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
+            yield inside(eqn, how=object())  # a body that is called twice has fragments of two names
+
+    return jaxprs.rewrite_blocks(jaxpr, named)
+
 
 WHOLE = "iteration"  # role of an iteration in which nothing is marked
 

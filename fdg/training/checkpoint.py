@@ -252,8 +252,7 @@ class Checkpoints:
             array = _place(
                 stored[name] if name in stored else np.zeros(shape.shape, shape.dtype), leaf.sharding
             )
-            made_by = keys.implementation(leaf.shape, leaf.dtype)
-            restored.append(array if made_by is None else jax.random.wrap_key_data(array, impl=made_by[0]))
+            restored.append(keys.from_words(array, leaf))
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:

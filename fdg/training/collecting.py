@@ -18,6 +18,7 @@ from algos.offline.minari import DataSet
 from algos.replay import Step
 from algos.rollout import Actor
 from envs import features_and_mask, num_agents
+from fdg.arguments import check_at_least
 from fdg.errors import FdgError, host_errors
 from fdg.files import check_own, make_folder, replacing
 from fdg.training.evaluation import require_actor
@@ -60,9 +61,7 @@ def collect(
     Raises:
       FdgError: a number below one, several agents in the environment, other spaces, or `out` is neither.
     """
-    for name, value in (("steps", steps), ("num_envs", num_envs)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise FdgError(f"{name}={value!r}: give an integer of at least 1")
+    check_at_least(1, steps=steps, num_envs=num_envs)
     require_actor(run.algorithm, "act")
     env = run.algorithm.env
     if num_agents(env) is not None:

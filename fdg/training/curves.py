@@ -11,9 +11,9 @@ import numpy as np
 
 from fdg.errors import FdgError, listed
 from fdg.training.finite import failed_agents
-from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
-from fdg.training.statistics import STATISTICS, format_numbers, interval, intervals
+from fdg.training.space import parse_grid, points_of
+from fdg.training.statistics import STATISTICS, finite_mean, format_numbers, interval, intervals
 
 RETURN = "episode_return"
 _POINTS = 200  # of a curve: more would show only noise at this figure size
@@ -120,9 +120,9 @@ def draw_run(
             axes.plot(*_bins(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
         if apart:
             for name, colour, some in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
-                axes.plot(*_bins(steps, _mean(some), weights), color=colour, label=name)
+                axes.plot(*_bins(steps, finite_mean(some, 1), weights), color=colour, label=name)
         else:
-            together = _mean(values) if lost else np.array([row.get(metric) for row in rows], float)
+            together = finite_mean(values, 1) if lost else np.array([row.get(metric) for row in rows], float)
             what = ("agents" if points else "seeds") + (f", {len(lost)} failed" if lost else "")
             label = f"mean of {agents - len(lost)} {what}" if agents > 1 else name
             axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
@@ -158,13 +158,6 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
     if RETURN in names:
         return RETURN
     return next((name for name in names if "return" in name or "reward" in name), next(iter(names), None))
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean over agents, `[rows, agents]` to `[rows]`, without agents that finished no episode."""
-    known = np.isfinite(values)
-    count = known.sum(1)
-    return np.where(count > 0, np.where(known, values, 0.0).sum(1) / np.maximum(count, 1), np.nan)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

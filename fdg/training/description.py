@@ -99,13 +99,6 @@ def read_fields(
 ) -> dict[str, Any]:
     """`policy_fields` or `hyperparameters` of a configuration, as Python values.
 
-    Args:
-      file: of the configuration, for messages.
-      part: which of the two.
-      config: from JSON.
-      cls: the class whose fields they are.
-      owner: its name.
-
     Raises:
       FdgError: a field does not accept its value, or there is no such field.
     """

@@ -12,21 +12,24 @@ import jax
 import fdg
 from fdg import jaxprs, keys
 from fdg.agents import first_start, of_seeds
-from fdg.arguments import checked
+from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors, listed
 from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.comparing import (
-    ArrayDifference,
-    BorderDifference,
-    array_difference,
-    describe_border,
-    first_difference,
-)
 from fdg.training.description import rebuild_policy
 from fdg.training.loading import device_count, load
 from fdg.training.name_resolver import NameResolver
-from fdg.training.recording import Recording, read_recording, until, write_recording
+from fdg.training.recording import (
+    ArrayDifference,
+    BorderDifference,
+    Recording,
+    array_difference,
+    describe_border,
+    first_difference,
+    read_recording,
+    until,
+    write_recording,
+)
 from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
 from fdg.training.settings import changes
@@ -138,9 +141,8 @@ def diff(
     """
     if not 0 <= tolerance < float("inf"):
         raise FdgError(f"tolerance={tolerance!r}: give a number from 0 on")
-    for name, value, least in (("iterations", iterations, 1), ("checkpoint", checkpoint, 0)):
-        if value is not None and value < least:
-            raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
+    check_at_least(1, iterations=iterations)
+    check_at_least(0, checkpoint=checkpoint)
     sides = _opened(a), _opened(b)
     names = str(_name(a)), str(_name(b))
     recordings = [one for one in sides if isinstance(one, Recording)]
@@ -203,9 +205,8 @@ def record(
     Raises:
       FdgError: there is no run or checkpoint, or the file cannot be written.
     """
-    for name, value, least in (("iterations", iterations, 1), ("limit_mb", limit_mb, 0)):
-        if value < least:
-            raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
+    check_at_least(1, iterations=iterations)
+    check_at_least(0, limit_mb=limit_mb)
     opened = _opened(run)
     if isinstance(opened, Recording):
         raise FdgError(f"{run} is a recording: give a run directory")
@@ -279,9 +280,7 @@ class _Replay:
                     " with the same algorithm and sizes"
                 )
         self.leaves = [
-            jax.random.wrap_key_data(value.array, impl=kind[0]) if kind else value.array
-            for (_, value), leaf in zip(found, self._shapes, strict=True)
-            for kind in [keys.implementation(leaf.shape, leaf.dtype)]
+            keys.from_words(value.array, leaf) for (_, value), leaf in zip(found, self._shapes, strict=True)
         ]
 
 

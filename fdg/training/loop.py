@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import io
 import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
@@ -12,6 +14,7 @@ from typing import Any, TextIO
 import jax
 
 import fdg
+from fdg import ctrl_c
 from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
 from fdg.profiling.writing import profile_run, timeline_run
@@ -19,23 +22,61 @@ from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data import keep_data
-from fdg.training.devices import check_all_busy, devices_of, too_small_micro_batch
-from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
+from fdg.training.evaluation import (
+    SOLVED,
+    Evaluation,
+    PeriodicEvaluation,
+    episodes_of,
+    evaluate,
+    summarized,
+    verdict,
+)
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
-from fdg.training.losses import LostEpisodes
 from fdg.training.open_run import open_run, title
-from fdg.training.periodic_evaluation import PeriodicEvaluation
 from fdg.training.progress import Progress, clock
-from fdg.training.recorder import Callback, Recorder
+from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
-from fdg.training.settling import settle
-from fdg.training.signals import Signals
+from fdg.training.settling import check_all_busy, devices_of, settle, too_small_micro_batch
 from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
 from fdg.training.sweep_results import report
+
+
+class Signals:
+    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands.
+
+    In a command, Ctrl-C leaves the loop `ctrl_c.GRACE_SECONDS` to save what it has. In other threads than
+    the main one, where no signal arrives, it catches none.
+    """
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
+            ctrl_c.be_patient(ctrl_c.GRACE_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._before and self.caught is None:  # else the time that it was given goes on
+            ctrl_c.be_patient(0)
+
+    def agreed(self) -> int | None:
+        """What any of the processes caught: all stop at the same iteration."""
+        return next((caught for caught in distributed.exchange(self.caught) if caught is not None), None)
+
+    def _catch(self, number: int, _: Any) -> None:
+        if self.caught is not None:
+            raise KeyboardInterrupt
+        self.caught = number
+
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
 _CALLS = 50  # at least, in a whole run

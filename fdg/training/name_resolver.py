@@ -121,11 +121,6 @@ class NameResolver:
     def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
         """Refuses a search over networks that only a file names.
 
-        Args:
-          algorithm: the algorithm whose hyperparameters are searched, or a sweep of it.
-          text: the search space, as `config.json` stores it.
-          space: the same, parsed.
-
         Raises:
           FdgError: only a file names the network; the message says which.
         """

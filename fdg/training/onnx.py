@@ -155,42 +155,21 @@ def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     jax2onnx 0.13 knows no loops, and in a function with a gradient of its own only simple operations.
     """
 
-    def inlined(*arguments: Any) -> Any:
-        closed = jax.make_jaxpr(function)(*arguments)
-        results = _evaluated(closed.jaxpr, closed.consts, arguments)
-        return tuple(results)
-
-    return inlined
+    return lambda *arguments: tuple(_evaluated(jax.make_jaxpr(function)(*arguments), arguments))
 
 
-def _evaluated(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    values |= zip(jaxpr.invars, arguments, strict=True)
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        body = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
-        if eqn.primitive.name == "scan" and eqn.params["length"] == 1:
-            results = _one_turn(eqn.params, operands)
-        elif body is not None:
-            results = _evaluated(body.jaxpr, body.consts, operands)
-        else:
-            results = eqn.primitive.bind(*operands, **eqn.params)
-            results = results if eqn.primitive.multiple_results else [results]
-        values |= zip(eqn.outvars, results, strict=True)
-    return [read(atom) for atom in jaxpr.outvars]
+def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
+    return jaxprs.evaluate(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _equation)
 
 
-def _one_turn(parameters: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
-    """A loop of one turn, such as a memory's over the one step of an actor: its body."""
-    body = parameters["jaxpr"]
-    constants, carried = jaxprs.scan_sizes(dict(parameters))
-    fixed = constants + carried
-    rows = [jnp.squeeze(rows, axis=0) for rows in operands[fixed:]]
-    results = _evaluated(body.jaxpr, body.consts, [*operands[:fixed], *rows])
+def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
+    if eqn.primitive.name in _CALLS:
+        return _evaluated(eqn.params[_CALLS[eqn.primitive.name]], operands)
+    if eqn.primitive.name != "scan" or eqn.params["length"] != 1:
+        return jaxprs.bind(eqn, operands)
+    constants, carried = jaxprs.scan_sizes(eqn.params)
+    rows = [jnp.squeeze(rows, axis=0) for rows in operands[constants + carried :]]
+    results = _evaluated(eqn.params["jaxpr"], [*operands[: constants + carried], *rows])
     return [*results[:carried], *(jnp.expand_dims(row, 0) for row in results[carried:])]
 
 

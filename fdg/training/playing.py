@@ -15,8 +15,9 @@ import numpy as np
 
 from envs import features_and_mask
 from envs.rendering import Episode, frames, html, needed
+from fdg.arguments import check_at_least
 from fdg.errors import FdgError
-from fdg.training.acting import Acting
+from fdg.training.deployed import Acting
 from fdg.training.writable import check_writable, writing
 
 FORMATS = (".mp4", ".gif", ".html")
@@ -39,24 +40,12 @@ def play(
 ) -> Path:
     """Plays a batch of episodes and writes them side by side as a video.
 
-    Args:
-      algorithm: has the actor and the environment.
-      state: the algorithm's state, of one agent.
-      path: `.mp4`, `.gif` or `.html`. An HTML page has the environment library's viewer (brax), else a GIF.
-      episodes: the number of episodes.
-      greedy: whether to take the most probable actions; otherwise they are sampled, as in training.
-      seed: for the episodes' random keys.
-      fps: frames per second.
-      max_steps: longer episodes are truncated.
-
     Raises:
       FdgError: a number is below one, the file extension is unknown, or the environment cannot be rendered.
     """
     if path.suffix not in FORMATS:
         raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
-    for name, value in (("episodes", episodes), ("fps", fps), ("max_steps", max_steps)):
-        if not isinstance(value, int) or value < 1:
-            raise FdgError(f"{name}={value!r}: give an integer of at least 1")
+    check_at_least(1, episodes=episodes, fps=fps, max_steps=max_steps)
     if episodes > (most := _WIDEST // _NARROWEST):
         raise FdgError(
             f"episodes={episodes}: a picture has room for {most} side by side: give at most {most}"

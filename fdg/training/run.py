@@ -11,10 +11,10 @@ import numpy as np
 
 from algos.rollout import Actor
 from envs import Box
-from fdg.arguments import checked, quoted
+from fdg.arguments import check_at_least, checked, quoted
 from fdg.errors import Elsewhere, FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
-from fdg.training.acting import Acting
+from fdg.training.deployed import Acting
 from fdg.training.evaluation import Evaluation
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
@@ -125,8 +125,7 @@ class Run:
         Raises:
           FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
         """
-        if episodes is not None and episodes < 1:
-            raise FdgError(f"episodes={episodes!r}: give an integer of at least 1")
+        check_at_least(1, episodes=episodes)
         algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
         asked = self.config.get("eval_episodes") or None if episodes is None else episodes
         episodes = evaluation.episodes_of(algorithm, asked)

@@ -29,14 +29,8 @@ def write_samples(
 ) -> list[dict[str, Any]]:
     """Writes the table of one iteration, of the first agent if there are several.
 
-    Of several processes all have to call it, and the first one writes.
-
-    Args:
-      job: the run's.
-      engine: what runs it.
-      state: the engine's.
-      run: where it is written.
-      iteration: that `state` is after.
+    `iteration` is the one that `state` is after. Of several processes all have to call it, and the first one
+    writes.
 
     Returns:
       The rows; none where the algorithm has no examples, or another process writes them.

@@ -15,7 +15,7 @@ import importlib.util
 import math
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,103 @@ from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, one_line
 from fdg.kinds import to_json
 from fdg.processes import distributed
+from fdg.training.curves import figure_of, finish, style
 from fdg.training.job import Job, lengths
 from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.open_run import open_run
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
-from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, check_choices, space_text, written
-from fdg.training.statistics import format_numbers
+from fdg.training.statistics import format_numbers, interval
 from fdg.training.sweep import Sweep, changed, unswept
-from fdg.training.sweep_results import best_of, results
+from fdg.training.sweep_results import best_of, first_rows, results, shown_interval, shown_return
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One trial.
+
+    Attributes:
+      run: its directory, below `trials/`.
+      values: hyperparameters by name, choices as they are written.
+      state: "done", "ended early" (it was behind) or "refused" (it could not be trained).
+      value: mean return (of a sweep, that of its best point); NaN unless the trial is done.
+      returns: the return of each agent.
+      refused: the error, if its state is "refused".
+    """
+
+    run: str
+    values: Mapping[str, Any]
+    state: str
+    value: float
+    returns: tuple[float, ...] = ()
+    refused: str | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% bootstrap interval of the mean over agents; None of one, or of a trial that is not done."""
+        if self.state != "done" or len(self.returns) < 2 or not np.isfinite(self.returns).all():
+            return None
+        return interval(np.array(self.returns))
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The trial of the highest return, of equals the first; None while none is done."""
+    done = [trial for trial in trials if trial.state == "done" and math.isfinite(trial.value)]
+    return max(done, key=lambda trial: trial.value, default=None)
+
+
+def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agents: int | None) -> list[str]:
+    """Writes `search.json` and `search.png`; returns the table, and which trial was best, as lines."""
+    best = best_trial(trials)
+    content = {
+        "search": {one.name: str(one).partition("=")[2] for one in space},
+        "agents": agents or 1,
+        "trials": [{**dataclasses.asdict(trial), "interval": trial.interval} for trial in trials],
+        "best": None if best is None else {"run": best.run, "values": best.values, "return": best.value},
+    }
+    run.publish_json("search.json", content)
+    if not trials:
+        return []
+    run.publish("search.png", lambda file: _draw(trials, file))
+    lines = [table(trials, [one.name for one in space])]
+    if best is None:
+        return [*lines, "best: none, for no trial is done"]
+    flags = " ".join(f"--{name.replace('_', '-')} {written(value)}" for name, value in best.values.items())
+    return [
+        *lines,
+        f"best: return {format_numbers(best.value)[0]} in {run.path / 'trials' / best.run}",
+        f"by flags: {flags}",
+    ]
+
+
+def table(trials: Sequence[Trial], names: Sequence[str]) -> str:
+    """The trials, best first, as a table of at most twenty lines."""
+    rows = []
+    for trial in sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf):
+        shown = (f"{v:.4g}" if isinstance(v := trial.values[name], float) else written(v) for name in names)
+        state = "" if trial.state == "done" else trial.state
+        rows.append([trial.run, *shown, shown_return(trial.value), shown_interval(trial.interval), state])
+    return first_rows(["trial", *names, "return", "95% interval", ""], rows)
+
+
+def _draw(trials: Sequence[Trial], picture: Any) -> None:
+    """Draws each trial's return, and the best so far."""
+    figure, axes = figure_of()
+    (_, points), (_, line) = style(0), style(1)
+    values = np.array([trial.value for trial in trials], float)
+    axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")
+    known = np.where(np.isfinite(values), values, -np.inf)
+    best = np.maximum.accumulate(known)
+    axes.plot(np.flatnonzero(np.isfinite(best)), best[np.isfinite(best)], color=line, label="best so far")
+    lost = np.flatnonzero(~np.isfinite(values))
+    if len(lost):  # at the lower edge, so that they are seen
+        low = values[np.isfinite(values)].min() if len(lost) < len(values) else 0.0
+        axes.scatter(lost, [low] * len(lost), color="#999999", marker="x", label="ended early, or refused")
+    axes.set(title="search", xlabel="trial", ylabel="mean return")
+    finish(figure, [axes], "trials")
+    figure.savefig(picture, format="png", dpi=150)
+
 
 REDUCTION = 3  # of the trials that reach a rung, one in three continues
 RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
@@ -75,12 +162,6 @@ def carry_out_search(
     job: Job, space: Space, devices: Any = None, quiet: bool = False
 ) -> tuple[Path, list[Trial], int | None]:
     """Runs trials until the job has its number of them; trials before a resume count.
-
-    Args:
-      job: the base of every trial; `optuna` is the number of trials.
-      space: the search space.
-      devices: as for `carry_out`.
-      quiet: whether to print nothing.
 
     Returns:
       The search's directory, its trials, and the signal that interrupted it (None if none did).

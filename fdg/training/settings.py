@@ -309,10 +309,6 @@ def nearest_multiples(number: int, of: int) -> str:
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the settings at the top level of a configuration to Python values.
 
-    Args:
-      file: the configuration's file, for error messages.
-      config: its JSON content.
-
     Raises:
       FdgError: a setting has an invalid value.
     """
@@ -363,10 +359,6 @@ def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[st
     """The first setting of `now` that a resumed run must not change, with its values before and now, or None.
 
     A resumed run computes the numbers of an uninterrupted one, under any policy.
-
-    Args:
-      before: the run's configuration.
-      now: the configuration, or part of one, to resume it with.
     """
     free = {name for name, (field, _) in kept(Names, Settings).items() if field.metadata.get("free")}
     free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}

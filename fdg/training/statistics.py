@@ -18,6 +18,13 @@ def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.mean(values, axis=axis)
 
 
+def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """The mean over an axis of the elements that are finite; nan where none is."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis)
+    return np.where(known.any(axis), total / np.maximum(known.sum(axis), 1), np.nan)
+
+
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """The mean of the middle half of `[..., n]`: as robust as a median, and with less variance.
 

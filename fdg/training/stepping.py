@@ -85,12 +85,7 @@ class Stepper:
         return Border(iteration, "", 0, "", "state", _described(names, [*leaves, *metrics]))
 
     def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
-        """What is at every border from a state on, without end: the state itself comes first.
-
-        Args:
-          iteration: how many were done.
-          leaves: the state's.
-        """
+        """What is at every border from a state on, without end: the state itself comes first."""
         leaves = [host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
         for self._iteration in itertools.count(iteration + 1):

@@ -66,16 +66,7 @@ def summary(
     evaluation: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `summary.json`.
-
-    Args:
-      job: the run's job.
-      engine: the engine that ran it.
-      iterations: iterations done, including those before a resume.
-      seconds: `wall_s` of training, `compile_s` of compiling.
-      evaluation: from `evaluation.evaluate`.
-      groups: from `groups_summary`.
-    """
+    """The content of `summary.json`."""
     steps, agents = iterations * job.steps_per_iteration, job.agents or 1
     return {
         "env_steps": steps,

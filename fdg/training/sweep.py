@@ -25,9 +25,9 @@ import numpy as np
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
 from fdg.settings.fields import structural
-from fdg.training.grid import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
 from fdg.training.population import Population
 from fdg.training.settings import MOST_AGENTS
+from fdg.training.space import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
 
 _MOST_CHECKED = 256  # points, one by one
 _OF_A_STATE = ("actor", "evaluate", "examples")  # methods of an algorithm that take its state

@@ -12,10 +12,11 @@ import numpy as np
 
 from fdg.errors import FdgError
 from fdg.reading import read_json
-from fdg.training.curves import figure_of, style
-from fdg.training.grid import spelled
+from fdg.showing import words
+from fdg.training.curves import figure_of, finish, style
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
-from fdg.training.statistics import format_numbers, interquartile_mean, interval
+from fdg.training.space import spelled
+from fdg.training.statistics import finite_mean, format_numbers, interquartile_mean, interval
 from fdg.training.sweep import Sweep
 
 FILES = ("sweep.json", "sweep.csv", "sweep.png")
@@ -93,14 +94,14 @@ def results(
     """
     steps, curves = per_agent(rows, sweep.agents)
     late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
-    final = _means(late) if evaluated is None else np.array(evaluated, float)
+    final = finite_mean(late, 0) if evaluated is None else np.array(evaluated, float)
     final[list(failed)] = math.nan
     seeds = sweep.seeds(seed)
 
     def lost(agents: Sequence[int]) -> list[int]:
         return [seeds[i] for i in failed if i in agents]
 
-    training = _means(curves)
+    training = finite_mean(curves, 0)
     if sweep.exploit_every is not None:
         ended = [
             {name: float(rows[-1][f"{name}_per_seed"][i]) for name, _ in sweep.grid}
@@ -144,14 +145,7 @@ def report(
     failed: Sequence[int] = (),
     seed: int = 0,
 ) -> list[str]:
-    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines.
-
-    Args:
-      sweep: the run's algorithm.
-      run: its directory.
-      evaluated, failed, seed: as for `results`.
-      title: of the picture.
-    """
+    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
     found = results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
@@ -209,19 +203,9 @@ def table(found: Sequence[PointResult], measure: str) -> str:
 
 def first_rows(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> str:
     """The first twenty rows of a table, flush right, and how many more there are."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(*header, box=box.SIMPLE_HEAD, title=title)
-    for column in grid.columns:
-        column.justify, column.no_wrap = "right", True
-    for row in rows[:_ROWS]:
-        grid.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=max(80, 16 * (len(header) + 1))).print(grid)
-    left = f"... and {len(rows) - _ROWS} more" if len(rows) > _ROWS else ""
-    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), left]).strip("\n")
+    lines = words.table(header, [tuple(row) for row in rows[:_ROWS]], range(len(header)))
+    left = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+    return "\n".join([*([title] if title else []), *lines, *left])
 
 
 def shown_interval(ends: tuple[float, float] | None) -> str:
@@ -254,11 +238,7 @@ def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -
     if values[0] > 0 and values[-1] > 5 * values[0]:
         axes.set_xscale("log")
     axes.set(title=title, xlabel=x.replace("_", " "), ylabel=f"return: {measure}")
-    axes.title.set_fontsize("medium")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    if len(lines) > 1:
-        figure.legend(loc="outside lower center", ncols=min(3, len(lines)), frameon=False, fontsize="small")
+    finish(figure, [axes], x)
     figure.savefig(picture, format="png", dpi=150)
 
 
@@ -271,20 +251,17 @@ def draw_schedules(
     names = [name for name, values in sweep.grid if len(values) > 1] or [sweep.grid[0][0]]
     figure = Figure(figsize=(7.0, 1.0 + 2.4 * len(names)), layout="constrained")
     (_, faint), (_, strong) = style(0), style(1)
-    for name, axes in zip(names, np.ravel(figure.subplots(len(names), 1, sharex=True)), strict=True):
+    panels = np.ravel(figure.subplots(len(names), 1, sharex=True))
+    for name, axes in zip(names, panels, strict=True):
         steps, values = per_agent(rows, sweep.agents, name)
         axes.plot(steps, values, color=faint, alpha=0.3, linewidth=0.8)
         axes.plot(steps, values[:, best], color=strong, label=f"agent {best}, the best in the end")
         if np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values):
             axes.set_yscale("log")
         axes.set_ylabel(name.replace("_", " "))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
     axes.set_xlabel("steps of each agent")
     figure.suptitle(title, fontsize="medium")
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize="small"
-    )
+    finish(figure, list(panels), "env_steps")
     figure.savefig(picture, format="png", dpi=150)
 
 
@@ -298,13 +275,6 @@ def read_results(path: Path) -> dict[str, Any]:
         return read_json(path / "sweep.json", 64 << 20)
     except FdgError as error:
         raise FdgError(f"{path} has no sweep.json: it is no sweep, or has not ended yet") from error
-
-
-def _means(values: np.ndarray) -> np.ndarray:
-    """Of each column the mean over the rows that have a number; nan where none has."""
-    counted = np.isfinite(values)
-    total = np.where(counted, values, 0.0).sum(axis=0)
-    return np.where(counted.any(axis=0), total / np.maximum(counted.sum(axis=0), 1), np.nan)
 
 
 def _ranked(value: float) -> float:

@@ -12,13 +12,11 @@ from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
 from fdg.training.fit import fit, make_job
-from fdg.training.grid import make_grid
 from fdg.training.loading import load_with_names
 from fdg.training.run import Run
-from fdg.training.search import carry_out_search, is_whole
-from fdg.training.search_results import Trial, best_trial
+from fdg.training.search import Trial, best_trial, carry_out_search, is_whole
 from fdg.training.settings import flat
-from fdg.training.space import make_space, space_text
+from fdg.training.space import make_grid, make_space, space_text
 from fdg.training.sweep import Sweep, check_names
 
 

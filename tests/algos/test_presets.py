@@ -14,8 +14,7 @@ from envs import probe
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
-from fdg.training import hints
-from fdg.training.hints import ConstantReturns
+from fdg.training.recorder import ConstantReturns, LargeUpdates
 
 ENTRIES = [
     (algos.get(name).__name__, key)
@@ -246,9 +245,9 @@ def rows(**columns):
 )
 def test_a_hint_where_updates_are_too_large(metrics, words):
     both = (
-        hints.LargeUpdates(0.01).look(metrics),
+        LargeUpdates(0.01).look(metrics),
         next(
-            filter(None, map(astray_by_row := hints.LargeUpdates(0.01).look, [[row] for row in metrics])),
+            filter(None, map(astray_by_row := LargeUpdates(0.01).look, [[row] for row in metrics])),
             None,
         ),
     )

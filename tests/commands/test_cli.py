@@ -307,9 +307,9 @@ def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
 def test_host_devices_are_made_on_demand():
     words = "--algo tests.tiny:Walk --devices 3 --num-envs 3"
     code = (
-        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import devices;"
+        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import settling;"
         " made = parse(sys.argv[1:], '', '');"
-        " print(len(devices.available_devices(made.devices)), len(jax.devices()))"
+        " print(len(settling.available_devices(made.devices)), len(jax.devices()))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

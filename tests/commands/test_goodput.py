@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fdg.commands.goodput import Failing, best_interval, daly, expected_goodput, simulate, young
+from fdg.commands.cluster_report import Failing, best_interval, daly, expected_goodput, simulate, young
 from fdg.errors import FdgError
 
 JOB = Failing(between=10_000.0, save=50.0, restart=100.0)

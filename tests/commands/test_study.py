@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fdg.__main__ import main
-from fdg.commands.study_file import study_of
+from fdg.commands.study import study_of
 from fdg.errors import RunError
 from fdg.training import comparison, loop
 

@@ -8,7 +8,7 @@ import pytest
 
 import fdg
 import policies
-from fdg.commands.sensitivity import sensitivity, shown
+from fdg.commands.cluster import sensitivity, shown
 from fdg.costs import choosing
 from fdg.errors import FdgError, PlanError
 from policies.auto import candidates_of, fewer, sizes

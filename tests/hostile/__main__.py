@@ -63,7 +63,7 @@ def main() -> int:
 def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
     """What is done with a hostile run directory, by name; it may write to `out` and the directory alone."""
     import fdg
-    from fdg.commands import cli, diff, using
+    from fdg.commands import cli, using
 
     config, no_length = str(path / "config.json"), "--total-steps 32 --eval-episodes 0".split()
 
@@ -79,7 +79,7 @@ def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
         "export": lambda: using.COMMANDS["export"]([str(path), "--out", str(out / "policy.jax")]),
         "play": lambda: using.COMMANDS["play"]([str(path), "--out", str(out / "v.gif"), "--max-steps", "2"]),
         "plot": lambda: using.COMMANDS["plot"]([str(path), "--out", str(out / "p.png")]),
-        "diff": lambda: diff.main([str(path), str(path), "--checkpoint", "0"]),
+        "diff": lambda: using.COMMANDS["diff"]([str(path), str(path), "--checkpoint", "0"]),
         "plan --config": lambda: cli.plan_main(["--config", config]),
         "train --config": lambda: cli.train_main(["--config", config, *no_length, "--out", str(out / "a")]),
         "train --from": lambda: cli.train_main(["--from", str(path), *no_length, "--out", str(out / "b")]),

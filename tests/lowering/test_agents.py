@@ -17,7 +17,7 @@ from fdg.lowering.agents_loop import by_groups
 from fdg.placing import agents_per_device
 from fdg.placing.agents_per_device import agents_together
 from fdg.running import metrics
-from fdg.training.grid import make_grid
+from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
 from tests.conformance.comparison import assert_same, plain, ppo
 from tests.oracle.compare import at_most_together

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 import fdg
 import policies
 from fdg.placing.policy import Group
-from fdg.running import many_programs, metrics, rows
+from fdg.running import many_programs, metrics
 from fdg.running.metrics import capacity
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, leaves, plain, ppo
@@ -104,7 +104,7 @@ class Reports:
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), Coarse()], ids=["one program", "coarse"])
 def test_metrics_keep_their_kinds_however_many_buffers_they_need(policy, n, devices, monkeypatch):
-    for module in (metrics, rows, many_programs):
+    for module in (metrics, many_programs):
         monkeypatch.setattr(module, "ROWS", 3)
     engine = fdg.compile(Reports(), policy, devices[:2])
     key = jax.random.key(5, impl="rbg")

@@ -12,7 +12,7 @@ from fdg import jaxprs
 from fdg.fragment import FragmentMark
 from fdg.tracing import graph as graphs
 from fdg.tracing.graph import Array, Edge, Fragment
-from fdg.tracing.names import name_fragments
+from fdg.tracing.trace import name_fragments
 from tests.user_algorithm import FEATURES, B, T, Walker
 
 

@@ -16,7 +16,7 @@ import fdg
 from envs import gymnasium_parts, gymnasium_spaces, host
 from envs.gymnasium_worker import stack
 from fdg.errors import FdgError
-from fdg.training.acting import Acting
+from fdg.training.deployed import Acting
 from tests.training.gymnasium_envs import Codes
 from tests.training.trained import small
 

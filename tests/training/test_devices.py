@@ -20,7 +20,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training.devices import quickest_count, threads_of, too_small_micro_batch
+from fdg.training.settling import quickest_count, threads_of, too_small_micro_batch
 
 TRAIN_AND_TELL = """
 import os, sys, jax

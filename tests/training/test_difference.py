@@ -17,8 +17,7 @@ from bench import planted
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training import difference
-from fdg.training.comparing import array_difference
-from fdg.training.recording import FACTS, read_recording
+from fdg.training.recording import FACTS, array_difference, read_recording
 from fdg.training.run import Run
 from tests import tiny, user_algorithm
 

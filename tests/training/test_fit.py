@@ -17,7 +17,6 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import fit as fit_module
-from fdg.training import live_plot
 from fdg.training.starting import Weights, begin_with
 from tests.tiny import Pupil, Walk
 from tests.training.trained import assert_same, fitted, rows, small, timeless
@@ -247,10 +246,10 @@ def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", display)
-    monkeypatch.setattr(live_plot, "_SECONDS", 0.0)
+    monkeypatch.setattr(fit_module, "_SECONDS", 0.0)
     fitted(tmp_path / "run", Walk(), iterations=6, live_plot=True)
     assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
-    assert not live_plot.in_notebook()
+    assert not fit_module.in_notebook()
 
 
 def test_no_function_shares_its_name_with_a_command():

@@ -13,8 +13,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import loggers
-from fdg.training.evaluation import evaluation_keys
-from fdg.training.periodic_evaluation import EPISODES
+from fdg.training.evaluation import EPISODES, evaluation_keys
 from tests.training.trained import fitted, rows, small, timeless
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import fdg
 from fdg.errors import FdgError
-from fdg.training.grid import make_grid
 from fdg.training.population import Population
+from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep, SweptState
 from tests.training.descent import Descent
 

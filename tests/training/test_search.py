@@ -10,8 +10,7 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training.fit import make_job
-from fdg.training.search import carry_out_search
-from fdg.training.search_results import Trial, best_trial, table
+from fdg.training.search import Trial, best_trial, carry_out_search, table
 from fdg.training.space import Choices, Range, make_space, parse_space, space_text
 from tests.refusing import refused
 from tests.training.test_sweep import Descent

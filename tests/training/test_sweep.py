@@ -20,7 +20,7 @@ from fdg.errors import FdgError
 from fdg.fragment import with_numbers
 from fdg.settings.fields import structural
 from fdg.training import curves, loop
-from fdg.training.grid import grid_text, make_grid, parse_grid
+from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_of, results
 from tests.refusing import refused

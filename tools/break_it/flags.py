@@ -19,7 +19,7 @@ from unittest import mock
 import jax
 from jax.extend.backend import clear_backends
 
-from fdg.commands import calibrate, cli, diff, launch, using
+from fdg.commands import calibrate, cli, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.restarting import Ending
@@ -33,7 +33,7 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "launch": launch.main,
     "calibrate": calibrate.main,
     **using.COMMANDS,
-    "diff": diff.main,
+    "diff": using.COMMANDS["diff"],
 }
 
 

@@ -16,9 +16,8 @@ import numpy as np
 import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
-from fdg.training.devices import devices_of
 from fdg.training.job import Job
-from fdg.training.settling import settle
+from fdg.training.settling import devices_of, settle
 from fdg.training.starting import compiled_and_begun
 
 
