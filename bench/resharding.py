@@ -86,7 +86,7 @@ def compiled(before, after):
     from fdg.lowering.mesh import mesh_of
     from fdg.placing.layout import Layout
     from fdg.placing.resharding import CommonMesh, change
-    from fdg.running.resharder import resharding, shardings
+    from fdg.running.steps import resharding, shardings
 
     names = tuple((name, (name,)) for name, _ in MESH)
     common = CommonMesh(MESH, tuple(range(8)), names, names)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
-from fdg import packages
+from fdg import neighbours
 from fdg.agents import agents
 from fdg.arguments import explain_frozen
 from fdg.bfloat16 import in_bfloat16
@@ -137,7 +137,7 @@ def __getattr__(name: str) -> Any:
 _WORDS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
 for _cls, _word in _WORDS.items():
     explain_frozen(_cls, _word)
-packages.install()
+neighbours.install()
 reserve_threads()  # for host devices configured before this import
 if not is_command() and (_line := hidden() or unreachable()):  # a command says so itself
     warnings.warn(_line, FdgWarning, stacklevel=2)

@@ -1,10 +1,15 @@
-"""What the current folder hides: the packages beside this one, and libraries that it needs."""
+"""The packages beside this one: second names (`fdg.envs`), and what the current folder hides of them."""
 
+import importlib
+import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 NAMES = ("algos", "envs", "policies")
 
@@ -95,3 +100,35 @@ def _running(trace: TracebackType | None) -> list[Path]:
         found.append(Path(os.path.abspath(trace.tb_frame.f_code.co_filename)))
         trace = trace.tb_next
     return found
+
+
+class _Alias(MetaPathFinder, Loader):
+    """Finds `fdg.envs.probe` as the module `envs.probe`, imported at its first use."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, Any] = {}  # of the modules' own names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, own = fullname.partition(".")
+        if package != "fdg" or own.partition(".")[0] not in NAMES:
+            return None
+        if line := hidden():
+            raise ImportError(line)
+        found = importlib.util.find_spec(own)
+        return None if found is None else ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(spec.name.removeprefix("fdg."))
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = self._specs.pop(module.__spec__.name)  # importing put the alias's there
+
+
+def install() -> None:
+    """Makes the second names importable."""
+    sys.meta_path.insert(0, _Alias())

@@ -22,9 +22,9 @@ from fdg.commands.flags import (
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
-from fdg.training.open_run import free_directory
 from fdg.training.run_directory import read_config
 from fdg.training.settings import Names, Settings
+from fdg.training.starting import free_directory
 
 FLAGS = (
     Flag("num_processes", int, 2, "how many to start on this machine"),

@@ -33,13 +33,12 @@ from fdg.training.evaluation import (
 )
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_of
-from fdg.training.open_run import open_run, title
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import check_all_busy, devices_of, settle, too_small_micro_batch
-from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
+from fdg.training.starting import Weights, begin_with, compiled_and_begun, open_run, read_weights, title
 from fdg.training.summary import groups_summary, summary, unexplained, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
 from fdg.training.sweep_results import report

@@ -29,10 +29,10 @@ from fdg.processes import distributed
 from fdg.training.curves import figure_of, finish, style
 from fdg.training.job import Job, lengths
 from fdg.training.loop import Outcome, carry_out, say
-from fdg.training.open_run import open_run
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.space import Space, check_choices, space_text, written
+from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval
 from fdg.training.sweep import Sweep, changed, unswept
 from fdg.training.sweep_results import best_of, first_rows, results, shown_interval, shown_return

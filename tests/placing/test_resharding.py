@@ -13,7 +13,7 @@ from fdg.lowering.mesh import mesh_of
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import CommonMesh, change, common_mesh
-from fdg.running.resharder import resharding, shardings
+from fdg.running.steps import resharding, shardings
 from policies.parameters import generating
 from tests.conformance.dialogue import Dialogue
 from tests.placing.schedules import assert_valid, described
