@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.commands.cluster_report import draw_sweep, point, report
+from fdg.commands.cluster_report import draw_sweep, point, points_report
 from fdg.costs import published
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import predict
@@ -88,7 +88,7 @@ def scaled(
     for count in counts:
         plan = fdg.place(ppo(num_envs * count, **fields), policies.GPUOnly(), count)
         points.append(point(plan, cluster.of(count), num_envs * count * 128))
-    print(report(points, price=cluster.price > 0), "\n")
+    print(points_report(points, price=cluster.price > 0), "\n")
     draw_sweep(points, PICTURES / f"{name}.png", f"PPO under GPUOnly, {num_envs:,} environments {title}")
     return points
 

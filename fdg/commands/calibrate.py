@@ -51,7 +51,7 @@ def _calibrate(given: dict[str, Any]) -> None:
     if given["show"]:
         found = machine.read(out)
         machine.check_machine(found, out)
-        print(shown(found))
+        print(calibration_table(found))
         return
     becomes_a_file = not out.exists() or out.is_file() or out.is_dir()  # a device or a pipe is written into
     try:
@@ -67,7 +67,7 @@ def _calibrate(given: dict[str, Any]) -> None:
         return {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
 
     found = fitted_to_jobs(calibrate(devices, say, time_jobs))
-    print(shown(found))
+    print(calibration_table(found))
     if found.is_disturbed and not given["disturbed"]:
         raise FdgError(
             f"calibrate: other programs had this machine meanwhile: repeats of a measurement lie"
@@ -86,7 +86,7 @@ def _calibrate(given: dict[str, Any]) -> None:
 main = Command("python -m fdg.calibrate", _ABOUT, FLAGS, _calibrate)
 
 
-def shown(calibration: Calibration) -> str:
+def calibration_table(calibration: Calibration) -> str:
     """The figures as a table."""
     rows = []
     figures = {**calibration.kind.figures}

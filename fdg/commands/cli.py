@@ -82,7 +82,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.training.settling import devices_of, settle, too_small_micro_batch
 
         line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
-        drawn, elsewhere = replay.take(line.given), cluster.take(line.given)
+        drawn, elsewhere = replay.take_lengths(line.given), cluster.take_flags(line.given)
         job = line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if elsewhere:
             with _said_if_slow("tracing ..."):

@@ -8,7 +8,7 @@ from typing import Any
 import fdg
 import policies
 from fdg.commands.cluster_file import read_cluster
-from fdg.commands.cluster_report import Point, draw_sweep, point, report
+from fdg.commands.cluster_report import Point, draw_sweep, point, points_report
 from fdg.commands.flags import Flag
 from fdg.costs.choosing import Choice, check_memory
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
@@ -89,7 +89,7 @@ def _as_chosen(choice: Choice) -> str:
     return f"{choice.policy} on {choice.devices}"
 
 
-def shown(halved: Sequence[Halved]) -> str:
+def sensitivity_table(halved: Sequence[Halved]) -> str:
     """As a table, the most telling first."""
     first, *others = halved
     others.sort(key=lambda one: (-one.loses, -one.seconds))
@@ -126,7 +126,7 @@ ABOUT = (
 )
 
 
-def take(given: dict[str, Any]) -> dict[str, Any]:
+def take_flags(given: dict[str, Any]) -> dict[str, Any]:
     """Takes the values of these flags out of all that are given, with --devices, whose need not be here.
 
     Raises:
@@ -178,7 +178,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
                 refused.append(f"on {count}: {error}")
     if not points:
         raise FdgError(refused[0])
-    said.append(report(points, cluster.price > 0))
+    said.append(points_report(points, cluster.price > 0))
     said += [f"not feasible {line}" for line in refused]
     if given.get("pictures"):
         path = Path(given["pictures"], "sweep.png")
@@ -191,7 +191,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         def choose(one: Cluster) -> Any:
             return _chosen(job.policy, algorithm, one, graph, job.agents)
 
-        said.append(shown(sensitivity(choose, cluster.of(count))))
+        said.append(sensitivity_table(sensitivity(choose, cluster.of(count))))
     return said
 
 

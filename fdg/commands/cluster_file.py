@@ -66,12 +66,12 @@ def read_cluster(path: Path) -> Cluster:
             f"--cluster {path} is no TOML: {error}: docs/scale.md has files to start from"
         ) from None
     try:
-        return cluster_of(content)
+        return cluster_from(content)
     except FdgError as error:
         raise FdgError(f"--cluster {path}: {error}") from None
 
 
-def cluster_of(content: Mapping[str, Any]) -> Cluster:
+def cluster_from(content: Mapping[str, Any]) -> Cluster:
     """The cluster that the content of such a file describes.
 
     Raises:

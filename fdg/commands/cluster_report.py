@@ -214,7 +214,7 @@ def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, floa
     return (first_order, higher_order, best), (expected_goodput(job, higher_order), kept)
 
 
-def report(points: Sequence[Point], price: bool) -> str:
+def points_report(points: Sequence[Point], price: bool) -> str:
     """The points as a table, with what fails below it."""
     header = [
         "devices",

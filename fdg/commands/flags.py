@@ -200,7 +200,7 @@ def _help(flag: Flag) -> str:
     return text.replace("%", "%%")
 
 
-def written(flag: Flag) -> tuple[str, ...]:
+def spellings(flag: Flag) -> tuple[str, ...]:
     """All ways in which a flag may be written: `--learning-rate`, `--lr`, ..."""
     return (flag.option, *(f"--{alias}" for alias in ALIASES.get(flag.name, ())))
 
@@ -208,7 +208,7 @@ def written(flag: Flag) -> tuple[str, ...]:
 def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
     """Adds the other names of flags, unless they are flags themselves: after all flags were added."""
     for flag in flags:
-        for alias in written(flag)[1:]:
+        for alias in spellings(flag)[1:]:
             with contextlib.suppress(argparse.ArgumentError):
                 _add_argument(parser, flag, alias, argparse.SUPPRESS)
 

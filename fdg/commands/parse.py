@@ -12,7 +12,7 @@ from typing import Any
 
 from fdg.aliases import instead
 from fdg.commands import earlier, preset_flags
-from fdg.commands.flags import Flag, JobFlags, Words, fields_of, written
+from fdg.commands.flags import Flag, JobFlags, Words, fields_of, spellings
 from fdg.commands.search_flags import check_searched, spelled_search, spelled_sweep
 from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
@@ -23,7 +23,7 @@ from fdg.running.xla_options import choose_xla_options
 from fdg.training import settings
 from fdg.training.settings import AUTO, Names, Processes, Settings
 
-_KEPT = settings.kept(Names, Settings)
+_KEPT = settings.kept_settings(Names, Settings)
 _NAMES = ("algo", "env", "policy")
 
 
@@ -103,7 +103,7 @@ class CommandLine:
         if given.get("show_preset"):
             shown = preset_flags.defaults(cls) if given.get("preset") == "none" else preset
             print(
-                preset_flags.table(shown, algo, of.env_name, fields_of(cls), preset_flags.known(cls)),
+                preset_flags.preset_table(shown, algo, of.env_name, fields_of(cls), preset_flags.known(cls)),
                 flush=True,
             )
             raise SystemExit(0)
@@ -253,7 +253,7 @@ class CommandLine:
             owners = [
                 name
                 for name in algos.names()
-                if any(option in written(flag) for flag in fields_of(algos.get(name)))
+                if any(option in spellings(flag) for flag in fields_of(algos.get(name)))
             ]
             if owners:
                 became = ", which PPO with a --memory is" if of.algo == "recurrent_ppo" else ""

@@ -123,7 +123,9 @@ def line(
     )
 
 
-def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]) -> str:
+def preset_table(
+    preset: Preset | None, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]
+) -> str:
     """The output of `--show-preset`: each setting, and its default without the preset.
 
     Args:

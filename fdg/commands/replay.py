@@ -257,7 +257,7 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
     return ahead + -(-lag // micro_batches)
 
 
-def report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
+def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
     """A table of a stream and of what else it might be, and what binds."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
     most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
@@ -313,7 +313,7 @@ def report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int |
     )
 
 
-def take(given: dict[str, Any]) -> str | None:
+def take_lengths(given: dict[str, Any]) -> str | None:
     """Removes this flag from `given` and returns its value.
 
     Raises:
@@ -345,7 +345,7 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
-    said = report(drawn, sizes, lag, algorithm.max_age)
+    said = stream_report(drawn, sizes, lag, algorithm.max_age)
     if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
         said += (
             f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, for its loss"

@@ -228,7 +228,7 @@ def _plot(given: dict[str, Any]) -> None:
         raise FdgError(f"--out {out}: {error}") from error
     for label, path in zip(labels, curves.runs_in(given["runs"]), strict=False):
         print(f"{label} = {path}")
-    print(curves.table(found))
+    print(curves.returns_table(found))
     print(out)
 
 
@@ -299,7 +299,7 @@ def _pack(given: dict[str, Any]) -> None:
 
     keep_programs(None)
     if given["push"] is not None:
-        hub.check(given["push"])  # before anything that takes long
+        hub.check_name(given["push"])  # before anything that takes long
     out = given["out"] or f"{given['run'].rstrip('/')}-packed"
     how = {name: given[name] for name in ("checkpoint", "episodes", "trust")}
     print(pack(given["run"], out, **how))

@@ -193,7 +193,7 @@ class _Rewriter:
                 for body, body_flow in zip(opened, step.bodies, strict=False)
             ]
             if self.sharded:
-                made = weights.results(step, known, [outputs for *_, outputs in inner])
+                made = weights.result_specs(step, known, [outputs for *_, outputs in inner])
                 known.update(zip(step.eqn.outvars, made, strict=True))
             if eqn.primitive is boundary_p:
                 model = self._constraint(eqn.invars[0], eqn.params["axis"])

@@ -42,7 +42,9 @@ def without_batch(spec: Spec, rank: int) -> PartitionSpec:
     return PartitionSpec(*entries, *[None] * (rank - len(entries)))
 
 
-def results(step: EquationFlow, known: Specs, outputs: Sequence[Sequence[Spec | None]]) -> list[Spec | None]:
+def result_specs(
+    step: EquationFlow, known: Specs, outputs: Sequence[Sequence[Spec | None]]
+) -> list[Spec | None]:
     """The specs of an equation's results.
 
     Args:

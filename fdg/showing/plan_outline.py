@@ -9,7 +9,7 @@ import jax
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
 from fdg.placing.sharded import axes_text, spec_text
-from fdg.showing.words import ancestors, joined_by_and, listed, quantity, span
+from fdg.showing.words import ancestors, joined_by_and, listed_within, quantity, span
 from fdg.tracing.graph import FDG, Fragment
 
 
@@ -111,8 +111,8 @@ def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> 
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
     target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
     room = max(width - len(arrow), 10)
-    start = listed(source, room - min(len(", ".join(target)), room // 2))
-    return f"{start}{arrow}{listed(target, room - len(start))}"
+    start = listed_within(source, room - min(len(", ".join(target)), room // 2))
+    return f"{start}{arrow}{listed_within(target, room - len(start))}"
 
 
 def title(plan: Plan) -> str:
@@ -161,7 +161,7 @@ def _staleness(plan: Plan) -> list[str]:
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
     names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
     size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
-    what = listed([name or "the state" for name in names], 32)
+    what = listed_within([name or "the state" for name in names], 32)
     verb = "reads" if len(plan.delayed.readers) == 1 else "read"
     late = f"as at the start of iteration t-{back}"
     if first := lag and lag % parts:
@@ -228,9 +228,9 @@ def _sharded(plan: Plan) -> list[str]:
         for leaf in split:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
-            found.append(f"  '{rule}' as ({spec}): {listed(paths, 60)}")
+            found.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
         if whole := [leaf.path for leaf in leaves if leaf.layout.number == 1 and leaf.rule in splitting]:
-            found.append(f"  whole, for no dimension divides: {listed(whole, 60)}")
+            found.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")
     found += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
     found += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
     read = dict.fromkeys(m.where for m in plan.movements if m.read)

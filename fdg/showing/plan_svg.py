@@ -23,7 +23,7 @@ from fdg.showing.plan_outline import (
     per_device,
     title,
 )
-from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed, quantity
+from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed_within, quantity
 from fdg.tracing.graph import Fragment
 
 _LANE, _GAP, _MARGIN, _CARD, _ROW = 250, 190, 26, 14, 40
@@ -166,7 +166,7 @@ class _Drawing:
         return self._cards(row, y)
 
     def _frame(self, loop: Trips, y: float, level: int) -> float:
-        inside = f" of {listed(loop.opened, 24)}" if loop.opened else ""
+        inside = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
         y = max(y, self.labels + 4)
         self.labels = y + 8

@@ -15,7 +15,7 @@ from fdg.showing.plan_outline import (
     per_device,
     title,
 )
-from fdg.showing.words import ancestors, calls, clip, listed, quantity, span, table
+from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
 
 COLUMNS = 110  # of a printed plan
 
@@ -64,7 +64,7 @@ def _nest(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iter
     indent = "  " * level
     for line in lines:
         if isinstance(line, Trips):
-            inside = f" of {listed(line.opened, 20)}" if line.opened else ""
+            inside = f" of {listed_within(line.opened, 20)}" if line.opened else ""
             yield clip(f"{indent}for {line.count} steps{inside}:", width), "", "", "", ""
             yield from _nest(plan, line.lines, width, level + 1)
         elif isinstance(line, Crossing):
@@ -87,4 +87,4 @@ def _where(line: Crossing) -> str:
 def _program(program: PlannedProgram, width: int) -> str:
     if " " in program.name:
         return clip(program.name, width)
-    return listed(program.name.split("+"), width, "+")
+    return listed_within(program.name.split("+"), width, "+")

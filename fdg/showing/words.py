@@ -78,10 +78,10 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def listed(names: Sequence[str], width: int, separator: str = ", ") -> str:
+def listed_within(names: Sequence[str], width: int, separator: str = ", ") -> str:
     """Names in at most `width` characters; those that do not fit are counted.
 
-    >>> listed(["act", "step", "judge", "learn"], 18)
+    >>> listed_within(["act", "step", "judge", "learn"], 18)
     'act, step, +2 more'
     """
     for count in range(len(names), 0, -1):
@@ -96,9 +96,9 @@ def listed(names: Sequence[str], width: int, separator: str = ", ") -> str:
 
 
 def joined_by_and(names: Sequence[str], width: int = 40) -> str:
-    """Names as a sentence has them; `listed` where they would be too long."""
+    """Names as a sentence has them; `listed_within` where they would be too long."""
     if len(names) < 2 or len(" and ".join(names)) > width:
-        return listed(names, width)
+        return listed_within(names, width)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

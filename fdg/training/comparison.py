@@ -329,7 +329,7 @@ class Comparison:
     def pictures(self) -> dict[str, Any]:
         """Figures by the names of their files: learning curves, and final returns; a panel an environment."""
         drawn, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
-        return {"curves.png": drawn, "intervals.png": comparison_text.draw(self)}
+        return {"curves.png": drawn, "intervals.png": comparison_text.draw_intervals(self)}
 
     def __str__(self) -> str:
         return self.markdown()

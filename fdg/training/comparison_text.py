@@ -175,7 +175,7 @@ def _plain(cell: str) -> str:
     return re.sub(r"\s+", " ", cell).replace("|", "\\|")
 
 
-def draw(found: Any) -> Any:
+def draw_intervals(found: Any) -> Any:
     """A figure of final returns: a panel an environment, with the interval of each side and each seed."""
     figure, *panels = curves.figure_of(len(found.environments))
     sides = found.sides
@@ -195,9 +195,9 @@ def draw(found: Any) -> Any:
             axes.axvline(
                 found.random_estimate(env)[0], color="#555555", linestyle="--", linewidth=1, label="random"
             )
-        axes.set_yticks(range(len(sides)), [curves.shortened(side) for side in sides], fontsize="small")
+        axes.set_yticks(range(len(sides)), [curves.plot_label(side) for side in sides], fontsize="small")
         axes.set_ylim(len(sides) - 0.5, -0.5)
-        axes.set(title=curves.shortened(env), xlabel="final return")
+        axes.set(title=curves.plot_label(env), xlabel="final return")
     figure.suptitle("interquartile mean over seeds, 95% interval; each dot a seed", fontsize="medium")
     curves.finish(figure, panels, "returns")
     return figure

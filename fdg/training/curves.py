@@ -74,7 +74,7 @@ class Drawn(NamedTuple):
         return file.getvalue()
 
     def __repr__(self) -> str:
-        return table(self.curves)
+        return returns_table(self.curves)
 
 
 def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None, **how: Any) -> None:
@@ -137,7 +137,7 @@ def draw_run(
             axes.set_xticks([])
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
-    label = "mean episode return" if metric == RETURN else shortened(name)
+    label = "mean episode return" if metric == RETURN else plot_label(name)
     axes.set(title=title, xlabel=counted, ylabel=label, xlim=(0, None))
     finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
@@ -221,7 +221,7 @@ def compare(
             if len(values) > 1:
                 low, high = intervals(values, STATISTICS[statistic])
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=shortened(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
+        axes.set(title=plot_label(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     several = any(len(curve.y) > 1 for curve in curves)
     figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
@@ -258,7 +258,7 @@ def style(position: int) -> tuple[str, str]:
     return _STROKES[stroke % len(_STROKES)], _COLOURS[colour]
 
 
-def table(curves: Sequence[Curves]) -> str:
+def returns_table(curves: Sequence[Curves]) -> str:
     """Final returns, one line for each curve: mean and interquartile mean, each with its interval.
 
     Seeds that failed are left out, and named.
@@ -374,7 +374,7 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
     return labels
 
 
-def shortened(text: str) -> str:
+def plot_label(text: str) -> str:
     """Text from a file, safe to plot and of at most 48 characters."""
     return _plain(text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}")
 

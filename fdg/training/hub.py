@@ -32,7 +32,7 @@ def download(address: str) -> Path:
     return folder
 
 
-def check(name: str) -> Any:
+def check_name(name: str) -> Any:
     """The library, for a name that can be pushed to.
 
     Raises:
@@ -47,7 +47,7 @@ def upload(folder: Path, name: str) -> str:
     Raises:
       FdgError: the name is none, `huggingface_hub` is not installed, or the hub refuses it.
     """
-    hub = check(name)
+    hub = check_name(name)
     try:
         hub.HfApi().create_repo(name, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")

@@ -7,7 +7,7 @@ from typing import Any
 
 from fdg.errors import FdgError, own_code, place_of
 from fdg.kinds import dataclass_fields, shown, to_json
-from fdg.training.settings import Settings, flat, kept
+from fdg.training.settings import Settings, flat, kept_settings
 from fdg.training.sweep import agent_count
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
@@ -55,7 +55,7 @@ class Job(Settings):
     @property
     def config(self) -> dict[str, Any]:
         """The flags that make this job again, for `config.json`."""
-        values = {name: to_json(getattr(self, name)) for name in kept(Settings)}
+        values = {name: to_json(getattr(self, name)) for name in kept_settings(Settings)}
         unset = {name for name in ("total_steps", "devices_chosen") if values[name] is None}
         run = {name: value for name, value in values.items() if name not in unset}
         return {**self.described, **run, "hyperparameters": self.described["hyperparameters"]}

@@ -38,10 +38,10 @@ from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import check_all_busy, devices_of, settle, too_small_micro_batch
-from fdg.training.starting import Weights, begin_with, compiled_and_begun, open_run, read_weights, title
-from fdg.training.summary import groups_summary, summary, unexplained, versions
+from fdg.training.starting import Weights, begin_with, compiled_and_begun, open_run, read_weights, run_title
+from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
-from fdg.training.sweep_results import report
+from fdg.training.sweep_results import write_sweep
 
 
 class Signals:
@@ -246,7 +246,7 @@ class _Sitting:
             none = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{none}")
         say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
-        for line in unexplained(engine):
+        for line in unexplained_lines(engine):
             say(line)
 
         wanted = job.loggers if distributed.is_first() else ()
@@ -280,7 +280,7 @@ class _Sitting:
         solved, points = SOLVED.get(job.described["env"]), point_names(job.algorithm)
         failed = recorder.failed
         how: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
-        draw_learning_curve(run, title(job), solved, **how)
+        draw_learning_curve(run, run_title(job), solved, **how)
         if caught is not None:
             self.checkpoints.close()
             say(
@@ -327,7 +327,7 @@ class _Sitting:
         if not isinstance(sweep, Sweep):
             return []
         evaluated = None if evaluation is None else evaluation.means
-        return report(sweep, self.run, evaluated, title(job), failed, job.seed)
+        return write_sweep(sweep, self.run, evaluated, run_title(job), failed, job.seed)
 
     def _iterations(
         self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals

@@ -53,7 +53,7 @@ def play(
     check_writable(path)
     if path.suffix == ".mp4":
         needed("imageio_ffmpeg", "an mp4")
-    played = record(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
+    played = played_episodes(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
     content: bytes
     if path.suffix == ".html":
         content = _page(algorithm.env, played, fps, greedy)
@@ -68,7 +68,7 @@ def play(
     return path
 
 
-def record(
+def played_episodes(
     algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
 ) -> list[Episode]:
     """Plays each episode until its first `done`, in one XLA program, and keeps all that rendering needs."""

@@ -221,7 +221,7 @@ class _Child:
         self._process.communicate()
 
 
-def main(count: int, keys: Sequence[str]) -> None:
+def run_child(count: int, keys: Sequence[str]) -> None:
     """The child: a line when all are compiled, and one after each round."""
     make_host_devices(count)
     jobs = _Here([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
@@ -231,4 +231,4 @@ def main(count: int, keys: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    run_child(int(sys.argv[1]), sys.argv[2:])

@@ -31,11 +31,11 @@ from fdg.training.job import Job, lengths
 from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
-from fdg.training.space import Space, check_choices, space_text, written
+from fdg.training.space import Space, check_choices, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval
 from fdg.training.sweep import Sweep, changed, unswept
-from fdg.training.sweep_results import best_of, first_rows, results, shown_interval, shown_return
+from fdg.training.sweep_results import best_of, first_rows, point_results, shown_interval, shown_return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +85,10 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     if not trials:
         return []
     run.publish("search.png", lambda file: _draw(trials, file))
-    lines = [table(trials, [one.name for one in space])]
+    lines = [trials_table(trials, [one.name for one in space])]
     if best is None:
         return [*lines, "best: none, for no trial is done"]
-    flags = " ".join(f"--{name.replace('_', '-')} {written(value)}" for name, value in best.values.items())
+    flags = " ".join(f"--{name.replace('_', '-')} {value_text(value)}" for name, value in best.values.items())
     return [
         *lines,
         f"best: return {format_numbers(best.value)[0]} in {run.path / 'trials' / best.run}",
@@ -96,11 +96,13 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     ]
 
 
-def table(trials: Sequence[Trial], names: Sequence[str]) -> str:
+def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
     """The trials, best first, as a table of at most twenty lines."""
     rows = []
     for trial in sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf):
-        shown = (f"{v:.4g}" if isinstance(v := trial.values[name], float) else written(v) for name in names)
+        shown = (
+            f"{v:.4g}" if isinstance(v := trial.values[name], float) else value_text(v) for name in names
+        )
         state = "" if trial.state == "done" else trial.state
         rows.append([trial.run, *shown, shown_return(trial.value), shown_interval(trial.interval), state])
     return first_rows(["trial", *names, "return", "95% interval", ""], rows)
@@ -267,7 +269,7 @@ class _Search:
         trial = study.ask()
         values = {one.name: one.suggested(trial) for one in self.space}
         name = _run_of(trial)
-        shown = ", ".join(f"{key}={written(value)}" for key, value in values.items())
+        shown = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {shown}")
         watch = _Watch(trial, self.job.num_iterations) if self.job.halving else None
         try:
@@ -347,7 +349,7 @@ def _trial_returns(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
     means, failed = (None, ()) if evaluation is None else (np.array(evaluation.means), evaluation.failed)
     rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
     if isinstance(job.algorithm, Sweep):
-        found = results(job.algorithm, rows, means, failed, job.seed)
+        found = point_results(job.algorithm, rows, means, failed, job.seed)
         best = found[best_of(found)]
         return best.mean, [float(value) for value in best.returns]
     if means is not None:

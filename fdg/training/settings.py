@@ -243,7 +243,7 @@ GROUPS: Mapping[str, type] = {
 
 
 @functools.cache
-def kept(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
+def kept_settings(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
     """The settings of these groups at the top level of `config.json`: the field and annotation of each."""
     found = {}
     for group in groups:
@@ -259,7 +259,7 @@ def check_range(name: str, value: Any) -> None:
     Raises:
       FdgError: the number is out of range; the message names the flag.
     """
-    field, _ = kept(Names, Settings)[name]
+    field, _ = kept_settings(Names, Settings)[name]
     least, most = field.metadata.get("least"), field.metadata.get("most")
     if value is None or least is None or isinstance(value, str):
         return
@@ -278,7 +278,7 @@ def check(settings: Mapping[str, Any]) -> None:
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
     if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would silently reduce it modulo 2**32
         raise FdgError(f"--seed {seed}: seeds are below {_SEEDS}")
-    for name in kept(Names, Settings):
+    for name in kept_settings(Names, Settings):
         check_range(name, settings.get(name))
     if settings.get("stop_at") is not None and settings.get("eval_every") is None:
         raise FdgError(
@@ -313,7 +313,7 @@ def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
       FdgError: a setting has an invalid value.
     """
     found = {}
-    for name, (field, kind) in kept(Names, Settings).items():
+    for name, (field, kind) in kept_settings(Names, Settings).items():
         if name in config:
             value, least, most = config[name], field.metadata.get("least", 0), field.metadata.get("most")
             may_be_none = value is None and kind is not int
@@ -360,7 +360,7 @@ def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[st
 
     A resumed run computes the numbers of an uninterrupted one, under any policy.
     """
-    free = {name for name, (field, _) in kept(Names, Settings).items() if field.metadata.get("free")}
+    free = {name for name, (field, _) in kept_settings(Names, Settings).items() if field.metadata.get("free")}
     free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}
     different = changes(before, now).items()
     return next(((name, *values) for name, values in different if name not in free), None)

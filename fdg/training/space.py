@@ -231,7 +231,7 @@ class Choices:
     @property
     def labels(self) -> list[str]:
         """The values as they are written."""
-        return [written(value) for value in self.values]
+        return [value_text(value) for value in self.values]
 
     def suggested(self, trial: Any) -> Any:
         """A value from Optuna's trial, which knows it by its label."""
@@ -274,7 +274,7 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
             if isinstance(error, FdgError):
                 raise
             raise FdgError(f"search: {name}={values:.60}: one of its values is not {error}") from None
-    return checked(found)
+    return named_once(found)
 
 
 def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space:
@@ -300,10 +300,10 @@ def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space
             found.append(Choices(name, tuple(given)))
         else:
             raise FdgError(f"search: {name}={given!r:.60}: give a list of choices")
-    return checked(found)
+    return named_once(found)
 
 
-def checked(space: Sequence[Range | Choices]) -> Space:
+def named_once(space: Sequence[Range | Choices]) -> Space:
     """The space, unless it is empty or names something twice.
 
     Raises:
@@ -336,14 +336,14 @@ def check_choices(space: Space, trials: int) -> None:
                 warnings.warn(said, FdgWarning, stacklevel=3)
 
 
-def written(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as a command line has it.
 
-    >>> written((64, 64)), written(None), written(True), written(0.5)
+    >>> value_text((64, 64)), value_text(None), value_text(True), value_text(0.5)
     ('64,64', 'none', 'true', '0.5')
     """
     if isinstance(value, tuple | list):
-        return ",".join(map(written, value))
+        return ",".join(map(value_text, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -100,7 +100,7 @@ def free_directory(env: str | None, algo: str, seed: Any) -> Path:
     return path if not path.exists() else next(copy for copy in copies if not copy.exists())
 
 
-def title(job: Job) -> str:
+def run_title(job: Job) -> str:
     """What was trained, for the picture: algorithm and environment, policy and seeds."""
     what = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
     seeds = f"seed {job.seed}"

@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def unexplained(engine: fdg.Engine) -> list[str]:
+def unexplained_lines(engine: fdg.Engine) -> list[str]:
     """One line for each collective of the compiled programs that the plan did not predict."""
     return [
         f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"

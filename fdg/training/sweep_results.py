@@ -73,7 +73,7 @@ class PointResult:
         }
 
 
-def results(
+def point_results(
     sweep: Sweep,
     rows: Sequence[Mapping[str, Any]],
     evaluated: Sequence[float] | np.ndarray | None,
@@ -137,7 +137,7 @@ def best_of(found: Sequence[PointResult]) -> int:
     return max(range(len(found)), key=lambda i: (math.isfinite(found[i].mean), _ranked(found[i].mean), -i))
 
 
-def report(
+def write_sweep(
     sweep: Sweep,
     run: RunDirectory,
     evaluated: Sequence[float] | np.ndarray | None,
@@ -147,7 +147,7 @@ def report(
 ) -> list[str]:
     """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    found = results(sweep, rows, evaluated, failed, seed)
+    found = point_results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
     best = best_of(found)
     content = {
@@ -166,10 +166,10 @@ def report(
     run.publish_json("sweep.json", content)
     run.publish("sweep.csv", lambda file: file.write(_csv(found).encode()))
     if sweep.exploit_every is None:
-        run.publish("sweep.png", lambda file: draw(found, title, measure, file))
+        run.publish("sweep.png", lambda file: draw_points(found, title, measure, file))
     else:
         run.publish("sweep.png", lambda file: draw_schedules(rows, sweep, best, title, file))
-    lines = [table(found, measure)]
+    lines = [points_table(found, measure)]
     if math.isfinite(found[best].mean):
         flags = " ".join(
             f"--{name.replace('_', '-')} {value!r}" for name, value in found[best].values.items()
@@ -184,7 +184,7 @@ def report(
     return [*lines, f"table: {run.path / 'sweep.csv'}", f"picture: {run.path / 'sweep.png'}"]
 
 
-def table(found: Sequence[PointResult], measure: str) -> str:
+def points_table(found: Sequence[PointResult], measure: str) -> str:
     """The points, best first, as a table of at most twenty lines."""
     rows = []
     for one in sorted(found, key=lambda one: -_ranked(one.mean)):
@@ -213,7 +213,7 @@ def shown_interval(ends: tuple[float, float] | None) -> str:
     return "-" if ends is None else " to ".join(format_numbers(*ends))
 
 
-def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
+def draw_points(found: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
     """Draws each point's mean and interval over the hyperparameter of most values; the others make lines."""
     names = list(found[0].values)
     counts = {name: len({one.values[name] for one in found}) for name in names}

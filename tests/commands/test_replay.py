@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, distribution, of_run, replay, report
+from fdg.commands.replay import Lengths, distribution, of_run, replay, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -95,7 +95,7 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
 def test_the_longest_response_binds_where_none_begins_ahead():
     """Slots = batch, lengths of 1 and of 9 tokens: of 8 ticks nearly half the slots are busy in one only."""
     lengths = Lengths(np.array([1, 9] * 8, np.int32), "a few tokens")
-    said = report(lengths, {**SIZES, "slots": 8, "micro_batches": 1, "group": 1, "ahead": 0})
+    said = stream_report(lengths, {**SIZES, "slots": 8, "micro_batches": 1, "group": 1, "ahead": 0})
     assert "as given         56%" in said
     assert "what binds: the longest response of each batch: ahead=1 would give" in said
 
@@ -103,7 +103,7 @@ def test_the_longest_response_binds_where_none_begins_ahead():
 def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
     """One response of each 8 is 16 times as long as the others: all wait for it where one batch is ahead."""
     lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
-    said = report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
+    said = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
     ((ahead, eta),) = re.findall(
         r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", said
     )
@@ -116,7 +116,11 @@ def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
 def test_the_flag_of_a_plan(tmp_path):
     """Lengths by a word, or those of a run, for whatever generates responses."""
     given = {"algo": "grpo", "lengths": "constant:3"}
-    assert flag.take(given) == "constant:3" and given == {"algo": "grpo"} and flag.take(given) is None
+    assert (
+        flag.take_lengths(given) == "constant:3"
+        and given == {"algo": "grpo"}
+        and flag.take_lengths(given) is None
+    )
     fields = {**SIZES, "ahead": 0, "max_age": None, "responses_per_prompt": 2, "_candidates": 8}
     algorithm = types.SimpleNamespace(**fields)
     row = {"iteration": 1, "env_steps": 8, "wall_s": 1.0, "response_length": 3.0, "response_length_max": 3.0}

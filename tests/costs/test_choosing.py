@@ -8,7 +8,7 @@ import pytest
 
 import fdg
 import policies
-from fdg.commands.cluster import sensitivity, shown
+from fdg.commands.cluster import sensitivity, sensitivity_table
 from fdg.costs import choosing
 from fdg.errors import FdgError, PlanError
 from policies.auto import candidates_of, fewer, sizes
@@ -149,4 +149,4 @@ def test_each_rate_halved():
     assert {"memory", "product/float32", "inside/latency", "inside/bandwidth"} <= {one.rate for one in found}
     assert all(one.seconds >= found[0].seconds * (1 - 1e-9) for one in found)
     assert all(one.loses >= -1e-9 for one in found)
-    assert "as they are" in shown(found)
+    assert "as they are" in sensitivity_table(found)

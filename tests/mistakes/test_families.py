@@ -25,7 +25,7 @@ from envs.codesign import reading
 from envs.text import TextTask
 from envs.text.tokenizer_folders import tokenizer_of
 from fdg import aliases, kinds
-from fdg.commands.cluster_file import cluster_of
+from fdg.commands.cluster_file import cluster_from
 from fdg.commands.earlier import base_of
 from fdg.commands.flags import JobFlags
 from fdg.errors import FdgError, FdgWarning, NoAttributeError
@@ -306,13 +306,13 @@ def test_clusters_whose_numbers_do_not_agree():
         content = {name: given[name] for name in rng.choice([(*given,), (*given,)[1:]])} | {"kind": "H100"}
         agree = devices == hosts * each if "hosts" in content else devices % each == 0
         if agree:
-            assert cluster_of(content).devices == devices
+            assert cluster_from(content).devices == devices
         else:
-            assert f"devices = {devices}, but" in refused(lambda content=content: cluster_of(content))
-    assert cluster_of({"devices": 4, "kind": "H100"}).devices == 4
+            assert f"devices = {devices}, but" in refused(lambda content=content: cluster_from(content))
+    assert cluster_from({"devices": 4, "kind": "H100"}).devices == 4
     for straggling in (1.5, 2, 20):
         wrong = {"hosts": 1, "kind": "H100", "straggling": straggling}
-        assert f"for {straggling}% write" in refused(lambda wrong=wrong: cluster_of(wrong))
+        assert f"for {straggling}% write" in refused(lambda wrong=wrong: cluster_from(wrong))
 
 
 # --- environments ---

@@ -49,7 +49,7 @@ def test_clipped_text_is_as_long_as_it_may_be(text, width, expected):
     ],
 )
 def test_names_that_do_not_fit_are_counted(names, width, expected):
-    assert words.listed(names, width) == expected and len(expected) <= width
+    assert words.listed_within(names, width) == expected and len(expected) <= width
 
 
 def test_names_in_a_sentence():

@@ -51,9 +51,9 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     # Below the axes, where it hides nothing.
     figure.canvas.draw()
     assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
-    assert "mean 40.0 (30.0 to 50.0), iqm 40.0" in curves.table(
+    assert "mean 40.0 (30.0 to 50.0), iqm 40.0" in curves.returns_table(
         found
-    ) and "2 seeds, evaluation" in curves.table(found)
+    ) and "2 seeds, evaluation" in curves.returns_table(found)
 
 
 def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
@@ -74,7 +74,7 @@ def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
     ]
     assert [axes.get_title() for axes in figure.axes] == ["CartPole-v1", "Pendulum-v1"]
     assert [len(axes.get_lines()) for axes in figure.axes] == [2, 2]
-    assert "ppo on CartPole-v1: mean 0.953" in curves.table(found)
+    assert "ppo on CartPole-v1: mean 0.953" in curves.returns_table(found)
     figure.canvas.draw()
     (legend,) = figure.legends
     assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1

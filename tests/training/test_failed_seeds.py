@@ -51,10 +51,10 @@ def test_failed_seeds_are_named_and_left_out(dying, tmp_path):
         assert f"of each of {len(good)} agents" in str(found) and "which failed" in str(found)
     _, (curve,) = curves.compare([dying.path])
     assert list(np.flatnonzero(curve.failed)) == bad
-    line = curves.table([curve])
+    line = curves.returns_table([curve])
     assert all(str(seed) in line.split("left out:")[1] for seed in summary["failed_seeds"])
     dying.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
-    assert f"{len(good)} seed" in curves.table(curves.compare([dying.path])[1])
+    assert f"{len(good)} seed" in curves.returns_table(curves.compare([dying.path])[1])
     dying.path.joinpath("summary.json").write_text(json.dumps(summary))
 
 

@@ -43,7 +43,7 @@ def test_a_gif_of_episodes_side_by_side(run, capsys):
     # As long as the longer of the two episodes that the same seed plays.
     import jax
 
-    played = playing.record(run.algorithm, run.state, jax.random.key(3), 2, True, 1000)
+    played = playing.played_episodes(run.algorithm, run.state, jax.random.key(3), 2, True, 1000)
     assert all(episode.finished for episode in played)
     assert len(shown) == max(len(episode.reward) for episode in played)
     assert np.abs(shown[0].astype(int) - shown[5]).max() > 50
@@ -94,7 +94,7 @@ def test_brax_in_a_page(tmp_path, monkeypatch):
     algorithm = small(env="brax:inverted_pendulum:positional", num_envs=1, num_steps=2)
     start = jax.jit(lambda key: algorithm.env.single.reset(key)[0])(jax.random.key(0))
     episode = Episode([start] * 3, np.zeros((3, 4)), np.zeros((3, 1)), np.ones(3), False)
-    monkeypatch.setattr(playing, "record", lambda *_: [episode])
+    monkeypatch.setattr(playing, "played_episodes", lambda *_: [episode])
     text = fdg.Run(algorithm, {}, 0).play(tmp_path / "video.html", max_steps=3).read_text()
     assert "viewer.js" in text and re.search(r"[A-Za-z0-9+/]{400}", text)
 
@@ -166,7 +166,7 @@ def test_who_draws_itself_starts_from_the_seed(monkeypatch):
             source, max_episode_steps = Source(), None
 
     monkeypatch.setattr(playing, "_actor_on_host", lambda *words: words)
-    seeds = {playing.record(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
+    seeds = {playing.played_episodes(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
     assert len(seeds) == 3 and {one[:2] for one in seeds} == {(2, 9)}
     assert max(seed for *_, seed in seeds) > 2**20
 

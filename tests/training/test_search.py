@@ -10,7 +10,7 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training.fit import make_job
-from fdg.training.search import Trial, best_trial, carry_out_search, table
+from fdg.training.search import Trial, best_trial, carry_out_search, trials_table
 from fdg.training.space import Choices, Range, make_space, parse_space, space_text
 from tests.refusing import refused
 from tests.training.test_sweep import Descent
@@ -150,7 +150,7 @@ def test_best_by_hand():
     assert best_trial(made).run == "0002" and best_trial(made[1:2]) is None
     low, high = made[0].interval
     assert 2.0 <= low < high <= 4.0 and made[2].interval is None
-    first = next(line for line in table(made, ["width"]).splitlines() if "000" in line)
+    first = next(line for line in trials_table(made, ["width"]).splitlines() if "000" in line)
     assert "0002" in first and "5.0" in first
 
 

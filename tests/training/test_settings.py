@@ -19,7 +19,7 @@ from fdg.training import description, settings
 from fdg.training.settings import GROUPS, Names, Settings
 from tests.commands.any_flags import draw_words
 
-KEPT = settings.kept(Names, Settings)
+KEPT = settings.kept_settings(Names, Settings)
 FILE = Path("run", "config.json")
 
 

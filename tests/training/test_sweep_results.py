@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fdg.training.sweep_results import PointResult, table
+from fdg.training.sweep_results import PointResult, points_table
 
 
 def point(rate, *returns, training=1.5):
@@ -13,7 +13,7 @@ def point(rate, *returns, training=1.5):
 
 def test_the_best_comes_first_and_what_is_lost_last():
     found = [point(0.1, 4.0, 6.0), point(0.2, math.nan, 9.0), point(0.3, 20.0, 20.0), point(0.4, 1.0)]
-    lines = [line.split() for line in table(found, "of the last tenth").splitlines()]
+    lines = [line.split() for line in points_table(found, "of the last tenth").splitlines()]
     rows = [words for words in lines if words and words[0] in ("0.1", "0.2", "0.3", "0.4")]
     assert [words[0] for words in rows] == ["0.3", "0.1", "0.4", "0.2"]
     assert rows[0] == ["0.3", "20.0", "20.0", "to", "20.0", "20.0", "1.50"]
@@ -22,6 +22,6 @@ def test_the_best_comes_first_and_what_is_lost_last():
 
 
 def test_more_than_twenty_are_counted():
-    text = table([point(i, float(i)) for i in range(23)], "returns")
+    text = points_table([point(i, float(i)) for i in range(23)], "returns")
     assert text.splitlines()[-1] == "... and 3 more"
     assert "22.0" in text and " 2.00 " not in text
