@@ -1,5 +1,6 @@
 """Algorithms that a user changed (`tests/user_changes.py`): the same numbers under every policy."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -77,24 +78,29 @@ POLICIES = {
 }
 
 
+@functools.cache
+def in_plain_jax(change):
+    """The algorithm, and what plain calls of `iterate` make of it."""
+    algorithm = CHANGES[change]()
+    return algorithm, plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 3)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_has_the_same_numbers_under_every_policy(change, policy):
-    algorithm = CHANGES[change]()
-    expected = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 3)
+    algorithm, expected = in_plain_jax(change)
     engine = fdg.compile(algorithm, POLICIES[policy], jax.devices()[:4])
     state, metrics = engine.run(engine.init(0), 3)
     assert_same(expected, (engine.algorithm_state(state), metrics))
 
 
 def test_changes_do_what_they_say():
-    kept = {name: CHANGES[name]() for name in ("an auxiliary loss", "frozen parameters", "a histogram")}
-    runs = {name: plain(one, jax.jit(one.init)(jax.random.key(0)), 3) for name, one in kept.items()}
-    assert np.all(runs["an auxiliary loss"][1]["forward_error"] > 0)
-    counts = [runs["a histogram"][1][f"advantage_{i}"] for i in range(4)]
+    assert np.all(in_plain_jax("an auxiliary loss")[1][1]["forward_error"] > 0)
+    _, (_, metrics) = in_plain_jax("a histogram")
+    counts = [metrics[f"advantage_{i}"] for i in range(4)]
     assert 0 < np.min(np.sum(counts, axis=0)) <= 16  # of 16 samples those within the range
-    state, _ = runs["frozen parameters"]
-    first = jax.jit(kept["frozen parameters"].init)(jax.random.key(0)).parameters
+    algorithm, (state, _) = in_plain_jax("frozen parameters")
+    first = jax.jit(algorithm.init)(jax.random.key(0)).parameters
     jax.tree.map(np.testing.assert_array_equal, state.parameters["critic"], first["critic"])
     assert np.any(state.parameters["actor"]["head"]["kernel"] != first["actor"]["head"]["kernel"])
 
@@ -109,12 +115,14 @@ def test_a_part_of_ones_own_takes_the_settings_of_the_one_it_replaces():
 def test_a_bonus_pays_by_what_it_knows():
     """Visits of sixteen cells: all steps are counted, and the mean is that of the rewards by hand."""
     algorithm = algos.PPO(**PPO, bonus=user_changes.by_visits)
-    state, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 2)
+    state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
+    state, _ = iterate(state)
+    before = np.asarray(state.bonus)
+    state, metrics = iterate(state)
     counts = np.asarray(state.bonus)
     assert counts.sum() == 2 * algorithm.steps_per_iteration
-    before = np.asarray(plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 1)[0].bonus)
     paid = np.sum((counts - before) * 0.1 / np.sqrt(np.maximum(counts, 1))) / algorithm.steps_per_iteration
-    assert float(metrics["bonus"][-1]) == pytest.approx(paid, rel=1e-5)
+    assert float(metrics["bonus"]) == pytest.approx(paid, rel=1e-5)
 
 
 def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):

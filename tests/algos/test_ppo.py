@@ -45,12 +45,6 @@ def score(algorithm, state):
     return float(algorithm.evaluate(state, jax.random.key(1), 64)["return"])
 
 
-def test_value_depends_on_the_observation(devices):
-    """Reward equals the observation, -1 or 1."""
-    algorithm, state = trained("probe:value_of_observation", 60, devices)
-    np.testing.assert_allclose(value(algorithm, state, -1.0, 1.0), [-1.0, 1.0], atol=0.1)
-
-
 @pytest.mark.parametrize(
     ("name", "iterations"),
     [("probe:policy", 30), ("probe:policy_of_observation", 40), ("probe:multi_discrete", 80)],

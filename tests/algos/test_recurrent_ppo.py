@@ -166,23 +166,6 @@ def test_the_learner_remembers_what_the_actor_remembered(sequence_length, burn_i
     assert max(np.abs(samples.memory).max() for samples, _ in iterations) > 0.1
 
 
-def test_that_test_fails_for_sequences_that_start_from_nothing():
-    class Forgetful(Recording):
-        def _memory_before_each(self, before, past):
-            return jnp.zeros_like(super()._memory_before_each(before, past))
-
-    _, iterations = recorded(
-        1,
-        Forgetful,
-        env=envs.make("probe:memory", delay=4),
-        network=leaky(0.9),
-        num_steps=8,
-        sequence_length=2,
-    )
-    samples, (_, value) = iterations[0]
-    assert np.abs(value - samples.decision.value).max() > 0.1
-
-
 def test_burn_in_brings_old_memories_up_to_date():
     """After parameters have changed, a memory is nearer to what they would have made of the episode."""
     algorithm, iterations = recorded(
@@ -266,12 +249,6 @@ def test_it_remembers_a_cue():
     env = envs.make("probe:memory")
     algorithm = algos.RecurrentPPO(env=env, memory_size=16, sequence_length=8, burn_in=4, **QUICK)
     assert score(algorithm, 60) > 0.95
-
-
-def test_ppo_without_a_memory_does_not():
-    """Every policy without a memory has the expected return 0."""
-    algorithm = algos.PPO(env=envs.make("probe:memory"), hidden=(16,), **QUICK)
-    assert abs(score(algorithm, 60)) < 0.3  # five standard deviations of a mean of 256
 
 
 # --- sizes and values ---

@@ -96,7 +96,7 @@ def learned(engine, iterations=3):
     return jax.tree.map(np.asarray, (state.parameters, state.observation, metrics))
 
 
-@pytest.mark.parametrize("rings", [1, pytest.param(2, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("rings", [1, 2])
 def test_impala_learns_the_same_wherever_it_infers(rings, devices):
     with jax.enable_x64(True):
         expected = learned(fdg.compile(impala(1), policies.GPUOnly(), devices[:1]))
