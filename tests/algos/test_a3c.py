@@ -81,6 +81,6 @@ def test_one_worker_is_a2c():
     a2c = algos.A2C(env=a3c.env, num_steps=5, hidden=(4,), **fields)
     state, _ = recorded(a3c, jax.jit(a3c.init)(jax.random.key(0)))
     _, (learned, workers, running_return, trajectory) = recorded(a3c, state)
-    new, _, running, metrics = a3c.learn(learned, workers, running_return, trajectory)
+    new, _, running, metrics = jax.jit(a3c.learn)(learned, workers, running_return, trajectory)
     flat = jax.tree.map(lambda x: x[:, 0], trajectory)
-    same(a2c.learn(learned, (running_return[0],), flat), (new, (running[0],), metrics))
+    same(jax.jit(a2c.learn)(learned, (running_return[0],), flat), (new, (running[0],), metrics))
