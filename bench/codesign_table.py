@@ -61,7 +61,10 @@ def measure(tasks, seeds, path):
     for seed in range(seeds):
         for key, task in tasks.items():
             table = saved(path)
-            row = table.setdefault(key, {"settings": list(trainer(task)[1]), "accuracy": []})
+            how = list(trainer(task)[1])
+            if table.get(key, {}).get("settings") != how:  # of other settings nothing is kept
+                table[key] = {"settings": how, "accuracy": []}
+            row = table[key]
             if len(row["accuracy"]) > seed:
                 continue
             unfinished, at = path.with_suffix(".part.json"), {"task": key, "seed": seed}
