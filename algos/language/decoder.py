@@ -71,40 +71,47 @@ class Decoder:
         """First parameters: normal of deviation `initializer_range`, biases zero; adapters change nothing."""
         c = self.config
         count = c.num_layers * 7 + 2
-        keys = iter(jax.random.split(key, count))
+        keys = jax.random.split(key, count)
 
-        def normal(*shape: int) -> jax.Array:
-            return c.initializer_range * jax.random.normal(next(keys), shape)
+        def normal(key: jax.Array, *shape: int) -> jax.Array:
+            return c.initializer_range * jax.random.normal(key, shape)
 
-        def linear(rows: int, columns: int, bias: bool) -> Weights:
-            kernel = {"kernel": normal(rows, columns)}
-            return {**kernel, "bias": jnp.zeros(columns)} if bias else kernel
+        def kernels(place: int, rows: int, columns: int) -> jax.Array:
+            """Those of all layers at once, `[L, rows, columns]`: XLA compiles one draw and not L."""
+            return jax.vmap(lambda key: normal(key, rows, columns))(keys[place : 7 * c.num_layers : 7])
+
+        def linear(kernel: jax.Array, bias: bool) -> Weights:
+            return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])} if bias else {"kernel": kernel}
 
         wide_heads, narrow = c.num_heads * c.width, c.num_kv_heads * c.width
+        query, output = kernels(0, c.hidden_size, wide_heads), kernels(3, wide_heads, c.hidden_size)
+        key_, value = kernels(1, c.hidden_size, narrow), kernels(2, c.hidden_size, narrow)
+        gate, up = (kernels(place, c.hidden_size, c.intermediate_size) for place in (4, 5))
+        down = kernels(6, c.intermediate_size, c.hidden_size)
         blocks = {}
         for i in range(c.num_layers):
             attention: Weights = {
-                "query": linear(c.hidden_size, wide_heads, c.qkv_bias),
-                "key": linear(c.hidden_size, narrow, c.qkv_bias),
-                "value": linear(c.hidden_size, narrow, c.qkv_bias),
-                "output": linear(wide_heads, c.hidden_size, c.output_bias),
+                "query": linear(query[i], c.qkv_bias),
+                "key": linear(key_[i], c.qkv_bias),
+                "value": linear(value[i], c.qkv_bias),
+                "output": linear(output[i], c.output_bias),
             }
             if c.qk_norm:
                 attention |= {"query_norm": jnp.ones(c.width), "key_norm": jnp.ones(c.width)}
             mlp = {
-                "gate": linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
-                "up": linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
-                "down": linear(c.intermediate_size, c.hidden_size, c.mlp_bias),
+                "gate": linear(gate[i], c.mlp_bias),
+                "up": linear(up[i], c.mlp_bias),
+                "down": linear(down[i], c.mlp_bias),
             }
             norms = {"attention_norm": jnp.ones(c.hidden_size), "mlp_norm": jnp.ones(c.hidden_size)}
             blocks[str(i)] = {"attention": attention, "mlp": mlp, **norms}
         base: Weights = {
-            "embedding": normal(c.vocab_size, c.hidden_size),
+            "embedding": normal(keys[-2], c.vocab_size, c.hidden_size),
             "layers": blocks,
             "norm": jnp.ones(c.hidden_size),
         }
         if not c.tie_embeddings:
-            base["head"] = normal(c.hidden_size, c.vocab_size)
+            base["head"] = normal(keys[-1], c.hidden_size, c.vocab_size)
         return self.with_adapters(base, jax.random.fold_in(key, count)) if c.lora_rank else base
 
     def with_adapters(self, base: Weights, key: jax.Array) -> Weights:

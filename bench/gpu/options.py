@@ -16,12 +16,10 @@ from fdg.running.xla_options import NONE, PRESETS
 
 _COMMANDS = "xla_gpu_enable_command_buffer"
 _LOOPS = {_COMMANDS: PRESETS["gpu"][_COMMANDS]}
-_UNROLLED = {"xla_gpu_command_buffer_unroll_loops": True}
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "all prepared": PRESETS["gpu"],
+    "loops in command buffers, unrolled": PRESETS["gpu"],
     "loops in command buffers": _LOOPS,
-    "loops in command buffers, unrolled": {**_LOOPS, **_UNROLLED},
     "WHILE alone": {_COMMANDS: PRESETS["gpu"][_COMMANDS].replace(",DYNAMIC_SLICE_FUSION", "")},
     "concurrent regions": {**_LOOPS, "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS"},
     "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # for none is as large

@@ -26,7 +26,8 @@ _WIDE = {"xla_cpu_prefer_vector_width": 512}
 # (docs/decisions/062). Level 0 makes code that rounds differently.
 _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 
-# Off by default (`--xla-options preset` turns them on): they were not measured on a GPU.
+# Off by default; `--xla-options preset` turns them on. PPO on CartPole-v1 is 4% faster on an H200
+# (docs/gpu.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpu": {
@@ -36,9 +37,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
             ),
             "xla_gpu_command_buffer_unroll_loops": True,
-            "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS",
-            "xla_gpu_graph_min_graph_size": 2,
-            "xla_gpu_triton_gemm_any": True,  # another order of sums than cuBLAS's
         },
         "cpu": {},
         "tpu": {},
