@@ -253,7 +253,7 @@ def write(given: Any, moves: int, results: dict[Any, Any], seconds: dict[str, fl
     """games.json."""
     given.out.mkdir(parents=True, exist_ok=True)
     facts = {
-        **{name: value for name, value in vars(given).items() if name != "out"},
+        **{name: value for name, value in vars(given).items() if value not in (given.out, float("inf"))},
         "device": jax.devices()[0].device_kind,
         "moves": moves,
         "training seconds": seconds,
@@ -275,7 +275,7 @@ def draw(given: Any, moves: int, ratings: dict[str, float]) -> None:
         axes.plot(*zip(*rated, strict=True), marker="o", label=kind)
     for kind in ratings.keys() & {"greedy", "playouts", "random"}:
         axes.axhline(ratings[kind], linestyle=":", color="grey")
-        axes.annotate(kind, (0, ratings[kind]))
+        axes.text(0.12, ratings[kind], kind, transform=axes.get_yaxis_transform(), va="bottom", color="grey")
     axes.set(xlabel="moves in training", ylabel="Elo", title=given.env)
     axes.legend()
     figure.savefig(given.out / "ratings.png", bbox_inches="tight")
