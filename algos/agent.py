@@ -28,6 +28,7 @@ from fdg.settings.fields import (
     require_types,
     require_within,
 )
+from fdg.settings.given import check_same
 from fdg.settings.parts import Part, check_parts
 from fdg.settings.presets import HasPresets
 
@@ -180,7 +181,11 @@ class Agent(HasPresets):
         """What the bonus knows after a rollout `[T, B]`, the rollout with it, and its mean."""
         axes = time_step.terminated.ndim  # A3C has one more, of workers
         rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
-        state, reward = self._bonus.apply(state, rows)
+        before = state
+        found = self._bonus.apply(state, rows)
+        state, reward = distributions.check_two("apply of bonus", found, "give a pair, (state, reward)")
+        check_same("apply of bonus gives state", before, state)
+        check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
         reward = reward.reshape(time_step.reward.shape)
         return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from envs import own
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
+from fdg.settings.given import check_same
 
 
 class BufferSpec(NamedTuple):
@@ -185,12 +186,24 @@ def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated
     new = rows._replace(
         observation={**rows.observation, "desired_goal": goals},
         final_observation={**rows.final_observation, "desired_goal": goals},
-        reward=jnp.where(other, jax.vmap(reward)(achieved, goals), rows.reward),
+        reward=jnp.where(other, jax.vmap(_scalar(reward))(achieved, goals), rows.reward),
     )
     if terminated is None:
         return new
-    ends = jnp.where(other, jax.vmap(terminated)(achieved, goals), rows.terminated)
+    ends = jnp.where(other, jax.vmap(_scalar(terminated))(achieved, goals), rows.terminated)
     return new._replace(terminated=ends, truncated=rows.truncated & ~ends)
+
+
+def _scalar(function: Any) -> Callable[[Any, Any], Any]:
+    """A function of one step's goals, which refuses to give more than one number."""
+
+    def one(achieved: Any, desired: Any) -> Any:
+        found = function(achieved, desired)
+        what = f"hindsight: {getattr(function, '__name__', 'reward')} of one step's goals gives a value"
+        check_same(what, jnp.float32(0), found, dtypes=False)
+        return found
+
+    return one
 
 
 def _of_environment(env: Any, name: str) -> Any:
@@ -202,7 +215,8 @@ def _check_goals(env: Any, share: float) -> None:
     parts = dict(getattr(env.observation_space, "spaces", ()) or ())
     if not {"achieved_goal", "desired_goal"} <= parts.keys():
         raise FdgError(
-            f"hindsight: observations of '{env.name}' have no parts achieved_goal and desired_goal"
+            f"hindsight: observations of '{env.name}' have no parts achieved_goal and desired_goal:"
+            " take an environment with goals, such as probe:reach, or another --replay"
         )
     if parts["achieved_goal"].shape != parts["desired_goal"].shape:
         raise FdgError(

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.distributions import Categorical
+from algos.distributions import Categorical, check_two
 from algos.networks import by_name
 from algos.replay import Step
 from algos.rollout import Policy, Recollection, episode_metrics, rollout, rollout_with_memory
+from fdg.arguments import check_takes
+from fdg.errors import FdgError
+from fdg.settings.given import check_same
 from fdg.settings.parts import Part
 
 EXPLORER: dict[str, Any] = {
@@ -66,9 +69,12 @@ class ExplorerChoice(Part):
         """Actions `[B, *action]` and the state after them; `otherwise(keys)` draws where a user gave none."""
         if self.explore is None or recollection is None:
             return otherwise(keys), None
-        state, action = self._explorer.apply(
-            recollection.memory.explorer, policy, recollection.start, keys, progress
-        )
+        before, apply = recollection.memory.explorer, self._explorer.apply
+        check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
+        result = apply(before, policy, recollection.start, keys, progress)
+        state, action = check_two("apply of explore", result, "give a pair, (state, action)")
+        check_same("apply of explore gives state", before, state)
+        check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
         return action, state
 
     @property
@@ -93,6 +99,11 @@ def boltzmann(temperature: float = 1.0) -> Explorer:
     """
 
     def apply(state, policy, start, keys, progress):
+        if not hasattr(policy, "logits"):
+            raise FdgError(
+                "explore=boltzmann(...) needs values of actions, which DQN, QR-DQN and C51 learn: give"
+                " correlated_noise(...) to SAC, TD3 and CrossQ"
+            )
         return state, Categorical(policy.logits / temperature).sample(keys)
 
     return Explorer(lambda action: (), apply)
@@ -106,13 +117,21 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
     section 3, in discrete time). Its stationary standard deviation is `deviation`.
     """
 
+    def init(action):
+        if not jnp.issubdtype(action.dtype, jnp.floating):
+            raise FdgError(
+                f"explore=correlated_noise(...) adds noise to actions, and these are {action.dtype}: give"
+                " boltzmann(...) to learners of values"
+            )
+        return jnp.zeros_like(action)
+
     def apply(noise, policy, start, keys, progress):
         drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, noise)
         before = jnp.where(start.reshape(-1, *(1,) * (noise.ndim - 1)), 0.0, noise)
         noise = decay * before + deviation * (1.0 - decay**2) ** 0.5 * drawn
         return noise, jnp.clip(policy.mode() + noise, -1.0, 1.0)
 
-    return Explorer(lambda action: jnp.zeros_like(action), apply)
+    return Explorer(init, apply)
 
 
 # --- rollouts for replay: with a memory or without, the bonus on them, and what of them is stored ---

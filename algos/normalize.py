@@ -19,12 +19,13 @@ import jax.numpy as jnp
 
 import fdg
 from algos.networks import by_name
-from envs import TimeStep, composite, features_and_mask, map_features, own
+from envs import TimeStep, composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, require
+from fdg.settings.given import check_same
 from fdg.settings.parts import Part
 
 _EPSILON = 1e-8
@@ -64,7 +65,8 @@ class Normalizer(NamedTuple):
 
     `init(observation_space) -> statistics`, a pytree.
     `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; of several agents
+    there is one more leading axis, and so there is of A3C, which has workers: count axes from the last.
     """
 
     init: Callable[[ObservationSpace], Any]
@@ -93,21 +95,29 @@ class ObservationNormalizer(Part):
     def _normalizer(self) -> Normalizer:
         return by_name("--normalize", self.normalize) or RUNNING
 
-    def begin(self, space: ObservationSpace) -> Any:
-        """Statistics of no observations; None where observations are not normalised."""
-        return self._normalizer.init(space) if self.used else None
+    def begin(self, space: ObservationSpace, kept: bool = False) -> Any:
+        """Statistics of no observations; None where observations are not normalised, unless they are kept."""
+        return self._normalizer.init(space) if self.used or kept else None
 
     def seen(self, statistics: Any, observation: Any) -> Any:
         """Observations `[..., *obs]` as networks see them."""
         if not self.used:
             return observation
-        return map_features(lambda features: self._normalizer.apply(statistics, features), observation)
+
+        def apply(features: Any) -> Any:
+            after = self._normalizer.apply(statistics, features)
+            check_same("apply of normalize gives observations", features, after, dtypes=False)
+            return after
+
+        return map_features(apply, observation)
 
     def observed(self, statistics: Any, observation: Any) -> Any:
         """The statistics after the observations `[T, B, *obs]` too."""
         if not self.used:
             return statistics
-        return self._normalizer.update(statistics, features_and_mask(observation)[0])
+        after = self._normalizer.update(statistics, features_and_mask(observation)[0])
+        check_same("update of normalize gives statistics", statistics, after)
+        return after
 
     def check(self, algorithm: Any) -> None:
         """Refuses two normalisers, and to normalise observations that have no mean or variance."""
@@ -356,30 +366,18 @@ class Transforming(Part):
         """
         if self.transform is None:
             return rows
-        given: Any = self.transform
-        function = own.found("--transform", given) if isinstance(given, str) else given
+        function: Any = by_name("--transform", self.transform)
         check_takes(function, ("rows", "parameters", "key"), "transform")
 
         @fdg.fragment("buffer", in_axes=(1, None, None), out_axes=1)
         def transform(rows: Any, parameters: Any, key: jax.Array) -> Any:
             after = function(rows, parameters, key)
-            _check_same(rows, after)
+            check_same(
+                "transform gives rows",
+                rows,
+                after,
+                "rows of the structure that it is given (rows._replace(...))",
+            )
             return after
 
         return transform(rows, parameters, jax.random.fold_in(key, 1))
-
-
-def _check_same(before: Any, after: Any) -> None:
-    one, other = str(jax.tree.structure(before)), str(jax.tree.structure(after))
-    if one != other:
-        raise FdgError(
-            f"transform gives {jax.tree.structure(after)!s:.300}: give rows of the structure that it is given"
-            " (rows._replace(...))"
-        )
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        found, expected = ((jax.numpy.shape(leaf), jax.numpy.result_type(leaf)) for leaf in (y, x))
-        if found != expected:
-            raise FdgError(
-                f"transform gives rows{jax.tree_util.keystr(path)} of shape {found[0]} and dtype {found[1]}:"
-                f" give shape {expected[0]} and dtype {expected[1]}, as it is given"
-            )

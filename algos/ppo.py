@@ -375,7 +375,7 @@ class PPO(Agent):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        statistics = normalize.init_observations(self.env.observation_space)
+        statistics = self.normalizers.begin(self.env.observation_space, kept=True)
         returns = normalize.init(()), jnp.zeros(self.num_envs)
         return on_policy.begin(self, key, statistics, returns, self._novelty.begin)
 

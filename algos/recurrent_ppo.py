@@ -166,7 +166,7 @@ class RecurrentPPO(Agent):
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
-            observation_statistics=normalize.init_observations(self.env.observation_space),
+            observation_statistics=self.normalizers.begin(self.env.observation_space, kept=True),
             return_statistics=normalize.init(()),
             running_return=jnp.zeros((self.num_envs, *self._agents)),
             env_state=env_state,

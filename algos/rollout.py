@@ -6,6 +6,7 @@ need. An algorithm of this package, or of a user's own, says it in one method: `
 Letters in shapes: `T` steps, `B` or `N` environments, `A` agents in each (only where there are several).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from envs import Environment, Observation, TimeStep
 from fdg.arguments import check_takes
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of
 
 
 class _Actor(NamedTuple):
@@ -35,7 +36,8 @@ class Actor(_Actor):
       (or best) action, else one drawn as in training, from one key for each environment.
 
     Raises:
-      FdgError: (construction) a function takes other arguments, or these in another order.
+      FdgError: (construction) a function takes other arguments, or these in another order; (acting) `act`
+        gives no pair.
     """
 
     __slots__ = ()
@@ -44,7 +46,18 @@ class Actor(_Actor):
         """Checks what both take."""
         check_takes(memory, ("num_envs",), "memory of algos.Actor")
         check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
-        return super().__new__(cls, memory, act)
+
+        @functools.wraps(act)
+        def checked(*arguments: Any, **named: Any) -> Any:
+            result = act(*arguments, **named)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise FdgError(
+                    f"act of algos.Actor gives {kind_of(result)}: give a pair, (action, memory); a policy"
+                    " without memory gives back the one that it is given"
+                )
+            return result
+
+        return super().__new__(cls, memory, checked)
 
 
 class Policy(Protocol):

@@ -74,6 +74,9 @@ class SelfPlay:
     latest: float = 0.5
 
     def __post_init__(self):
+        if isinstance(self.algorithm, SelfPlay | type):
+            given = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
+            raise FdgError(f"SelfPlay: {given} is no algorithm to wrap: give one such as algos.PPO(env=env)")
         env = getattr(self.algorithm, "env", None)
         name = type(self.algorithm).__name__
         for method in ("init", "iterate", "actor", "step"):

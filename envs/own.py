@@ -100,7 +100,8 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     )
     if not is_value and not callable(factory):
         raise FdgError(
-            f"environment '{name}' is a {type(factory).__name__}: name a class, a function or an environment"
+            f"environment '{name}' is of type {type(factory).__name__}: name a class, a function or an"
+            " environment"
         )
     if is_value and overrides:
         raise FdgError(

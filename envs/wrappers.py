@@ -66,6 +66,8 @@ class Wrapper(Whole):
 
     def __post_init__(self) -> None:
         check_spec(self.env)
+        if getattr(self.env, "acts", False):
+            raise FdgError(f"acts=True: workers know no wrapper such as {type(self).__name__}: leave out one")
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
             check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
@@ -494,7 +496,5 @@ def _is_flat(part: Space) -> bool:
 def _check_count(wrapper: Any, field: str) -> None:
     value = getattr(wrapper, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        name = type(wrapper).__name__
-        raise FdgError(
-            f"environment '{wrapper.name}': {name}({field}={value!r}): give an integer of at least 1"
-        )
+        said = f"{type(wrapper).__name__}({field}={value!r})"
+        raise FdgError(f"environment '{wrapper.name}': {said}: give an integer of at least 1")

@@ -146,6 +146,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("dqn", _R2D2), "r2d2"),
     **_each(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
     **_each(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
+    **_each("it is made in Python: algos.SelfPlay(algos.PPO(env=game))", "self-play"),
     **_each(_MASKS, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
     **_each(("ppo", {"rnd": True}), "ppo-rnd rnd"),
     **_each(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),

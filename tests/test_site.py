@@ -101,7 +101,8 @@ def test_every_algorithm_is_described():
 def test_the_page_of_an_algorithm_has_formulas_its_source_and_its_curve(page):
     """The curve where there is a picture of one: `python -m bench.learning` makes them."""
     text = page.read_text()
-    assert "$$" in text and f"algos/{page.stem}.py" in text
+    source = algos.get(page.stem).__module__.replace(".", "/")
+    assert "$$" in text and f"{source}.py" in text
     curve = re.search(r"!\[Learning curve[^\]]*\]\(([^)]+)\)", text)
     assert (page.parent / curve[1]).is_file() if curve else True
     assert curve or not list((pages.DOCS / "images" / "learning").glob(f"{page.stem}-*.png"))

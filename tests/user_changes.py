@@ -121,7 +121,9 @@ sticky = algos.Explorer(init=jnp.zeros_like, apply=repeated)
 by_largest = algos.Normalizer(
     init=lambda space: jnp.ones(space.shape),
     apply=lambda largest, observation: observation / largest,
-    update=lambda largest, observation: jnp.maximum(largest, jnp.max(jnp.abs(observation), (0, 1))),
+    update=lambda largest, observation: jnp.maximum(
+        largest, jnp.abs(observation).max(tuple(range(observation.ndim - 1)))
+    ),
 )
 
 

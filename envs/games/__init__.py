@@ -9,6 +9,7 @@ from envs.games.boards import HexGame, LineGame
 from envs.games.from_pgx import NAMES, PgxGame
 from envs.games.game import Against, Game, Player, Turns
 from envs.games.players import Greedy, Trained, Uniform, match
+from fdg.arguments import check_call
 from fdg.errors import unknown_name
 
 __all__ = [
@@ -75,5 +76,7 @@ def make_of_pgx(name: str, opponent: str = "random") -> Vectorized:
 def _make(game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> Vectorized:
     if opponent not in OPPONENTS:
         raise unknown_name("opponent", opponent, OPPONENTS)
+    if isinstance(game, type):
+        check_call(game, (), sizes, "parameter")
     made = game(**sizes)
     return vectorize(Against(made, OPPONENTS[opponent](made)))

@@ -86,6 +86,24 @@ def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
     return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
+def check_player(player: Any, game: Game) -> None:
+    """Refuses what cannot play a game.
+
+    Raises:
+      FdgError: a class in place of one of it, no `begin` or `choose`, or a player of another game.
+    """
+    if isinstance(player, type):
+        raise FdgError(f"player {player.__name__} is a class: give one of it, {player.__name__}(game)")
+    for method in ("begin", "choose"):
+        if not callable(getattr(player, method, None)):
+            raise FdgError(
+                f"player {player!r:.60} has no method {method}: give one with begin(key) and choose(key,"
+                " memory, position), such as games.Uniform(game)"
+            )
+    if getattr(player, "game", game) != game:
+        raise FdgError(f"player {player!r:.60} plays another game than {game!r:.60}: make it of this game")
+
+
 def match(
     game: Game, one: Player, other: Player, key: jax.Array, games: int, random_moves: int = 0
 ) -> jax.Array:
@@ -103,11 +121,13 @@ def match(
       Scores of `one`: `[games]` float32, 1 won, -1 lost, 0 drawn.
 
     Raises:
-      FdgError: an odd number.
+      FdgError: an odd number, or no player of this game.
     """
     for name, count in (("games", games), ("random_moves", random_moves)):
         if count % 2:
             raise FdgError(f"match: {name}={count} is odd: each player begins half of the games")
+    for player in (one, other):
+        check_player(player, game)
     keys = jax.random.split(key, (2, games // 2))
     started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
     # Games in which `one` moves next, and those in which `other` does: they change places with each move, so

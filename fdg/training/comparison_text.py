@@ -41,6 +41,7 @@ def text(found: Any) -> Text:
     tables = [_of_measure(found, measure, title) for measure, title in _MEASURES.items()]
     if len(found.sides) > 1:
         tables.append(_improvements(found))
+    tables = [table for table in tables if table.rows]  # sides without a common environment have no pairs
     return Text(_sentences(found), found.notes or ["nothing that was looked at"], tables)
 
 

@@ -50,6 +50,10 @@ CHANGES = {
     "a replay and an exploration": lambda: algos.DQN(
         **REPLAYED, replay=user_changes.signs, explore=user_changes.sticky, n_step=2
     ),
+    "a normaliser on PPO": lambda: algos.PPO(**PPO, normalize=user_changes.by_largest),
+    "a normaliser on recurrent PPO": lambda: algos.RecurrentPPO(
+        **RECURRENT, normalize=user_changes.by_largest
+    ),
     "all three on TD3": lambda: algos.TD3(
         **CONTROL,
         replay="tests.user_changes:signs",

@@ -1,0 +1,109 @@
+"""What functions of a user's own give, where it does not fit: named before training, with the fix."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+from algos import buffers, explorers
+from envs import games
+
+ENV, CONTROL, GAME = envs.make("CartPole-v1"), envs.make("Pendulum-v1"), envs.make("game:tic_tac_toe")
+PPO = algos.PPO(env=ENV, num_envs=4, num_steps=8, num_minibatches=2, num_epochs=1, hidden=(4,))
+DQN = algos.DQN(env=ENV, num_envs=4, num_steps=2, learning_starts=8, batch_size=8, hidden=(4,))
+TD3 = algos.TD3(env=CONTROL, num_envs=4, learning_starts=16, batch_size=8, hidden=(4,))
+REACH = algos.SAC(env=envs.make("probe:reach"), num_envs=4, learning_starts=200, batch_size=8, hidden=(4,))
+
+
+def exploring(apply, init=jnp.zeros_like):
+    return {"explore": algos.Explorer(init, apply)}
+
+
+def normalizing(apply=lambda known, seen: seen, update=lambda known, seen: known):
+    return {"normalize": algos.Normalizer(lambda space: jnp.ones(space.shape), apply, update)}
+
+
+def paying(apply):
+    return {"bonus": algos.Bonus(lambda observation: jnp.zeros(3), apply)}
+
+
+MISTAKES = [
+    (
+        DQN,
+        exploring(lambda state, policy, *rest: policy.mode()),
+        "apply of explore gives int32[4]: give a pair",
+    ),
+    (
+        DQN,
+        exploring(lambda state, policy: None),
+        "apply of explore takes (state, policy), and is called with",
+    ),
+    (
+        DQN,
+        exploring(lambda state, policy, *rest: (state, 1.0 * policy.mode())),
+        "action of shape (4,) and dtype float32: give shape (4,) and dtype int32",
+    ),
+    (DQN, exploring(lambda state, policy, *rest: (state[:1], policy.mode())), "state of shape (1,)"),
+    (DQN, {"explore": explorers.correlated_noise()}, "these are int32: give boltzmann(...)"),
+    (TD3, {"explore": explorers.boltzmann()}, "give correlated_noise(...) to SAC, TD3 and CrossQ"),
+    (PPO, normalizing(apply=lambda known, seen: seen[..., :2]), "observations of shape (4, 2)"),
+    (PPO, normalizing(update=lambda known, seen: jnp.max(seen)), "statistics of shape () and dtype"),
+    (PPO, paying(lambda state, step: (state, jnp.zeros(3))), "reward of shape (3,)"),
+    (PPO, paying(lambda state, step: step.reward), "give a pair, (state, reward)"),
+    (PPO, paying(lambda state, step: (state[:1], step.reward)), "apply of bonus gives state of shape (1,)"),
+    (PPO, {"transform": lambda rows, parameters, key: rows.time_step}, "transform gives rows as PyTreeDef("),
+    (
+        REACH,
+        {"replay": lambda spec: buffers.hindsight(spec, reward=lambda achieved, desired: achieved - desired)},
+        "of one step's goals gives a value of shape (4,)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "fields", "words"), MISTAKES, ids=[words for *_, words in MISTAKES])
+def test_functions_that_give_something_else(algorithm, fields, words):
+    with pytest.raises(fdg.FdgError) as caught:
+        fdg.trace(dataclasses.replace(algorithm, **fields))
+    said = str(caught.value)
+    assert words in said
+    assert "\n" not in said and ".py" not in said, "it is our line that failed, and the user's that is wrong"
+
+
+def test_an_actor_that_gives_actions_alone():
+    actor = algos.Actor(lambda num_envs: (), lambda memory, observation, start, keys, greedy: start)
+    with pytest.raises(
+        fdg.FdgError, match=r"act of algos.Actor gives bool\[2\]: give a pair, \(action, memory\)"
+    ):
+        actor.act((), None, jnp.zeros(2, bool), None, True)
+
+
+def test_players_that_cannot_play():
+    game, other = GAME.single.game, envs.make("game:hex", size=3).single.game
+    for player, words in (
+        (games.Uniform, "player Uniform is a class: give one of it, Uniform(game)"),
+        (games.Uniform(other), "plays another game"),
+        (3, "player 3 has no method begin"),
+    ):
+        with pytest.raises(fdg.FdgError) as caught:
+            games.match(game, player, games.Uniform(game), jax.random.key(0), 2)
+        assert words in str(caught.value)
+    with pytest.raises(fdg.FdgError, match="unknown parameter of HexGame 'rows'"):
+        envs.make("game:hex", rows=3)
+
+
+def test_self_play_of_what_is_no_algorithm():
+    once = algos.SelfPlay(algos.PPO(env=GAME))
+    for wrong in (algos.PPO, once):
+        with pytest.raises(
+            fdg.FdgError, match=r"is no algorithm to wrap: give one such as algos.PPO\(env=env\)"
+        ):
+            algos.SelfPlay(wrong)
+
+
+def test_workers_that_act_know_no_wrapper():
+    with pytest.raises(fdg.FdgError, match="workers know no wrapper such as FrameStack"):
+        envs.make("ray:gymnasium:CartPole-v1", workers=2, acts=True, frame_stack=4)
