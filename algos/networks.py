@@ -54,7 +54,7 @@ class Network(NamedTuple):
 
     `init(key, observation [N, *obs]) -> parameters`, a pytree; of the observation only shape and dtype count.
     `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
-    Critics of actions (`twin_critics`) have an action beside the observation, in both.
+    Critics of actions (`twin_critics`) take an action with the observation, in both.
 
     Networks made by `actor_critic` are equal, and hash alike, if their arguments were; others compare by the
     identity of their functions.
@@ -129,7 +129,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
             value = value(observation_space, action_space)
         except FdgError:
             raise
-        except Exception as error:  # whatever the code of somebody's own raises
+        except Exception as error:  # whatever the user's code raises
             raise FdgError(
                 f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
                 f" {type(error).__name__}: {error}"

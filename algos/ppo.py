@@ -58,7 +58,7 @@ class Parameters(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of novelty, beside parameters."""
+    """State of the novelty bonus that is not parameters."""
 
     target: Any  # parameters of the network that is never trained
     observation_statistics: Any  # that both networks' observations are normalised by; None for categories

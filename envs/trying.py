@@ -67,7 +67,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
         both = random_rollouts(env, None, num_envs, steps)
     except FdgError:
         raise
-    except Exception as error:  # whatever the code of somebody's own raises
+    except Exception as error:  # whatever the user's code raises
         raise FdgError(f"environment '{env.name}' does not run: {raised(error)}") from error
     for problem in problems(env, *both):
         raise FdgError(f"environment '{env.name}': {problem}")

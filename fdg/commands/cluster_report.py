@@ -47,7 +47,7 @@ class Failing:
 
 
 def failing(cluster: Cluster, devices: int, state_bytes: float) -> Failing:
-    """A job on so many devices of a cluster, whose state is so large."""
+    """A job: its number of devices of a cluster, and the size of its state."""
     rate = cluster.failures * devices / 3600
     between = 1 / rate if rate else math.inf
     return Failing(between, state_bytes / cluster.storage, cluster.restart)
