@@ -21,18 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
-from fdg import neighbours
+from fdg import shadowing
 from fdg.agents import agents
 from fdg.arguments import explain_frozen
 from fdg.bfloat16 import in_bfloat16
-from fdg.ending import is_command
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
-from fdg.neighbours import NAMES, hidden, unreachable
 from fdg.placing.place import place
 from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group, Policy
+from fdg.process_exit import is_command
 from fdg.profiling.measuring import profile
 from fdg.profiling.report import Profile
 from fdg.public_names import no_attribute
@@ -40,6 +39,7 @@ from fdg.rowwise import rowwise
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
 from fdg.running.program_cache import keep_programs
+from fdg.shadowing import NAMES, shadowed_package, unimportable_folder
 from fdg.stream import Source, Stream
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
@@ -137,7 +137,7 @@ def __getattr__(name: str) -> Any:
 _WORDS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
 for _cls, _word in _WORDS.items():
     explain_frozen(_cls, _word)
-neighbours.install()
+shadowing.install_aliases()
 reserve_threads()  # for host devices configured before this import
-if not is_command() and (_line := hidden() or unreachable()):  # a command says so itself
+if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command says so itself
     warnings.warn(_line, FdgWarning, stacklevel=2)

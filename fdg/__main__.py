@@ -12,8 +12,8 @@ from importlib.util import find_spec
 
 import fdg
 from fdg.commands import entry_points, using
-from fdg.ending import ends_with
 from fdg.errors import unknown_name
+from fdg.process_exit import exit_with
 
 # Those that are here; each of the first line is also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> int:
     """Entry point of the installed `fdg` script."""
-    return ends_with(main())
+    return exit_with(main())
 
 
 if __name__ == "__main__":

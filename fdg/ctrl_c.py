@@ -1,12 +1,12 @@
-"""Ctrl-C ends a command within two seconds, at any moment, and says how to go on.
+"""Ctrl-C ends a command within two seconds at any moment and prints how to resume.
 
-Python runs a signal's handler in the main thread, between two of its own instructions: while XLA compiles,
-that is many seconds later. And an exception that comes up amid a callback is swallowed; one that ends the
-interpreter around threads of C++ aborts the process. So a thread of its own watches for Ctrl-C (the operating
-system's handler writes a byte for it), and ends the process itself: nothing is lost, for whatever is on the
-disk is whole at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
+Python runs signal handlers in the main thread, between bytecodes: while XLA compiles, that is many seconds
+later. An exception raised inside a callback is swallowed, and tearing down the interpreter while C++ threads
+run aborts the process. So a daemon thread watches for Ctrl-C (the signal's wakeup pipe) and ends the process.
+Nothing is lost: files on disk are complete at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
 
-Only for processes that are one of the commands, from the first import on; elsewhere an import does nothing.
+Only processes started as a command install this, at the first import; in other processes an import does
+nothing.
 """
 
 import contextlib
@@ -18,56 +18,56 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from fdg.ending import is_command
+from fdg.process_exit import is_command
 
 STATUS = 130
-GRACE_SECONDS = 1.5  # in which training may end a call and save what it has
+GRACE_SECONDS = 1.5  # for training to finish a call and save a checkpoint
 
-_text = "nothing was begun"
-_patience: float | None = 0.0  # seconds that what is at work may take to end by itself; None: it sees to it
-_tell_others: Callable[[str], None] | None = None
-_guarding = False
+_hint = "nothing was begun"
+_grace_s: float | None = 0.0  # None: a signal handler ends the process
+_notify_peers: Callable[[str], None] | None = None
+_installed = False
 
 
-def guard() -> None:
-    """From here on Ctrl-C ends this process. Called again, and where Ctrl-C is ignored, it does nothing."""
-    global _guarding
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if _guarding or not usual or threading.current_thread() is not threading.main_thread():
+def install() -> None:
+    """Has Ctrl-C end this process. Does nothing if called again, or where SIGINT is ignored or handled."""
+    global _installed
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _installed or not default or threading.current_thread() is not threading.main_thread():
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, _leave_it_to_the_thread)
-    _guarding = True
+    signal.signal(signal.SIGINT, _ignore)
+    _installed = True
     threading.Thread(target=_watch, args=(reader,), daemon=True, name="ctrl-c").start()
 
 
-def is_guarding() -> bool:
+def is_installed() -> bool:
     """Whether Ctrl-C ends this process."""
-    return _guarding
+    return _installed
 
 
-def going_on(text: str) -> None:
-    """What is said from here on, after `interrupted: `."""
-    global _text
-    _text = text
+def set_resume_hint(text: str) -> None:
+    """Sets the text that is printed after `interrupted: `."""
+    global _hint
+    _hint = text
 
 
-def be_patient(seconds: float | None) -> None:
-    """Gives what is at work so many seconds to end by itself; a second Ctrl-C does not wait.
+def set_grace_period(seconds: float | None) -> None:
+    """Sets how long running work may take to end by itself after the first Ctrl-C; a second ends it at once.
 
     Args:
-      seconds: 0 to end at once; None where Ctrl-C is seen to otherwise.
+      seconds: 0 to end at once; None if a signal handler ends the process.
     """
-    global _patience
-    _patience = seconds
+    global _grace_s
+    _grace_s = seconds
 
 
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Within, `handler` gets SIGINT and SIGTERM, and this process does not end by itself."""
-    be_patient(None)
+def signal_handler(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """A context in which `handler` handles SIGINT and SIGTERM, and this module does not end the process."""
+    set_grace_period(None)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handler) for number in numbers]
     try:
@@ -75,47 +75,48 @@ def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
     finally:
         for number, former in zip(numbers, before, strict=True):
             signal.signal(number, former)
-        be_patient(0)
+        set_grace_period(0)
 
 
-def tell_others(tell: Callable[[str], None]) -> None:
-    """What tells the other processes of a run; it may end this one too."""
-    global _tell_others
-    _tell_others = tell
+def set_peer_notifier(notify: Callable[[str], None]) -> None:
+    """Sets the function that tells the other processes of a run; it may end this process too."""
+    global _notify_peers
+    _notify_peers = notify
 
 
-def leave(line: str | None = None) -> NoReturn:
-    """Ends the process as Ctrl-C does.
+def exit_interrupted(line: str | None = None) -> NoReturn:
+    """Ends the process as Ctrl-C does, without the interpreter's teardown (C++ threads would abort it).
 
-    Not through the interpreter's own end: threads of C++ that come back to it then abort the process.
+    Args:
+      line: what to print; by default `interrupted: ` and the hint; "" for nothing.
     """
-    line = f"interrupted: {_text}" if line is None else line
+    line = f"interrupted: {_hint}" if line is None else line
     if sys.__stdout__ is not None and sys.__stdout__.isatty():
         line = f"\033[?25h{line}"  # a progress bar hides the cursor
-    if _tell_others is not None:
-        _tell_others(line)
+    if _notify_peers is not None:
+        _notify_peers(line)
     try:
         os.write(2, f"{line}\n".encode() if line else b"")
     finally:
         os._exit(STATUS)
 
 
-def _leave_it_to_the_thread(*_: Any) -> None:
-    """A handler that lets whatever was interrupted go on: the thread has been told."""
+def _ignore(*_: Any) -> None:
+    """The thread has read the signal from the pipe."""
 
 
 def _watch(reader: int) -> None:
     waiting = False
     while True:
-        ready = select.select([reader], [], [], _patience if waiting else None)[0]
+        ready = select.select([reader], [], [], _grace_s if waiting else None)[0]
         if not ready:
-            leave()
-        if signal.SIGINT not in os.read(reader, 4096) or _patience is None:
+            exit_interrupted()
+        if signal.SIGINT not in os.read(reader, 4096) or _grace_s is None:
             continue
-        if waiting or not _patience:
-            leave()
+        if waiting or not _grace_s:
+            exit_interrupted()
         waiting = True
 
 
 if is_command():
-    guard()
+    install()

@@ -25,7 +25,7 @@ from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import own_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
-from fdg.running.interrupts import Held
+from fdg.running.interrupts import DelayedInterrupt
 from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
@@ -154,7 +154,7 @@ class Engine:
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Hold Ctrl-C: between donation and return, the caller has no usable state.
-            with Held() as held:
+            with DelayedInterrupt() as held:
                 leaves, metrics = self._execution.start(placed, iterations, held.caught)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = Remembered(leaves)

@@ -1,4 +1,4 @@
-"""Typed random keys, whose implementation only tracers and arrays tell."""
+"""Typed random keys: their implementation, and conversion from and to words."""
 
 import functools
 from typing import Any
@@ -10,9 +10,9 @@ _HASH_EACH_KEY = {
     "rbg": {"random_split", "random_fold_in", "random_seed"},
     "unsafe_rbg": {"random_seed"},
 }
-"""Of JAX's implementations: what they compute for each key of a batch on its own.
+"""The primitives that each implementation computes independently for each key of a batch.
 
-The bits of a batch of keys that XLA's generator makes (`rbg`) are all drawn from the first of them.
+`rbg` draws the bits of a whole batch from its first key.
 """
 
 _DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "random_fold_in", "random_seed"})
@@ -25,7 +25,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDtypeStruct] | None:
-    """What keys of a shape and dtype are made by, and the words that they hold; None for any other dtype."""
+    """The implementation of keys and the shape of their words; None for other dtypes."""
     if not is_key(dtype):
         return None
     kinds: list[Any] = []
@@ -39,7 +39,7 @@ def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDt
 
 
 def words(x: jax.Array) -> jax.Array:
-    """The words that keys hold, in a last axis of their own; any other array as it is."""
+    """`jax.random.key_data` of keys (words along a new last axis); any other array unchanged."""
     return jax.random.key_data(x) if is_key(x.dtype) else x
 
 
@@ -62,9 +62,9 @@ def _name(dtype: Any) -> str:
 
 
 def draws_from_the_batch(eqn: Any) -> bool:
-    """Whether an equation's numbers for one key of a batch depend on which other keys are in the batch.
+    """Whether the numbers drawn for one key of a batch depend on the other keys in the batch.
 
-    Such a draw from a part of the keys gives other numbers than one from all of them.
+    Drawing from a part of the batch then gives other numbers than drawing from all of it.
     """
     name = eqn.primitive.name
     if name in _GENERATORS:

@@ -1,7 +1,7 @@
 """`python -m fdg.train`: trains an algorithm, and keeps what comes of it in a run directory."""
 
 from fdg.commands.cli import train_main as main
-from fdg.ending import ends_with
+from fdg.process_exit import exit_with
 
 if __name__ == "__main__":
-    raise SystemExit(ends_with(main()))
+    raise SystemExit(exit_with(main()))

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
-from fdg.ending import CLOSED_PIPE
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
 from fdg.garbage import infrequent_gc
-from fdg.neighbours import hidden, unreachable
+from fdg.process_exit import CLOSED_PIPE
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
+from fdg.shadowing import shadowed_package, unimportable_folder
 
 _SLOW_SECONDS = 5.0
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
@@ -129,17 +129,17 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
     except OSError as error:
         return _fail(f"the current folder cannot be used ({error.strerror}): change to another one")
-    ctrl_c.tell_others(lambda line: distributed.abandon(line, ctrl_c.STATUS, "was interrupted"))
+    ctrl_c.set_peer_notifier(lambda line: distributed.abandon(line, ctrl_c.STATUS, "was interrupted"))
     try:
-        if line := hidden():
+        if line := shadowed_package():
             return _fail(line)
         with _said_in_one_line(), infrequent_gc():
-            if line := unreachable():
+            if line := unimportable_folder():
                 warnings.warn(line, FdgWarning, stacklevel=2)
             status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
-        if status == ctrl_c.STATUS and ctrl_c.is_guarding():
-            ctrl_c.leave("")
+        if status == ctrl_c.STATUS and ctrl_c.is_installed():
+            ctrl_c.exit_interrupted("")
         return status
     except LostError as error:
         return _fail(str(error), error.status)

@@ -237,7 +237,7 @@ def carry_out_study(study: Study, out: Path) -> int:
     """
     _check(study, out)
     cells = files.make_folder(out / "cells")
-    ctrl_c.going_on("the same command resumes it")
+    ctrl_c.set_resume_hint("the same command resumes it")
     for number, cell in enumerate(study.cells, 1):
         print(
             f"cell {number} of {len(study.cells)}: {cell.side} on {cell.env}, {cell.total_steps:,} steps",

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c
-from fdg.ending import TIED
 from fdg.launching.restarting import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
+from fdg.process_exit import TIED
 from fdg.processes import lines, ports
 
 
@@ -49,7 +49,7 @@ class Here:
                 for process in processes:
                     process.send_signal(number)
 
-        with ctrl_c.handled_by(forward):  # the processes end by themselves, and this one after them
+        with ctrl_c.signal_handler(forward):  # the processes end by themselves, and this one after them
             try:
                 for i in range(self.count):
                     mine = triple(address, self.count, i)
@@ -88,7 +88,7 @@ def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) ->
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,
-        stdin=subprocess.PIPE,  # it ends when this end is closed: see `fdg.ending`
+        stdin=subprocess.PIPE,  # it ends when this end is closed: see `fdg.process_exit`
         stderr=subprocess.PIPE if quiet else None,
         text=True,
     )

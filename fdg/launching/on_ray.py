@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c, ray_cluster
-from fdg.ending import TIED
 from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
 from fdg.launching.here import triple
 from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, ending_of
+from fdg.process_exit import TIED
 from fdg.processes import lines, ports
 
 _FOLLOW_SECONDS = 1.0  # of one look at a host's output
@@ -280,5 +280,5 @@ def _signals() -> Iterator[list[int]]:
         if len(asked) > 2:
             os._exit(128 + number)
 
-    with ctrl_c.handled_by(keep):
+    with ctrl_c.signal_handler(keep):
         yield asked

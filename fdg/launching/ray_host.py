@@ -19,7 +19,7 @@ _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing conn
 
 
 class Host:
-    """A Ray actor. The process that it starts ends with it, however it ends (`fdg.ending`)."""
+    """A Ray actor. The process that it starts ends with it, however it ends (`fdg.process_exit`)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

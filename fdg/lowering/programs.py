@@ -144,7 +144,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
 
     Besides its results it returns a byte that is there when the program has run: results may be donated to
     the next program before anyone can wait for them. That of one device is to be lowered
-    without shardings (`Program.roams`).
+    without shardings (`Program.uncommitted`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]

@@ -1,8 +1,8 @@
-"""Moving arrays between groups of devices in different processes, by a collective that both sides run.
+"""Transfers of arrays between groups of devices in different processes, by collectives.
 
-A copy from device to device ends at the border of a process. What crosses it goes through a program on the
-devices of both groups together, in which each device of the source permutes its chunks to those that need
-them; the other devices take part with zeros. Chunks that go the same ways travel as one.
+Device-to-device copies cannot leave a process. So a program on the devices of both groups sends each chunk
+from its source device to the devices that need it (`ppermute`); devices with nothing to send, send zeros.
+Chunks with equal routes are sent as one array.
 """
 
 import math
@@ -24,26 +24,25 @@ _Ends = tuple[tuple[int, int], ...]  # from which device to which
 
 
 class Crossings:
-    """What crosses the border of a process is a collective: one at a time, in the same order everywhere."""
+    """Serialises collectives between processes: one at a time, in the same order in every process."""
 
     def __init__(self) -> None:
         self._pending: list[jax.Array] = []
 
     def wait(self) -> None:
-        """Until the last one has ended; raises what it raised, once."""
+        """Waits until the last collective has ended; raises its error, once."""
         pending, self._pending = self._pending, []
         jax.block_until_ready(pending)
 
     def started(self, results: Sequence[jax.Array]) -> None:
-        """One has started, whose results these are."""
+        """Registers a started collective by its results."""
         self._pending = list(results)
 
 
 class Exchange:
-    """Moves several arrays from one mesh to another, of which each process has a part, or none.
+    """Transfers arrays between two meshes that span processes: a `transfers.Transfer`.
 
-    A `transfers.Transfer`. Every process with a device in either mesh has to call it, and all of them in the
-    same order: after the collective of `crossings` before it.
+    Every process with a device in either mesh has to call it, in the same order (see `Crossings`).
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class Exchange:
             [d for d in some if d.process_index == here]
             for some in (devices, source.devices.flat, target.devices.flat)
         )
-        self._sharding = {mesh: NamedSharding(mesh, _a_block_each(mesh)) for mesh in (self.union, target)}
+        self._sharding = {mesh: NamedSharding(mesh, _block_spec(mesh)) for mesh in (self.union, target)}
         self._zeros: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
         """The programs: ("cut", "exchange" or "join", function, its argument)."""
-        self._sent: list[jax.ShapeDtypeStruct] = []  # what a device sends of each array: its chunks, stacked
+        self._sent: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
         self._taken: list[jax.ShapeDtypeStruct] = []
         for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
             count = [n * k for n, k in zip(a.parts, way.cuts, strict=True)]
@@ -85,19 +84,19 @@ class Exchange:
         ]
 
     def mesh_of(self, program: str) -> Mesh:
-        """What one of the programs runs on."""
+        """The mesh that a program runs on."""
         return {"cut": self.source, "exchange": self.union, "join": self.target}[program]
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays on the target; None each in a process that has no device there."""
+        """The arrays on the target; each is None in a process without target devices."""
         return self.exchange(self.cut(arrays))
 
     def cut(self, arrays: Sequence[Any]) -> Any:
-        """What this process sends, in chunks; None if nothing."""
+        """The chunks that this process sends; None if it has no source device."""
         return self.programs["cut"].compiled(list(arrays)) if self._sources else None
 
     def exchange(self, sent: Any) -> list[Any]:
-        """The arrays on the target, of what `cut` gave: a collective."""
+        """Runs the collective on the result of `cut`; returns the arrays on the target."""
         self._crossings.wait()
         outgoing = []
         for k, block in enumerate(self._sent):
@@ -119,14 +118,14 @@ class Exchange:
         )
         return joined
 
-    # --- shapes: of each array, one block of chunks a device of the mesh ---
+    # --- shapes: for each array, one block of chunks for each device ---
 
     def _stacked(self, blocks: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
         sharding = self._sharding[mesh]
         return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
     def _assembled(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
-        """An array on the mesh, from the blocks of this process."""
+        """An array on the mesh, made of this process's blocks."""
         shape = mesh.size, *block.shape
         return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
 
@@ -146,7 +145,7 @@ class Exchange:
             ]
 
         specs = [partition_spec(a.spec) for a, _ in self.layouts]
-        out = [_a_block_each(self.source)] * len(specs)
+        out = [_block_spec(self.source)] * len(specs)
         return jax.jit(
             jax.shard_map(cut_local, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
         )
@@ -194,7 +193,7 @@ class Exchange:
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
-        blocks = (_a_block_each(self.target),)
+        blocks = (_block_spec(self.target),)
         return jax.jit(
             jax.shard_map(join_local, mesh=self.target, in_specs=blocks, out_specs=specs, check_vma=False),
             out_shardings=[layout_sharding(self.target, b) for _, b in self.layouts],
@@ -202,17 +201,17 @@ class Exchange:
 
 
 def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Ends]]:
-    """What goes where in permutations, in which a device sends once and receives once.
+    """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
 
-    A device that has got a chunk passes it on, so a chunk is at n devices after log2(n + 1) rounds. A source
-    passes nothing on: it has chunks of its own to send.
+    Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
+    have their own chunks to send.
 
     Args:
-      ways: (device that has a chunk, which of its chunks it is, device that needs it), one a receiver.
-      sources: all devices that have chunks of their own.
+      ways: one (source device, index of its chunk, target device) for each receiver.
+      sources: all devices with chunks of their own.
 
     Returns:
-      (number of the round, which chunk of its source, (from, to)).
+      (round, index of the source's chunk, (from, to) pairs).
 
     >>> rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
@@ -232,7 +231,7 @@ def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> lis
 
 
 def _permuted(arrays: Sequence[jax.Array], ends: _Ends) -> list[jax.Array]:
-    """Each array of a device at its partner: all that are as wide in one collective, as a row of bits."""
+    """Permutes arrays between devices, with one collective for each element width (as unsigned integers)."""
     found: list[Any] = [None] * len(arrays)
     alike: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -247,20 +246,20 @@ def _permuted(arrays: Sequence[jax.Array], ends: _Ends) -> list[jax.Array]:
 
 
 def _bits(dtype: Any) -> Any:
-    """The unsigned integer of as many bits; complex numbers and those below a byte stay themselves."""
+    """The unsigned integer dtype of equal width; complex dtypes and those below a byte are returned as is."""
     dtype = jnp.dtype(dtype)
     width = str(8 * dtype.itemsize)
     plain = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
     return jnp.dtype(f"uint{width}") if plain else dtype
 
 
-def _a_block_each(mesh: Mesh) -> PartitionSpec:
-    """Stacked blocks, one a device, in the mesh's order."""
+def _block_spec(mesh: Mesh) -> PartitionSpec:
+    """The spec of stacked blocks, one for each device in the mesh's order."""
     return PartitionSpec(mesh.axis_names)
 
 
 def _to_wire(x: jax.Array) -> jax.Array:
-    """Numbers that a collective takes: keys as their words, booleans as bytes."""
+    """Converts to a dtype that collectives support: keys to their words, booleans to bytes."""
     return x.astype(jnp.uint8) if x.dtype == bool else keys.words(x)
 
 

@@ -1,14 +1,14 @@
-"""Ctrl-C held back for a moment: arrays that are given up are not lost before their successors are kept."""
+"""Delays Ctrl-C while a state is replaced, so that a donated state is not lost before its successor is kept."""
 
 import signal
 import threading
 from typing import Any
 
 
-class Held:
-    """While it is entered, Ctrl-C is only noted; on leaving, it happens. A second one happens at once.
+class DelayedInterrupt:
+    """A context that delays Ctrl-C to its end; a second Ctrl-C is raised at once.
 
-    Where Python does not handle the signal, or in another thread than the main one, it does nothing.
+    Does nothing outside the main thread, or if Python does not handle SIGINT.
     """
 
     def __init__(self) -> None:
@@ -16,10 +16,10 @@ class Held:
         self._caught: tuple[int, Any] | None = None
 
     def caught(self) -> bool:
-        """Whether there was one."""
+        """Whether Ctrl-C was pressed."""
         return self._caught is not None
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> "DelayedInterrupt":
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
             if callable(before):

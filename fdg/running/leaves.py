@@ -1,4 +1,4 @@
-"""The leaves of a state that come and go: whose memory they are in, and further groups' copies of them."""
+"""The leaves of a state between calls: aliased buffers, weak types, and copies on several groups."""
 
 import collections
 import weakref
@@ -17,20 +17,20 @@ from fdg.running.transfers import Transfer
 
 
 class Remembered:
-    """Arrays that were handed out; does not keep them."""
+    """Weak references to the arrays that a call returned."""
 
     def __init__(self, arrays: Sequence[jax.Array] = ()):
         self._arrays = [weakref.ref(array) for array in arrays]
 
     def matches(self, arrays: Sequence[jax.Array]) -> bool:
-        """True if these are the arrays that were handed out: the same objects."""
+        """True if these are the arrays that the call returned (the same objects)."""
         return len(arrays) == len(self._arrays) and all(
             known() is array for known, array in zip(self._arrays, arrays, strict=True)
         )
 
 
 def difference(given: Any, expected: Any) -> str:
-    """How a state differs from the shapes of another: the first leaf of each kind by its name.
+    """Describes how a state differs from the expected shapes, by the first leaf of each kind of difference.
 
     >>> shapes = jax.eval_shape(lambda: {"w": jnp.zeros(3), "n": 0})
     >>> difference({"w": jnp.zeros(4), "n": 0}, shapes)
@@ -65,9 +65,9 @@ def difference(given: Any, expected: Any) -> str:
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same arrays, which no other code has yet, weakly typed where their shapes are.
+    """Gives arrays the weak types of `shapes`, in place: no other code may hold these arrays.
 
-    What XLA makes has no such type, and plain JAX takes it from what was traced.
+    Compiled programs return strong types; `jax.jit` sets weak types from the traced jaxpr.
     """
     return [
         array
@@ -87,10 +87,10 @@ def _with_weakness(array: Any, weak: bool) -> jax.Array:
 
 
 def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """The leaves, but a copy of each that lies, in part at least, in an earlier one's memory.
+    """Copies each leaf that shares a buffer with an earlier one, so that all leaves can be donated.
 
-    All are about to be donated, and memory cannot be given up twice: JAX refuses that on one device, and
-    crashes on several. An array is often there twice, such as a target network's first parameters.
+    JAX refuses to donate a buffer twice on one device, and crashes on several. States often hold an array
+    twice, such as the first parameters of a target network.
     """
     taken: set[tuple[int, int]] = set()
     apart = []
@@ -103,17 +103,15 @@ def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 class LeafCopies:
-    """Copies of leaves on further groups than the one of record.
+    """Copies of leaves that several groups hold, each on its own devices.
 
-    They are made anew for a state that comes from elsewhere, and kept for the one that was returned last.
+    The copies of the last returned state are kept; for any other state they are made from its leaves.
+
+    Args:
+      leaves: for each leaf its places; the first is the primary copy, which is returned.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], interpreter: Interpreter):
-        """For executions.
-
-        Args:
-          leaves: where each leaf lives, the place of record first.
-        """
         self._slots = [[interpreter.slot(value) for value in places] for places in leaves]
         together: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
         for i, (first, *others) in enumerate(leaves):
@@ -129,7 +127,7 @@ class LeafCopies:
         self._kept: list[tuple[int, Any]] = []
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
-        """Puts leaves where each is of record, and copies of them in their other places."""
+        """Puts the leaves into their primary slots and copies into their other slots."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
         kept, self._kept = self._kept, []
@@ -142,18 +140,18 @@ class LeafCopies:
                 memory.arrays[slot] = array
 
     def take(self, memory: Memory) -> list[jax.Array | None]:
-        """The leaves of record, None for one that is in other processes."""
+        """The primary copies; None for a leaf of other processes."""
         return [memory.arrays[slots[0]] for slots in self._slots]
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
-        """Keeps the copies in case these leaves, which are about to be returned, come back."""
+        """Keeps the copies for the case that the next call gets these leaves."""
         self._returned = Remembered(leaves)
         others = [slot for slots in self._slots for slot in slots[1:]]
         self._kept = [(slot, array) for slot in others if (array := memory.arrays[slot]) is not None]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Names with a number behind those that were there before: {"a/b": 1, "a": {"b": 2}} is a legal state.
+    """Appends a number to repeated names: {"a/b": 1, "a": {"b": 2}} is a legal state.
 
     >>> unique_names(["a/b", "c", "a/b"])
     ['a/b', 'c', 'a/b#2']

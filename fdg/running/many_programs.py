@@ -1,4 +1,4 @@
-"""A plan of several groups: programs and transfers, which the host starts in the order of a schedule."""
+"""Runs a plan of several groups: the host dispatches programs and transfers in the schedule's order."""
 
 import collections
 import contextlib
@@ -26,10 +26,10 @@ ROWS = 64
 
 
 class RowStacks:
-    """Stacks the metrics of up to `ROWS` iterations: one program for each group, for any number of rows.
+    """Stacks the metrics of up to `ROWS` iterations, with one program for each group.
 
     Attributes:
-      programs: the programs that stack.
+      programs: these programs.
     """
 
     def __init__(self, metrics: Sequence[Value], interpreter: Interpreter):
@@ -83,16 +83,16 @@ def _stacked(rows: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
     return [jnp.stack([keys.words(x) for x in row]) for row in rows]
 
 
-_IN_FLIGHT = 3  # iterations that the host may be ahead of the devices
+_IN_FLIGHT = 3  # iterations that the host may run ahead of the devices
 
 
 class ManyPrograms:
-    """A schedule of several programs: the host starts them in turn and waits for none.
+    """A schedule of several programs, dispatched asynchronously in order.
 
-    Each group's devices work through what they were given in order; groups overlap where the data allow.
-    Where programs would hold up the host's thread, a thread for each group starts them (`lanes`).
+    Each group runs its programs in order; groups overlap as far as data dependencies allow. If programs would
+    block the dispatching thread, each group has its own (`lanes`).
 
-    Attributes: those of `OneProgram`; `timeline` says how long each group was busy.
+    Attributes: those of `OneProgram`; `timeline` measures how long each group is busy.
     """
 
     timeline: Timeline | None
@@ -123,11 +123,11 @@ class ManyPrograms:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that were moved between groups since this was made."""
+        """Bytes transferred between groups so far."""
         return self._interpreter.moved_bytes
 
     def compile(self) -> None:
-        """Compiles all programs, and lays out constants."""
+        """Compiles all programs and copies constants to the devices."""
         if self._constants is None:
             compile_programs([*self.programs, *self._stack.programs])
             self._constants = [(slot, put(value, shape)) for slot, value, shape in self._place_constants]
@@ -135,19 +135,19 @@ class ManyPrograms:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Starts all programs of all iterations; waits where it gets too far ahead of the devices.
+        """Dispatches all iterations, at most `_IN_FLIGHT` ahead of the devices.
 
-        Of several processes, all have to call it; they do as many iterations each, whatever `stop` says.
+        All processes have to call it; with several processes `stop` is ignored.
 
         Args:
           leaves, iterations: as for `OneProgram.start`.
-          stop: looked at between iterations: whether to do no more of them.
+          stop: called after each iteration; True ends the loop.
         """
         alone = jax.process_count() == 1
         memory = self._interpreter.memory()
         for slot, value in self._constants or ():
             memory.arrays[slot] = value
-        for slot, token in self._last_tokens:  # effects come after those of the last call
+        for slot, token in self._last_tokens:  # order effects after those of the previous call
             if not has_failed(token):
                 memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
@@ -164,7 +164,7 @@ class ManyPrograms:
         return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
 
     def _iterate(self, memory: Memory, iterations: int, stop: Callable[[], bool]) -> list[Chunk]:
-        """Starts iterations, one after the other; their metrics, in order."""
+        """Dispatches the iterations; returns their metrics in order."""
         chunks: list[Chunk] = []
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
@@ -195,7 +195,7 @@ class ManyPrograms:
 
 
 def has_failed(array: Any) -> bool:
-    """Whether what makes a `jax.Array` is over, and has raised: on the host, say. Never waits."""
+    """Whether the computation of an array has ended with an error. Never waits."""
     if not array.is_ready():
         return False
     try:

@@ -1,8 +1,8 @@
-"""Metrics on their way from the devices: rows of fixed buffers, cut to length on the host.
+"""Metrics of asynchronous iterations: buffers of fixed size, sliced on the host.
 
-A program's results have the shapes that it was compiled for, so metrics of any number of iterations come in
-buffers of a fixed number of rows, of which the first few count. Cut on the device, each number of rows would
-be a program of its own; the host cuts for nothing, but has to wait for the numbers.
+A compiled program has results of fixed shapes, so metrics of any number of iterations are returned in buffers
+of a fixed number of rows, of which the first ones are valid. Slicing on the device would compile a program
+for each number of rows; the host slices when the results are read.
 
     chunks       [([loss [1024], return [1024]], 1024), ([loss [1024], return [1024]], 176)]
     result()     {"loss": [1200], "return": [1200]}
@@ -16,18 +16,18 @@ import numpy as np
 
 from fdg import jaxprs, keys
 
-ROWS = 1024  # of a buffer, at most
-_FEWEST = 16  # rows, however long they are
-_BYTES = 4 * 2**20  # of all buffers together: what is fetched from the devices even for a single iteration
+ROWS = 1024  # the most rows of a buffer
+_FEWEST = 16  # the fewest
+_BYTES = 4 * 2**20  # the limit of all buffers together: even one iteration copies them whole to the host
 
-Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] of each metric, and how many rows count
+Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] for each metric, and the number of valid rows
 
 
 def capacity(metrics: Iterable[Any]) -> int:
-    """How many rows buffers get: `ROWS`, but fewer where rows are long, as those of many agents are.
+    """The rows of each buffer: `ROWS`, or fewer if rows are long, such as those of many agents.
 
     Args:
-      metrics: shape and dtype of one row of each.
+      metrics: shape and dtype of a row of each metric.
     """
     row = sum(jaxprs.bytes_of(metric) for metric in metrics)
     return max(min(ROWS, _FEWEST), min(ROWS, _BYTES // max(1, row)))
@@ -37,18 +37,18 @@ class PendingMetrics:
     """Metrics of iterations that may still run; `result()` waits for them.
 
     Attributes:
-      iterations: how many they are of.
+      iterations: the number of iterations.
     """
 
     def __init__(
         self, metrics: Any, chunks: Sequence[Chunk], share: Callable[[Sequence[Any]], Sequence[Any]] | None
     ):
-        """For executions.
+        """Called by executions.
 
         Args:
-          metrics: the pytree, with a value of each one's dtype.
-          chunks: buffers, in the iterations' order; keys as their words.
-          share: gives all processes a chunk's buffers; None where each has them.
+          metrics: the pytree of metrics, of arrays or shapes.
+          chunks: buffers in the iterations' order; random keys as their words.
+          share: broadcasts a chunk's buffers to all processes; None if every process has them.
         """
         self._rows, self._structure = jax.tree.flatten(metrics)
         self._chunks, self._share = list(chunks), share
@@ -58,12 +58,12 @@ class PendingMetrics:
     def result(self) -> dict[str, jax.Array]:
         """The metrics, `[iterations]` or `[iterations, agents]`; compiles nothing.
 
-        Waits until the iterations have run. In one process the arrays are on JAX's default device, and can be
-        used with arrays of any device. Of several processes all have to call it, in the same order as each
-        other; their arrays are global.
+        Waits until the iterations have run. In one process the arrays are uncommitted, on JAX's default
+        device. With several processes the arrays are global, and all processes have to call this, in the same
+        order.
 
         Raises:
-          Exception: what an iteration raised, such as a host callback.
+          Exception: an error of an iteration, such as one raised by a host callback.
         """
         if self._result is None:
             chunks = [
@@ -79,7 +79,7 @@ class PendingMetrics:
 
 
 def _joined(chunks: Sequence[Chunk]) -> list[jax.Array]:
-    """The rows that count, as one array of each metric."""
+    """The valid rows, as one array for each metric."""
     counts = [count for _, count in chunks]
     columns = list(zip(*(buffers for buffers, _ in chunks), strict=True))
     for column in columns:
@@ -96,7 +96,7 @@ def _joined(chunks: Sequence[Chunk]) -> list[jax.Array]:
 
 
 def _joined_parts(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
-    """The same for buffers of which other processes have parts, or copies."""
+    """Joins the valid rows of buffers that span processes."""
     parts = zip(*(buffer.addressable_shards for buffer in column), strict=True)
     local = [jax.device_put(_cut([shard.data for shard in part], counts), part[0].device) for part in parts]
     first = column[0]
@@ -106,5 +106,5 @@ def _joined_parts(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Arr
 
 
 def _cut(buffers: Sequence[jax.Array], counts: Sequence[int]) -> np.ndarray:
-    """A copy: the buffers can go."""
+    """Copies the valid rows, so that the buffers can be freed."""
     return np.concatenate([np.asarray(buffer)[:n] for buffer, n in zip(buffers, counts, strict=True)])

@@ -1,4 +1,4 @@
-"""A plan whose fragments share their devices: the whole training loop is one program."""
+"""Runs a plan whose fragments share their devices: the training loop is one program."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,13 +15,13 @@ from fdg.running.timeline import Timeline
 
 
 class OneProgram:
-    """A training loop that is one executable, whatever the number of iterations.
+    """A training loop as one executable, for any number of iterations.
 
     Attributes:
-      programs: the XLA programs.
-      shapes: of the state's leaves, with shardings.
-      timeline: None, for there is one group only.
-      moved_bytes: between groups.
+      programs: the XLA program.
+      shapes: shapes, dtypes and shardings of the state's leaves.
+      timeline: None: a single group is always busy.
+      moved_bytes: bytes transferred between groups: 0.
     """
 
     timeline: Timeline | None = None
@@ -58,12 +58,12 @@ class OneProgram:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Calls it once for every `metrics.capacity` iterations, and waits for none.
+        """Dispatches a call for every `metrics.capacity` iterations; waits for none.
 
         Args:
-          leaves: of the state, laid out as `shapes`, no two of them in the same memory. Donated.
+          leaves: the state's leaves, sharded as `shapes`, without shared buffers. Donated.
           iterations: at least 1.
-          stop: not looked at: one program does all iterations.
+          stop: ignored: one call runs all iterations.
         """
         chunks = []
         for begun in range(0, iterations, self._rows):

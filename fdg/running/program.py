@@ -1,4 +1,4 @@
-"""`Program`: one XLA program of an engine, compiled once, and what can be read off it."""
+"""`Program`: one XLA program of an engine, its compilation and its costs."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,21 +17,21 @@ from fdg.running.xla_options import options_of_older_loops, xla_options
 class Program:
     """One XLA program of an engine.
 
-    Where all fragments share their devices there is one, "train": a loop over iterations whose number is an
-    argument. Its HLO has one outer loop of unknown length, whose body is an iteration.
+    If all fragments share their devices, the engine has a single program, "train": a loop whose number of
+    iterations is an argument. Its HLO has one outer loop of unknown length, whose body is an iteration.
 
     Attributes:
-      fragments: the names of the fragments in it.
-      devices: what it runs on.
-      calls_per_iteration: how often it runs in one training iteration; 1 for "train", which the host starts
-        once for many iterations, and of which all figures here are those of a single iteration.
+      fragments: the names of its fragments.
+      devices: the devices that it runs on.
+      calls_per_iteration: runs in one training iteration. 1 for "train", which runs many iterations in a
+        call; its collectives and costs are those of one iteration.
       function: the jitted function.
-      arguments: what it takes, as `jax.ShapeDtypeStruct` with shardings.
-      exchanges: whether it is a transfer between processes, which is a collective itself.
-      roams: of a program of one device: whether its arrays are committed to none. JAX fetches such an array
-        from another device when it starts the program that reads it, without coming back to Python: in 15 us
-        where `jax.device_put` takes 50 to 100.
-      compiled: the executable, once `compile` has made it.
+      arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
+      exchanges: whether it is a transfer by collectives.
+      uncommitted: whether the arrays of this one-device program are not committed to a device. JAX copies an
+        uncommitted argument from another device within the C++ call, in 15 us; `jax.device_put` takes 50 to
+        100.
+      compiled: the executable; None before `compile`.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Program:
     function: Any = dataclasses.field(repr=False)
     arguments: Sequence[Any] = dataclasses.field(repr=False)
     exchanges: bool = False
-    roams: bool = False
+    uncommitted: bool = False
     compiled: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -50,15 +50,15 @@ class Program:
         return any(d.process_index == jax.process_index() for d in self.devices)
 
     def lower(self) -> jax.stages.Lowered:
-        """Traces and lowers it."""
-        if not self.roams:
+        """Traces and lowers the program."""
+        if not self.uncommitted:
             return self.function.lower(*self.arguments)
         free = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
         with jax.default_device(self.devices[0]):
             return self.function.lower(*free)
 
     def compile(self) -> jax.stages.Compiled:
-        """Compiles it, unless that was done already."""
+        """Compiles the program at the first call."""
         compile_programs([self])
         return self.compiled
 
@@ -67,18 +67,18 @@ class Program:
         return self.compile().as_text() or ""
 
     def collectives(self) -> tuple[Collective, ...]:
-        """What its devices exchange each time it runs ("train": in an iteration), read from its HLO.
+        """The collectives of one run ("train": of one iteration), read from the optimised HLO.
 
-        A loop within counts as often as it turns, where XLA knows that.
+        Those in a loop are counted for each trip, if XLA knows the trip count.
         """
         return read_collectives(self.hlo())
 
     def cost(self) -> dict[str, float]:
-        """What XLA says of one device's share, 0 where it says nothing.
+        """XLA's analysis of the program on one device; 0 where XLA gives no figure.
 
-        `flops` and `bytes_accessed` count each loop's body once; of memory: `argument_bytes`,
-        `output_bytes`, `temporary_bytes`, `code_bytes`, and `peak_bytes` of all but code, results that lie in
-        the memory of arguments counted once.
+        Returns:
+          `flops` and `bytes_accessed` (each loop's body counted once), `argument_bytes`, `output_bytes`,
+          `temporary_bytes`, `code_bytes`, and `peak_bytes`: all but code, aliased results counted once.
         """
         compiled = self.compile()
         analysis = compiled.cost_analysis() or {}
@@ -100,9 +100,9 @@ class Program:
 
 
 def compile_programs(programs: Iterable[Program]) -> None:
-    """Compiles those that are not compiled yet and have a device in this process, several at a time."""
+    """Compiles programs that have a device in this process and are not compiled yet, in parallel."""
     todo = [program for program in programs if program.is_here and program.compiled is None]
-    # Tracing and lowering hold Python's lock; XLA does not.
+    # Tracing and lowering hold the GIL; XLA releases it.
     lowered = [program.lower() for program in todo]
     platforms = [program.devices[0].platform for program in todo]
     if len(todo) == 1:
@@ -115,14 +115,13 @@ def compile_programs(programs: Iterable[Program]) -> None:
 
 
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
-    """Compiles with the options that hold for a platform.
+    """Compiles with the platform's XLA options.
 
-    Now and then XLA's generator of code for fused loops on the CPU fails of itself (SMAX with 4 environments
-    of 4 steps, recurrent, jaxlib 0.10.2; plain JAX does too): then the older one, which is slower, where the
-    installed XLA still has it.
+    XLA's CPU fusion emitter fails on some programs, also of plain JAX (SMAX with 4 environments of 4 steps,
+    recurrent, jaxlib 0.10.2). These are compiled with the older, slower emitter, if XLA still has it.
 
     Raises:
-      JaxRuntimeError: XLA cannot compile it.
+      JaxRuntimeError: XLA cannot compile the program.
     """
     options = xla_options(platform)
     try:
@@ -135,10 +134,10 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
 
 
 def is_here(mesh: Mesh) -> bool:
-    """Whether this process has one of a mesh's devices."""
+    """Whether this process has a device of the mesh."""
     return any(d.process_index == jax.process_index() for d in mesh.devices.flat)
 
 
 def spans_processes(*meshes: Mesh) -> bool:
-    """Whether the devices of some meshes, together, belong to several processes."""
+    """Whether the devices of the meshes belong to more than one process."""
     return len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1

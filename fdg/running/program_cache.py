@@ -1,4 +1,4 @@
-"""Compiled programs, kept from one process to the next: a second start of a job compiles nothing."""
+"""The persistent compilation cache: a second start of a job compiles nothing."""
 
 import contextlib
 import glob
@@ -20,22 +20,21 @@ OFF = "off"
 
 @checked
 def keep_programs(directory: str | None = None) -> str | None:
-    """Has JAX keep what it compiles on disk, and look there first; call it before anything is compiled.
+    """Turns on JAX's persistent compilation cache. Call it before anything is compiled.
 
-    JAX's own settings win, as far as they are made: `JAX_COMPILATION_CACHE_DIR`,
-    `JAX_ENABLE_COMPILATION_CACHE`, `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`. JAX finds a program by its
-    code, its devices, the flags of XLA and the versions of both. Where the default directory cannot be
-    written to, programs are compiled as ever.
+    JAX's own settings take precedence: `JAX_COMPILATION_CACHE_DIR`, `JAX_ENABLE_COMPILATION_CACHE`,
+    `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`. JAX's key covers the program, the devices, XLA's flags and
+    the versions of JAX and XLA. If the default directory is not writable, nothing is cached.
 
     Args:
-      directory: where to; None for `default_directory()`, "off" for nowhere.
+      directory: the cache directory; None for `default_directory()`, "off" for no cache.
 
     Returns:
-      The directory, None where nothing is kept.
+      The directory; None without a cache.
 
     Raises:
-      FdgError: `directory` was given, and cannot be written to, or its name (or that of JAX's own setting) is
-        no UTF-8, which XLA asks for.
+      FdgError: the given directory is not writable, or its name (or that in JAX's own setting) is not UTF-8,
+        which XLA requires.
     """
     if directory == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -66,7 +65,7 @@ def keep_programs(directory: str | None = None) -> str | None:
 
 
 def kept_in() -> Path | None:
-    """Where programs are kept, by this module or by JAX's own settings; None for nowhere."""
+    """The cache directory, set by this module or by JAX's own settings; None without a cache."""
     directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     return (
         Path(directory) if directory and getattr(jax.config, "jax_enable_compilation_cache", True) else None
@@ -74,13 +73,13 @@ def kept_in() -> Path | None:
 
 
 def remove_corrupt_entry(warning: str) -> str | None:
-    """Removes the kept program that a warning of JAX's says cannot be read; returns a line to print instead.
+    """Removes the cache entry that, by its warning, JAX cannot read; returns a line to print instead.
 
-    JAX compiles the program again, but keeps it only if no file of its name is there, such as one that a
-    killed process has half written.
+    JAX compiles the program again, but does not replace a corrupt entry, such as one that a killed process
+    left incomplete.
 
     Args:
-      warning: any; None is returned for one that is not about a kept program.
+      warning: the text of any warning; the result is None if it is not about the cache.
 
     >>> remove_corrupt_entry("something else")
     """
@@ -101,10 +100,10 @@ def remove_corrupt_entry(warning: str) -> str | None:
 
 
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's, a part of it for this machine's processor; None for a user without a home.
+    """A directory for this processor in the user's cache; None for a user without a home directory.
 
-    A home may be shared by machines whose processors differ: code that was compiled for one may be wrong on
-    another, and JAX's key does not tell them apart.
+    Machines with different processors may share a home directory. JAX's key does not contain the processor,
+    so code compiled for another one would be loaded and could fail.
     """
     base = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # others are to be ignored, the XDG specification says
@@ -116,7 +115,7 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path | Non
 
 
 def _processor() -> str:
-    """A short name of this machine's processor, by its features."""
+    """A digest of this machine's processor features."""
     features = f"{platform.machine()} {platform.processor()}"
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -126,7 +125,7 @@ def _processor() -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name is UTF-8; what is none comes from the operating system with lone surrogates."""
+    """Whether a file name is UTF-8 (the operating system's other bytes are lone surrogates)."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -138,7 +137,7 @@ def _is_usable(path: Path) -> bool:
     if not _is_text(str(path)):
         return False
     try:
-        # Whoever can write here has their code run.
+        # Cached programs are executed, so only the user may write here.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return False
@@ -146,7 +145,7 @@ def _is_usable(path: Path) -> bool:
 
 
 def _remove_oldest(path: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Removes the programs that were kept first, until the others take less than `most_bytes`."""
+    """Removes the oldest entries until the cache has at most `most_bytes`."""
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(path):

@@ -1,11 +1,11 @@
-"""The steps of a schedule as functions of a memory: what the host calls, one after the other.
+"""Turns the steps of a schedule into functions that the host calls in order.
 
-A memory has a slot for each `Value` of the schedule. A filled slot holds an array, which may still have to be
-computed, and where time is taken the run of a program that makes it:
+Each function reads and writes a `Memory`, which has a slot for each `Value` of the schedule. A filled slot
+holds an array, possibly not computed yet, and in timed iterations the program run that computes it:
 
     actors: act                 memory[2] = act(memory[0], memory[1])
     actors -> learners: f32[8]  memory[3] = memory[2], copied to the learners' devices
-    learners: learn             memory[4] = learn(memory[3]); memory[3] = None, for its memory was taken over
+    learners: learn             memory[4] = learn(memory[3]); memory[3] = None (donated)
 """
 
 import collections
@@ -82,7 +82,7 @@ class Resharder:
         return found
 
     def mesh_of(self, program: str) -> Mesh:
-        """What the programs run on."""
+        """The mesh that the program runs on."""
         return self._mesh
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -103,12 +103,12 @@ def _seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """Before and afterwards, on the common mesh."""
+    """The shardings (before, after) on the common mesh."""
     return layout_sharding(mesh, change.source), layout_sharding(mesh, change.target)
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program of a change, of one array; its argument is not donated, for its result has another size."""
+    """The program that reshards one array. It donates nothing: the result has another size per device."""
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 
@@ -117,8 +117,8 @@ class Memory:
     """Slots for the values of a schedule.
 
     Attributes:
-      arrays: in each filled slot, None in the others.
-      makers: the runs that make them while time is taken (None for an array from before); else None.
+      arrays: the array of each slot; None if empty.
+      makers: the program run that computes each array (None if older); None in iterations that are not timed.
     """
 
     __slots__ = ("arrays", "makers")
@@ -128,7 +128,7 @@ class Memory:
         self.makers: list[ProgramRun | None] | None = None
 
     def watch(self, watched: bool) -> None:
-        """Whether time is taken from now on."""
+        """Sets whether the following steps are timed."""
         if watched != (self.makers is not None):
             self.makers = [None] * len(self.arrays) if watched else None
 
@@ -137,13 +137,13 @@ RunStep: TypeAlias = Callable[[Memory], None]
 
 
 class Interpreter:
-    """Makes functions of steps. Arrays are in no part of it.
+    """Builds the functions of a schedule's steps. Holds no arrays.
 
     Attributes:
-      programs: of the steps made so far, in their order.
-      crossings: the collectives from process to process.
-      lanes: whose threads call XLA; None where the calling thread does.
-      moves: how often each transfer was made.
+      programs: the programs of the steps built so far, in order.
+      crossings: the order of collectives between processes.
+      lanes: the threads that dispatch programs; None if the calling thread dispatches them.
+      moves: how often each transfer ran.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class Interpreter:
         self._slots: dict[Value, int] = {}
 
     def slot(self, value: Value) -> int:
-        """Where a memory holds a value."""
+        """The slot of a value."""
         return self._slots.setdefault(value, len(self._slots))
 
     def slots(self, pairs: Iterable[tuple[Value, Value]]) -> list[tuple[int, int]]:
-        """Where it holds both of each pair."""
+        """The slots of each pair of values."""
         return [(self.slot(a), self.slot(b)) for a, b in pairs]
 
     def shape(self, value: Value) -> jax.ShapeDtypeStruct:
@@ -176,15 +176,15 @@ class Interpreter:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that were moved so far."""
+        """Bytes transferred so far."""
         return sum(transfer.bytes * count for transfer, count in self.moves.items())
 
     def memory(self) -> Memory:
-        """An empty one, with slots for all values met so far."""
+        """An empty memory with slots for all values known so far."""
         return Memory(len(self._slots))
 
     def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
-        """Functions of steps that an iteration takes so many times."""
+        """Builds the functions of steps that run `times` times in an iteration."""
         built = []
         for step in steps:
             if isinstance(step, Call):
@@ -202,10 +202,10 @@ class Interpreter:
         changes: Sequence[Change] = (),
         lends: bool = False,
     ) -> Transfer | None:
-        """Moves values from one group to another, the first of each pair to the second.
+        """The transfer of values (source, target) from one group to another.
 
-        Copies within a process, a collective between processes; None in a process that has no part in it.
-        Where both groups are on the same devices, values are resharded there, as `changes` say.
+        Device-to-device copies within a process, a collective between processes, or if both groups are on the
+        same devices the resharding in `changes`. None in a process that has no device of either group.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
@@ -222,7 +222,7 @@ class Interpreter:
             where = tuple(transfer.mesh_of(name).devices.flat)
             program = Program(f"{name} {between}", (), where, times, function, (arguments,))
             program.exchanges = name == "exchange" or name.startswith("reshard")
-            program.roams = name == "fetch"
+            program.uncommitted = name == "fetch"
             self.programs.append(program)
             transfer.programs[name] = program
         return transfer if any(map(is_here, meshes)) else None
@@ -231,7 +231,7 @@ class Interpreter:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
-        program.roams = mesh.size == 1
+        program.uncommitted = mesh.size == 1
         self.programs.append(program)
         inputs = [self.slot(value) for value in call.inputs]
         outputs = [self.slot(value) for value in call.outputs]
@@ -258,7 +258,7 @@ class Interpreter:
         return run
 
     def _starter(self, program: Program, call: Call, mesh: Mesh) -> Action:
-        """What starts a program; on a lane, one that calls the host is over when that returns."""
+        """Returns what dispatches a program; a lane waits for the end of a program that calls Python."""
         crossings = self.crossings
 
         def start(arrays: Sequence[Any]) -> Sequence[Any]:
@@ -280,7 +280,7 @@ class Interpreter:
         return run if self.lanes is not None and holds_host(call, mesh) else start
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
-        """A call that gives `count` arrays, where the group's lane makes it."""
+        """The call, queued on the group's lane if there are lanes; it returns `count` arrays."""
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
     def _move(self, move: Move, times: int) -> RunStep:
@@ -293,7 +293,7 @@ class Interpreter:
         taken = _taker(inputs)
         if isinstance(
             transfer, Exchange
-        ):  # what crosses a border does so on one lane, in the schedule's order
+        ):  # transfers between processes share one lane, in the schedule's order
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
             exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), len(outputs))
             transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
@@ -316,14 +316,14 @@ class Interpreter:
         return run
 
     def _copy(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep:
-        """Copies of values within a group, for a loop that uses them up."""
+        """Copies values within a group before a loop that donates them."""
         shapes = [self.shape(a) for a, _ in pairs]
         group = pairs[0][0].group
         mesh = self.meshes[group]
         shardings = None if mesh.size == 1 else [shape.sharding for shape in shapes]
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
         program = Program(f"copy {group}", (), tuple(mesh.devices.flat), times, function, (shapes,))
-        program.roams = mesh.size == 1
+        program.uncommitted = mesh.size == 1
         self.programs.append(program)
         slots = self.slots(pairs)
         if not program.is_here:
@@ -365,10 +365,10 @@ class Interpreter:
 
 
 def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int] = ()) -> None:
-    """What the first slot of each pair holds is from now on in the second, all at once.
+    """Moves the contents of the first slot of each pair to the second, all at once.
 
     Args:
-      ended: slots that are empty from now on, unless they are the second of a pair.
+      ended: slots to empty, unless they are the second of a pair.
     """
     for held in (memory.arrays, memory.makers):
         if held is None:
@@ -381,11 +381,11 @@ def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int
 
 
 def _taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function that takes what is in some slots."""
+    """A function that reads these slots."""
     if len(slots) > 1:
         return operator.itemgetter(*slots)  # in C
     return lambda held: [held[i] for i in slots]
 
 
 def _nothing(memory: Memory) -> None:
-    """A step in which this process has no part."""
+    """A step without work for this process."""

@@ -21,14 +21,14 @@ import jax
 
 
 class Bar(NamedTuple):
-    """One run of a program, as a picture of the timeline has it.
+    """One run of a program, for pictures of the timeline.
 
     Attributes:
-      group: that it ran on.
-      name: of the program.
-      iteration: counted from the first that was recorded.
-      part: how often the program ran before in the iteration: the micro-batch, or the step.
-      begin, end: seconds on the wall (`time.time`).
+      group: the group that it ran on.
+      name: the program's name.
+      iteration: counted from the first recorded one.
+      part: earlier runs of the program in the iteration: the index of the micro-batch or step.
+      begin, end: wall-clock seconds (`time.time`).
     """
 
     group: str
@@ -42,37 +42,43 @@ class Bar(NamedTuple):
 class ProgramRun:
     """One run of a program on a group."""
 
-    __slots__ = ("after", "finished", "group", "handed_over", "iteration", "known", "name")
+    __slots__ = ("after", "dispatched", "finished", "group", "iteration", "known", "name")
 
     def __init__(self, group: str, after: list["ProgramRun"], name: str = "", iteration: int = 0):
         self.group, self.after, self.name, self.iteration = group, after, name, iteration
-        self.handed_over = time.perf_counter()
+        self.dispatched = time.perf_counter()
         self.finished = 0.0
         self.known = threading.Event()
 
 
-_ALWAYS = 4  # iterations that are watched at first, whatever that costs; and so many at least in a row
-_COST_S = 100e-6  # of watching one program, about
-_SHARE = 0.01  # of the time that watching may take
-_AT_EXIT_S = 10.0  # to wait for what still runs when Python ends
+_ALWAYS = 4  # the first iterations are always watched, and later at least this many in a row
+_COST_S = 100e-6  # approximate overhead of watching one program
+_SHARE = 0.01  # the largest overhead, as a share of the time
+_AT_EXIT_S = 10.0  # to wait for running programs when Python ends
 
 
 def affordable(watched: int, programs: int, seconds: float) -> bool:
-    """Whether to watch another iteration of so many programs, when `watched` were in so many seconds."""
+    """Whether watching one more iteration of `programs` programs keeps the overhead within its share.
+
+    Args:
+      watched: iterations watched so far.
+      programs: programs in an iteration.
+      seconds: since the first iteration.
+    """
     return watched < _ALWAYS or watched * programs * _COST_S <= _SHARE * seconds
 
 
 class Timeline:
-    """Watches when each group's programs end, one thread a group.
+    """Measures how long each group is busy: one thread per group waits for its programs.
 
-    A program begins when it was handed over, its group was done with the one before, and the programs of
-    other groups whose results it reads had ended, whichever is last; the time of moving them counts as busy.
+    A program starts at the latest of its dispatch, the end of the group's previous program, and the end of
+    the other groups' programs whose results it reads. Transfers count as busy time.
 
     Attributes:
-      busy_s: seconds in which each group's devices ran programs that were watched.
-      iterations: that were begun (`watches`).
-      watched: those of them that were watched.
-      bars: all that was watched since somebody put a list here; then every iteration is watched.
+      busy_s: busy seconds of each group in watched iterations.
+      iterations: iterations begun (calls of `watches`).
+      watched: watched iterations.
+      bars: recorded runs; set it to a list to record, which watches every iteration.
     """
 
     def __init__(self, groups: Sequence[str]):
@@ -88,10 +94,10 @@ class Timeline:
         self._waited, self._longest = 0.0, 0.0  # seconds, before iterations that were watched again
 
     def watches(self, programs: int) -> bool:
-        """Whether the iteration that begins now, of so many programs, is watched.
+        """Whether to watch the iteration that begins now, which has `programs` programs.
 
-        After one that was not it waits for all that was started, so that nothing unseen runs meanwhile. Since
-        the devices run dry then, those waits are kept below the same share of the time.
+        After an unwatched iteration this first waits for all dispatched programs, or their time would count
+        as that of the first watched one. The devices idle after that, so these waits have the same budget.
         """
         now = time.perf_counter()
         seconds = now - self._begun
@@ -102,7 +108,7 @@ class Timeline:
             watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
             watch = watch or self.bars is not None
             if watch:
-                with contextlib.suppress(Exception):  # the reader of the results gets it
+                with contextlib.suppress(Exception):  # raised to the reader of the results
                     jax.block_until_ready(self.latest())
                 waited = time.perf_counter() - now
                 self._waited, self._longest = self._waited + waited, max(self._longest, waited)
@@ -112,19 +118,19 @@ class Timeline:
         return watch
 
     def start(self, group: str, made_by: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
-        """A program is about to be handed to a group; `made_by` are the runs that make what it reads."""
+        """The run of a program that is about to be dispatched; `made_by` are the runs that it depends on."""
         after = list({run for run in made_by if run is not None and run.group != group})
         return ProgramRun(group, after, name, self.iterations)
 
     def started(self, group: str, run: ProgramRun | None, done: jax.Array) -> None:
-        """A program was handed over; `done` is there when it has ended. No `run` if it is not watched."""
+        """Registers a dispatched program by a result, `done`; `run` is None if it is not watched."""
         self._last[group] = done
         if run is not None:
             self._runs[group] = run
             self._queues[group].put((run, done))
 
     def begin(self) -> None:
-        """Starts to watch."""
+        """Starts the threads."""
         if not self._threads:
             _watching.add(self)
             for group in self._queues:
@@ -133,22 +139,22 @@ class Timeline:
                 self._threads.append(thread)
 
     def close(self) -> None:
-        """Ends the watching; what was started before is still recorded."""
+        """Has the threads end after the programs that were already dispatched."""
         for waiting in self._queues.values():
             waiting.put(None)
 
     def end(self, seconds: float) -> None:
-        """Ends the watching, and waits so long at most until nobody watches."""
+        """Ends the threads and waits for each, at most `seconds`."""
         self.close()
         for thread in self._threads:
             thread.join(seconds)
 
     def latest(self) -> list[jax.Array]:
-        """What to wait for to have all that was started so far."""
+        """Results that are ready when all programs dispatched so far have ended."""
         return list(self._last.values())
 
     def recorded(self) -> list[Bar]:
-        """Waits until all that is watched has ended; the bars since `bars` was set, which ends."""
+        """Waits for the watched programs, stops recording and returns the recorded runs."""
         self.settle()
         bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
         now = time.time() - time.perf_counter()
@@ -162,13 +168,13 @@ class Timeline:
         return found
 
     def settle(self) -> dict[str, float]:
-        """Waits until all that is watched has ended; returns seconds of all iterations, by those watched."""
+        """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
         for run in list(self._runs.values()):
             run.known.wait()
         return self.so_far()
 
     def so_far(self) -> dict[str, float]:
-        """The same without waiting: of what has ended."""
+        """Busy seconds of the programs that have ended, scaled to all iterations."""
         scale = self.iterations / self.watched if self.watched else 1.0
         return {group: seconds * scale for group, seconds in self.busy_s.items()}
 
@@ -179,15 +185,15 @@ class Timeline:
             if entry is None:
                 return
             run, done = entry
-            with contextlib.suppress(Exception):  # the reader of the results gets it
+            with contextlib.suppress(Exception):  # raised to the reader of the results
                 jax.block_until_ready(done)
             run.finished = time.perf_counter()
             for other in run.after:
                 other.known.wait()
-            start = max(run.handed_over, free, *(other.finished for other in run.after))
+            start = max(run.dispatched, free, *(other.finished for other in run.after))
             self.busy_s[group] += max(0.0, run.finished - start)
             if self.bars is not None:
-                begun = min(start, run.finished)  # what it reads may have been seen to end later than it did
+                begun = min(start, run.finished)  # the end of an input may be noticed late
                 self.bars.append(Bar(group, run.name, run.iteration, 0, begun, run.finished))
             free = run.finished
             run.after = []
@@ -199,6 +205,6 @@ _watching: weakref.WeakSet[Timeline] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """No thread may wait in XLA when Python ends: it would be unwound there, which aborts the process."""
+    """Waits for the threads: one that is inside XLA when Python exits would abort the process."""
     for timeline in list(_watching):
         timeline.end(_AT_EXIT_S)

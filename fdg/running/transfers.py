@@ -1,11 +1,10 @@
-"""Moving arrays from one group of devices to another, however they lie on each, without waiting.
+"""Asynchronous transfers of arrays between groups of devices with different layouts.
 
-From layout to layout an array goes in chunks (`placing.layout.route`): each device of the source cuts its
-part, each chunk goes to the devices that need it, and these join what they got. Copies from device to device
-are asynchronous, where `jax.device_put` between unequal splits waits for the values.
+An array travels in chunks (`placing.layout.route`): each source device splits its part, each chunk is copied
+to the devices that need it, and these concatenate their chunks. Device-to-device copies are asynchronous,
+whereas `jax.device_put` between unequal shardings waits for the values.
 
-There are two ways to move, with one protocol, `Transfer`: `Mover` within a process, and `exchange.Exchange`
-between processes.
+`Mover` transfers within a process, `exchange.Exchange` between processes; both are a `Transfer`.
 """
 
 import itertools
@@ -26,8 +25,8 @@ class Transfer(Protocol):
     """Moves several arrays from one mesh to another.
 
     Attributes:
-      programs: the compiled ones of `functions`, put here by whoever compiles them.
-      bytes: that a call moves: what arrives on all devices (of this process); 0 before the first.
+      programs: the compiled `functions`, set by the caller that compiles them.
+      bytes: bytes that a call copies to the devices of this process; 0 before the first call.
     """
 
     programs: dict[str, Any]
@@ -41,21 +40,21 @@ class Transfer(Protocol):
         """
 
     def mesh_of(self, program: str) -> Mesh:
-        """What one of the programs runs on."""
+        """The mesh that a program runs on."""
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays on the target, possibly before they are there; None each where they are not here."""
+        """Transfers arrays asynchronously; each result is None in a process without target devices."""
 
 
 class Mover:
-    """Moves several arrays from one mesh to another, by copies from device to device.
+    """Transfers arrays from one mesh to another by device-to-device copies.
 
     Args:
       layouts: (at the source, at the target) of each array.
 
     Attributes:
-      programs: the compiled "cut", "join" and "fetch", put here by whoever compiles `functions`.
-      bytes: that a call moves: what arrives on all devices together; 0 before the first.
+      programs: the compiled "cut", "join" and "fetch", set by the caller that compiles `functions`.
+      bytes: bytes that a call copies to all devices; 0 before the first call.
     """
 
     def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
@@ -97,11 +96,11 @@ class Mover:
         return found
 
     def mesh_of(self, program: str) -> Mesh:
-        """What one of the programs runs on."""
+        """The mesh that a program runs on."""
         return self.source if program == "cut" else self.target
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays on the target; returns before they are there."""
+        """The arrays on the target, possibly not computed yet."""
         if self.fetches and not any(x.committed for x in arrays):
             return self._fetch(arrays)
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]
@@ -138,11 +137,11 @@ class Mover:
         return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
 
     def _fetch(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """By a program that gives back what it takes: it fetches what it takes, all at once."""
+        """Runs an identity program on the target device: its call copies all arguments at once."""
         self.bytes = self.bytes or sum(map(jaxprs.bytes_of, arrays))
         return self.programs["fetch"].compiled(list(arrays))
 
-    # --- the programs around the copies: each device for itself ---
+    # --- the programs around the copies, without collectives ---
 
     def _cut_function(self) -> Any:
         specs = [partition_spec(a.spec) for a, _ in self.layouts]
@@ -169,7 +168,7 @@ class Mover:
 
 
 def part_shape(layout: Layout, count: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an array that has one of `count` chunks of each part of a layout."""
+    """The shape of an array of which each device holds one of the `count` chunks of its part."""
     return tuple(n // k for n, k in zip(layout.shape, count, strict=True))
 
 
@@ -183,7 +182,7 @@ def cut_up(part: jax.Array, way: Route) -> list[jax.Array]:
 
 
 def join_up(pieces: Sequence[jax.Array], way: Route) -> jax.Array:
-    """A device's part of its chunks, row by row."""
+    """Joins the chunks of a device's part, row by row."""
     pieces = list(pieces)
     for axis in reversed(range(len(way.joins))):
         count = way.joins[axis]

@@ -58,14 +58,14 @@ class Signals:
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
             self._before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-            ctrl_c.be_patient(ctrl_c.GRACE_SECONDS)
+            ctrl_c.set_grace_period(ctrl_c.GRACE_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._before and self.caught is None:  # else the time that it was given goes on
-            ctrl_c.be_patient(0)
+            ctrl_c.set_grace_period(0)
 
     def agreed(self) -> int | None:
         """What any of the processes caught: all stop at the same iteration."""

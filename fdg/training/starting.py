@@ -62,7 +62,7 @@ def open_run(job: Job) -> RunDirectory:
         noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
         at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
         run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
-    ctrl_c.going_on(f"go on with --resume {path}")
+    ctrl_c.set_resume_hint(f"go on with --resume {path}")
     return run
 
 

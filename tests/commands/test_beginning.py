@@ -1,6 +1,6 @@
 """How a command's process begins: with closed streams, and in a folder whose files are named as libraries.
 
-`fdg.ending` alone is imported, not JAX, in processes that look like a command's.
+`fdg.process_exit` alone is imported, not JAX, in processes that look like a command's.
 """
 
 import os
@@ -11,7 +11,7 @@ import types
 import pytest
 
 import fdg
-from fdg import ending
+from fdg import process_exit
 
 BEGIN = f"""
 import os, sys, types
@@ -20,7 +20,7 @@ fdg.__path__ = [{os.path.dirname(fdg.__file__)!r}]
 sys.modules["fdg"] = fdg
 sys.orig_argv = ["python", "-m", "fdg.train"]
 sys.path.insert(0, os.getcwd())
-import fdg.ending
+import fdg.process_exit
 """
 
 
@@ -72,5 +72,5 @@ def test_an_ended_loop_of_orbax_is_no_news(monkeypatch):
     heard = []
     monkeypatch.setattr(sys, "__unraisablehook__", heard.append)
     for text in ("Event loop is closed", "something else"):
-        ending._overhear(types.SimpleNamespace(exc_value=RuntimeError(text)))
+        process_exit._unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
     assert [str(one.exc_value) for one in heard] == ["something else"]

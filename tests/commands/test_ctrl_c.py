@@ -56,13 +56,13 @@ import fdg
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 sys.modules["__main__"].__dict__["__spec__"] = None
 from fdg import ctrl_c
-ctrl_c.guard()
+ctrl_c.install()
 signal.signal(signal.SIGUSR1, lambda *_: None)
 for patience in (0, None, 5):
-    ctrl_c.be_patient(patience)
+    ctrl_c.set_grace_period(patience)
     os.kill(os.getpid(), signal.SIGUSR1)
     time.sleep(0.1)
-ctrl_c.be_patient(None)
+ctrl_c.set_grace_period(None)
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(0.1)
 print("it goes on")

@@ -30,7 +30,7 @@ def test_a_command_is_left_without_the_teardown_in_which_threads_abort_it(tmp_pa
 
 
 def test_other_programs_end_as_they_would(tmp_path):
-    done = end(tmp_path, "-c", "import fdg, own; from fdg.ending import ends_with; ends_with(3)")
+    done = end(tmp_path, "-c", "import fdg, own; from fdg.process_exit import exit_with; exit_with(3)")
     assert (done.returncode, done.stdout) == (0, "what is registered runs\n")
     assert done.stderr == "torn down\n"
 

@@ -10,9 +10,9 @@ import pytest
 
 from fdg import ray_cluster
 from fdg.commands import launch
-from fdg.ending import TIED
 from fdg.launching import ray_host
 from fdg.launching.restarting import Ending, Process, ending_of
+from fdg.process_exit import TIED
 from tests.refusing import refused
 
 
@@ -233,7 +233,7 @@ def test_what_is_tied_ends_with_who_started_it(tmp_path):
     """Killed, and without a word; what it has started in turn has another standard input, and no tie."""
     sleeper = tmp_path / "fdg"  # as the command is called
     sleeper.write_text(
-        "import os, subprocess, sys, time\nimport fdg.ending\n"
+        "import os, subprocess, sys, time\nimport fdg.process_exit\n"
         "print(sys.stdin.read() == '', os.environ.get('FDG_TIED'), flush=True)\ntime.sleep(60)\n"
     )
     starter = (

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fdg.running.interrupts import Held
+from fdg.running.interrupts import DelayedInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _as_python_starts():
 
 def test_the_first_is_delivered_on_leaving():
     done = []
-    with pytest.raises(KeyboardInterrupt), Held() as held:
+    with pytest.raises(KeyboardInterrupt), DelayedInterrupt() as held:
         assert not held.caught()
         signal.raise_signal(signal.SIGINT)
         assert held.caught()
@@ -26,7 +26,7 @@ def test_the_first_is_delivered_on_leaving():
 
 def test_the_second_is_delivered_at_once():
     done = []
-    with pytest.raises(KeyboardInterrupt), Held():
+    with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         done.append("never")
@@ -34,14 +34,14 @@ def test_the_second_is_delivered_at_once():
 
 
 def test_an_error_is_not_hidden_by_it():
-    with pytest.raises(ValueError, match="ours"), Held():
+    with pytest.raises(ValueError, match="ours"), DelayedInterrupt():
         signal.raise_signal(signal.SIGINT)
         raise ValueError("ours")
 
 
 def test_what_python_does_not_handle_stays_so():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Held() as held:
+    with DelayedInterrupt() as held:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
     assert not held.caught()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fdg import neighbours
+from fdg import shadowing
 from fdg.commands.cli import plan_main, train_main
 from fdg.commands.parse import parse
 from fdg.errors import FdgWarning, RunError
@@ -195,7 +195,7 @@ def test_a_folder_that_hides_ours_is_named(own, tmp_path):
     (tmp_path / own).parent.mkdir(exist_ok=True)
     (tmp_path / own).write_text("")
     name = own.partition("/")[0].removesuffix(".py")
-    code = "from fdg import neighbours; print(neighbours.hidden())"
+    code = "from fdg import shadowing; print(shadowing.shadowed_package())"
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
@@ -233,7 +233,7 @@ except ModuleNotFoundError as error:
 
 
 def test_nothing_hides_ours_here(monkeypatch, capsys):
-    assert neighbours.hidden() is None
-    monkeypatch.setattr("fdg.commands.cli.hidden", lambda: "/home/me/envs hides ours")
+    assert shadowing.shadowed_package() is None
+    monkeypatch.setattr("fdg.commands.cli.shadowed_package", lambda: "/home/me/envs hides ours")
     assert plan_main([]) == 2
     assert capsys.readouterr().err == "error: /home/me/envs hides ours\n"

@@ -306,7 +306,7 @@ def _copy(words: Sequence[str], float64: bool) -> int:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(said.fileno(), 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        ctrl_c.guard()
+        ctrl_c.install()
         os._exit(cli.train_main(words))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())

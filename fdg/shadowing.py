@@ -1,4 +1,4 @@
-"""The packages beside this one: second names (`fdg.envs`), and what the current folder hides of them."""
+"""Files and folders that shadow modules, and `fdg.envs`, `fdg.algos`, `fdg.policies` as aliases."""
 
 import importlib
 import importlib.util
@@ -14,11 +14,8 @@ from typing import Any
 NAMES = ("algos", "envs", "policies")
 
 
-def hidden() -> str | None:
-    """Says which folder hides which of our packages, and what to do; None if none does.
-
-    Python takes the first of a name that lies on `sys.path`, and the current folder comes first.
-    """
+def shadowed_package() -> str | None:
+    """A message if a folder earlier on `sys.path` shadows a package of fdg (`algos`, `envs`, `policies`)."""
     root = Path(__file__).resolve().parent.parent
     for name in NAMES:
         loaded = getattr(sys.modules.get(name), "__file__", None)
@@ -34,11 +31,8 @@ def hidden() -> str | None:
     return None
 
 
-def unreachable() -> str | None:
-    """Says which folder of Python files, named as a package of ours, cannot be imported; None if all can.
-
-    A folder without `__init__.py` comes after every package of its name, wherever that is.
-    """
+def unimportable_folder() -> str | None:
+    """A message if fdg's package shadows a folder of the user, such as `envs/`, that has no `__init__.py`."""
     root = Path(__file__).resolve().parent.parent
     try:
         for folder in {Path(path or ".").resolve() for path in ("", *sys.path[:1])} - {root}:
@@ -54,12 +48,11 @@ def unreachable() -> str | None:
     return None
 
 
-def shadowed(error: BaseException) -> str | None:
-    """Says which file of the current folder, named as a library, an unexpected error is due to; None if none.
+def shadowing_file(error: BaseException) -> str | None:
+    """A message if a file of the current folder, such as `jax.py`, shadows a module and so causes the error.
 
     Args:
-      error: what nobody caught: a file `jax.py` that is imported in place of JAX makes an import fail, or an
-        attribute missing, somewhere.
+      error: an uncaught exception, such as a failed import or a missing attribute.
     """
     if not isinstance(error, Exception):
         return None
@@ -82,7 +75,7 @@ def shadowed(error: BaseException) -> str | None:
                 f"{file} hides {what} '{name}' ({type(error).__name__}: {said:.80}): rename it, or start"
                 f" Python in another folder"
             )
-    except (OSError, ValueError, ImportError):  # a folder that is gone, a module that says nonsense of itself
+    except (OSError, ValueError, ImportError):  # a folder that is gone, a module with a broken `__spec__`
         pass
     return None
 
@@ -94,7 +87,7 @@ def _loaded() -> list[Path]:
 
 
 def _running(trace: TracebackType | None) -> list[Path]:
-    """Files of a traceback: one that raises while it is imported is no module any more."""
+    """Files of a traceback, among them modules that failed to import."""
     found = []
     while trace is not None:
         found.append(Path(os.path.abspath(trace.tb_frame.f_code.co_filename)))
@@ -103,7 +96,7 @@ def _running(trace: TracebackType | None) -> list[Path]:
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Finds `fdg.envs.probe` as the module `envs.probe`, imported at its first use."""
+    """Imports `fdg.envs.probe` as the module `envs.probe`."""
 
     def __init__(self) -> None:
         self._specs: dict[str, Any] = {}  # of the modules' own names
@@ -114,7 +107,7 @@ class _Alias(MetaPathFinder, Loader):
         package, _, own = fullname.partition(".")
         if package != "fdg" or own.partition(".")[0] not in NAMES:
             return None
-        if line := hidden():
+        if line := shadowed_package():
             raise ImportError(line)
         found = importlib.util.find_spec(own)
         return None if found is None else ModuleSpec(fullname, self)
@@ -129,6 +122,6 @@ class _Alias(MetaPathFinder, Loader):
         module.__spec__ = self._specs.pop(module.__spec__.name)  # importing put the alias's there
 
 
-def install() -> None:
-    """Makes the second names importable."""
+def install_aliases() -> None:
+    """Makes the aliases importable."""
     sys.meta_path.insert(0, _Alias())

@@ -1,0 +1,105 @@
+"""How the process of a command starts and exits. In other processes an import does nothing.
+
+- Exit: XLA, gloo and thread pools still have threads when the interpreter ends. Python 3.11 ends a thread
+  that returns to it then with `pthread_exit`, which aborts the process (`exception not rethrown`). So
+  `atexit` functions run, output is flushed, and `os._exit` ends the process.
+- Errors: if a file of the current folder shadows a library, one line replaces the traceback. A closed pipe
+  (`| head`) ends the process silently, with the status of SIGPIPE.
+- Closed standard streams (`>&-`) are opened as /dev/null, or the next opened files would get their numbers
+  and receive the messages of C++ libraries.
+- A launched process ends with its launcher, even if that is killed: its standard input is a pipe from the
+  launcher (environment variable `TIED`), and it kills itself when the pipe closes.
+"""
+
+import atexit
+import itertools
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from fdg.shadowing import shadowing_file
+
+TIED = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
+CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ends
+
+_status: int | None = None
+
+
+def is_command() -> bool:
+    """Whether this process was started as `python -m fdg...` or `fdg`."""
+    words = sys.orig_argv[1:]
+    modules = [b for a, b in itertools.pairwise(words) if a == "-m"][:1]
+    modules += [word[2:] for word in words if word.startswith("-m") and len(word) > 2][:1]
+    named = any(name == "fdg" or name.startswith("fdg.") for name in modules)
+    return named or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
+
+
+def exit_with(status: int) -> int:
+    """Sets this process's exit status and returns it: `raise SystemExit(exit_with(main()))`."""
+    global _status
+    _status = status
+    return status
+
+
+def _exit() -> None:
+    """Registered first with `atexit`, so called last."""
+    if _status is None:  # an unexpected exception ends the process
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, broken (`| head`), or none at all
+            continue
+    os._exit(_status)
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if isinstance(error, BrokenPipeError):
+        os._exit(CLOSED_PIPE)
+    line = shadowing_file(error)
+    if line is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stdout.flush()
+    os.write(2, f"error: {line}\n".encode(errors="backslashreplace"))
+    os._exit(2)
+
+
+def _unraisablehook(unraisable: Any) -> None:
+    # TensorStore's threads raise this after a failed checkpoint, when Orbax has closed their event loop.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _open_standard_streams() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+def _end_with_launcher() -> None:
+    """Kills this process when its launcher ends. Child processes do not inherit the pipe."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's processes and their children block it
+    pipe = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=_watch, args=(pipe,), daemon=True, name="tied").start()
+
+
+def _watch(pipe: int) -> None:
+    while os.read(pipe, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if is_command():
+    _open_standard_streams()
+    if os.environ.pop(TIED, None) is not None:  # at once: importing JAX takes seconds
+        _end_with_launcher()
+    sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
+    atexit.register(_exit)
