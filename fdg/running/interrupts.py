@@ -1,4 +1,4 @@
-"""Delays Ctrl-C while a state is replaced, so that a donated state is not lost before its successor is kept."""
+"""Delays Ctrl-C while a state is replaced, so that a donated state is not lost before the new one is kept."""
 
 import signal
 import threading

@@ -1,11 +1,11 @@
-"""Checkpoints of an engine's state: whole, atomic, sealed, and readable on other devices.
+"""Checkpoints of an engine's state: atomic, with checksums, and restorable on other devices.
 
     checkpoints/
       120/                  the state after iteration 120
-        arrays/             Orbax's: arrays and JSON, nothing that could be run
-        manifest.json       the run that it is of, and the checksum of every other file; written last
-      140.writing/          what is being written, or what a killed process left
-      160.damaged/          what could not be read, once a new 160 took its place
+        arrays/             written by Orbax: arrays and JSON, no code
+        manifest.json       the run's id and the checksum of every other file; written last
+      140.writing/          incomplete: being written, or left by a killed process
+      160.damaged/          an unreadable checkpoint that a new 160 replaced
     .checkpoints            the newest iteration, to detect that its checkpoint was removed
 
 See docs/decisions/028-checkpoints-are-sealed.md, and for the run 081-nothing-is-written-through-a-link.md.
@@ -38,18 +38,18 @@ from fdg.reading import open_regular, read_bytes
 from fdg.running.leaves import typed_like, unique_names
 from fdg.training.run_directory import read_config, unwritable
 
-KEEP = 3  # number of newest checkpoints; older ones are removed once a newer one is complete
-_SHARE = 0.01  # most of a run's time that automatic checkpoints may take
+KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
+_SHARE = 0.01  # the largest share of a run's time for automatic checkpoints
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
 _MANIFEST_BYTES = 64 << 20
 
 
 class OtherStateError(FdgError):
-    """A checkpoint that is of another state than the one to restore."""
+    """The checkpoint's state has other leaves or shapes than the one to restore."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, one directory an iteration.
+    """The checkpoints of a run, one directory for each saved iteration.
 
     Each is written under a temporary name, sealed with a manifest of checksums, and renamed. So a crash while
     writing leaves earlier checkpoints intact, and later corruption is detected before anything is loaded.
@@ -60,8 +60,8 @@ class Checkpoints:
     checkpoint of another run is not used. A copy of a run directory has the same id.
 
     Args:
-      directory: made when the first checkpoint is written.
-      keep: how many of the newest stay.
+      directory: created when the first checkpoint is written.
+      keep: how many of the newest checkpoints to keep.
     """
 
     def __init__(self, directory: Path, keep: int = KEEP):
@@ -69,28 +69,28 @@ class Checkpoints:
         self._noted = self._directory.with_name(f".{self._directory.name}")
         self._config = self._directory.with_name("config.json")
         self._is_of_run, self._run = self._config.exists(), _id_of(self._directory.parent)
-        self._whole: set[int] = set()  # looked at before, and found undamaged
+        self._whole: set[int] = set()  # checked and undamaged
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._begun, self._seconds = -math.inf, 0.0  # of the latest: when, and how long it took to write
+        self._begun, self._seconds = -math.inf, 0.0  # start and duration of the latest write
 
     def iterations(self) -> list[int]:
-        """Those that have a checkpoint, damaged or not, in ascending order."""
+        """The iterations with a checkpoint, damaged or not, ascending."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
 
     def latest(self) -> int | None:
-        """Iteration of the newest checkpoint that is undamaged, None where there is none at all.
+        """The iteration of the newest usable checkpoint; None if there never was one.
 
-        Warns (`FdgWarning`) of newer ones that are damaged or of another run, or were removed.
+        Warns (`FdgWarning`) of newer ones that are damaged, of another run, or removed.
 
         Raises:
-          FdgError: there are checkpoints, and none can be used; or there were some, and all are gone.
+          FdgError: no checkpoint can be used, or all were removed.
         """
         refused: list[str] = []
         there, newest = self.iterations(), self._newest()
-        if newest >= 0 and not there:  # something else than a run that had none yet
+        if newest >= 0 and not there:
             raise FdgError(
                 f"all checkpoints in {self._directory} were removed (the newest was of iteration"
                 f" {newest:,}): bring them back from a copy, or start a new run with another --out"
@@ -117,9 +117,9 @@ class Checkpoints:
         return None
 
     def damage(self, iteration: int) -> str | None:
-        """What is wrong with a checkpoint, in words that follow its name, None if nothing is.
+        """Why a checkpoint cannot be used, as words that follow its name; None if it can.
 
-        Compares all checksums, and the run.
+        Compares all checksums and the run's id.
         """
         if iteration in self._whole:
             return None
@@ -152,7 +152,7 @@ class Checkpoints:
         return f"is damaged ({name} {'is not what was written' if name in expected else 'was added'})"
 
     def is_own(self, iteration: int) -> bool:
-        """Whether the manifest of a checkpoint names this run; no checksum is compared."""
+        """Whether a checkpoint's manifest names this run; compares no checksums."""
         try:
             manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MANIFEST_BYTES)
             return bool(json.loads(manifest).get("run") == self._run)
@@ -160,7 +160,7 @@ class Checkpoints:
             return False
 
     def are_cheap(self) -> bool:
-        """Whether writing the latest one took at most 1% of the time since; true if there is none yet.
+        """Whether writing the latest checkpoint took at most 1% of the time since; True before the first.
 
         With several processes, process 0 decides, since it writes. A collective.
         """
@@ -169,10 +169,10 @@ class Checkpoints:
         return bool(distributed.exchange(cheap)[0])
 
     def save(self, iteration: int, state: Any) -> None:
-        """Starts to write `state`; it may be donated as soon as this returns.
+        """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns.
 
         Raises:
-          RunError: this checkpoint or the one before cannot be written.
+          RunError: this checkpoint or the previous one cannot be written.
         """
         arrays = _arrays_by_name(state)
         if distributed.count() > 1:
@@ -191,11 +191,11 @@ class Checkpoints:
         self._writing = self._writer.submit(self._write, iteration, arrays)
 
     def protect(self, iteration: int) -> None:
-        """Keeps a checkpoint from being removed when newer ones are written."""
+        """Marks a checkpoint so that it is not removed when newer ones are written."""
         files.open_to_append(self._directory / f"{iteration}.keep").close()
 
     def last_finite(self) -> int | None:
-        """The newest undamaged checkpoint without a not-a-number in it, None if there is none."""
+        """The newest undamaged checkpoint without NaN, or None."""
         self._wait()
         for iteration in reversed(self.iterations()):
             if self.damage(iteration) is None and not any(map(_has_nan, self.arrays(iteration).values())):
@@ -203,26 +203,26 @@ class Checkpoints:
         return None
 
     def arrays(self, iteration: int) -> dict[str, np.ndarray]:
-        """All that a checkpoint holds, by name, as NumPy arrays; keys are their words.
+        """The arrays of a checkpoint by name, as NumPy arrays; random keys as their words.
 
         Raises:
-          FdgError: it is damaged.
+          FdgError: the checkpoint is damaged.
         """
         with self._reader(iteration) as (reader, where):
             return {name: np.asarray(value) for name, value in reader.restore(where).items()}
 
     def restore(self, iteration: int, target: Any) -> Any:
-        """The state at `iteration`.
+        """Restores the state at `iteration`.
 
         Args:
-          iteration: of a complete checkpoint.
-          target: pytree of `jax.ShapeDtypeStruct` with shardings, for instance `engine.state_shape`; the
-            devices may be others than those that the checkpoint was written on. A node with a method
-            `resized(shape)`, such as a replay buffer, may be stored smaller than it is here.
+          iteration: the iteration of a checkpoint.
+          target: pytree of `jax.ShapeDtypeStruct` with shardings, such as `engine.state_shape`; the devices
+            may differ from those that wrote the checkpoint. A node with a method `resized(shape)`, such as a
+            replay buffer, may be smaller in the checkpoint.
 
         Raises:
-          OtherStateError: the checkpoint holds the state of something else.
-          FdgError: it is damaged.
+          OtherStateError: the checkpoint has other leaves or shapes.
+          FdgError: the checkpoint is damaged.
         """
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
         expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
@@ -231,7 +231,7 @@ class Checkpoints:
             metadata = getattr(metadata, "item_metadata", metadata)
             found = {name: _shape(leaf) for name, leaf in metadata.items()}
             if found == expected:
-                # As NumPy arrays: some devices of the shardings may be in other processes.
+                # As NumPy arrays, since the shardings may have devices of other processes.
                 stored = reader.restore(where, args=_orbax().args.StandardRestore(
                     jax.tree.map(_numpy_shape, stored_target)
                 ))  # fmt: skip
@@ -256,7 +256,7 @@ class Checkpoints:
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
-        """Waits until everything is written.
+        """Waits for the last write.
 
         Raises:
           RunError: the last checkpoint could not be written.
@@ -286,7 +286,7 @@ class Checkpoints:
             files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
             files.replace(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run))
-            if os.path.lexists(final):  # damaged, or this run would not be here again
+            if os.path.lexists(final):  # damaged, or the run would have resumed from it
                 damaged = self._directory / f"{iteration}.damaged"
                 if os.path.lexists(damaged):
                     files.remove(damaged)
@@ -298,7 +298,7 @@ class Checkpoints:
                     os.rename(self._directory / str(old), self._directory / f"{old}.removed")
             self._tidy()
             self._seconds = time.monotonic() - begun
-        except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+        except Exception as error:  # Orbax and TensorStore raise many built-in types
             is_gone = not self._config.exists() and (self._is_of_run or isinstance(error, FileNotFoundError))
             self._clear(temporary, is_gone)
             why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
@@ -306,7 +306,7 @@ class Checkpoints:
             raise unwritable(self._directory.parent, what, why, is_gone, "make room there") from error
 
     def _clear(self, temporary: Path, is_gone: bool) -> None:
-        """Removes what is half written; of a directory that is gone, what writing has made again."""
+        """Removes the incomplete checkpoint, and folders that the writer recreated in a removed run."""
         for _ in range(20):
             shutil.rmtree(temporary, ignore_errors=True)
             if not is_gone:
@@ -316,7 +316,7 @@ class Checkpoints:
                 self._directory.parent.rmdir()
             if not self._directory.parent.exists():
                 return
-            time.sleep(0.1)  # TensorStore's threads still make folders
+            time.sleep(0.1)  # TensorStore's threads may still create folders
 
     def _note(self, iteration: int) -> None:
         """Records the newest iteration next to the directory; if that fails, removal goes undetected."""
@@ -324,7 +324,7 @@ class Checkpoints:
             files.replace(self._noted, f"{iteration}\n".encode())
 
     def _newest(self) -> int:
-        """The iteration that was noted, -1 where none was."""
+        """The recorded iteration; -1 if none."""
         try:
             return int(read_bytes(self._noted, 20))
         except ValueError:  # also `FdgError`
@@ -345,7 +345,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reader(self, iteration: int) -> Iterator[tuple[Any, Path]]:
-        """What reads a checkpoint, and where its arrays are; checks its files first."""
+        """Checks a checkpoint's files; yields Orbax's reader and the folder of its arrays."""
         where = self._directory / str(iteration)
         reason = self.damage(iteration) if where.is_dir() else "is damaged (there is none)"
         if reason is None:
@@ -354,7 +354,7 @@ class Checkpoints:
                 return
             except FdgError:
                 raise
-            except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+            except Exception as error:  # Orbax and TensorStore raise many built-in types
                 reason = f"is damaged ({_first_line(error)})"
         others = [other for other in self.iterations() if other != iteration]
         fix = f"go on from iteration {max(others)}" if others else "there is no other one"
@@ -362,7 +362,7 @@ class Checkpoints:
 
 
 def _id_of(run: Path) -> str | None:
-    """The id of the run in a directory, None where it has none."""
+    """The id of the run in a directory, or None."""
     try:
         found = read_config(run).get("id")
     except FdgError:
@@ -371,15 +371,15 @@ def _id_of(run: Path) -> str | None:
 
 
 def _orbax() -> Any:
-    # Here, because importing Orbax takes as long as importing JAX.
+    # Imported here: it takes as long as importing JAX.
     import orbax.checkpoint
 
-    logging.getLogger("absl").addFilter(_is_no_echo)  # added again, it stays one
+    logging.getLogger("absl").addFilter(_is_no_echo)  # adding it twice has no effect
     return orbax.checkpoint
 
 
 def _checkpointer() -> Any:
-    # Each process for itself: Orbax would otherwise wait for the others at every step.
+    # One process only: otherwise Orbax waits for all processes at every step.
     orbax, me = _orbax(), jax.process_index()
     alone = orbax.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
@@ -389,10 +389,10 @@ def _checkpointer() -> Any:
 
 
 def _checksums(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below a directory, by its path there, but of the manifest.
+    """SHA-256 of every file below a directory by its relative path, without the manifest.
 
     Raises:
-      FdgError: there is something else than folders and regular files: reading would follow it, or wait.
+      FdgError: an entry is neither a folder nor a regular file, such as a link or a FIFO.
     """
     found = {}
     for path in sorted(directory.rglob("*")):
@@ -407,7 +407,7 @@ def _checksums(directory: Path) -> dict[str, str]:
 
 
 def _manifest(iteration: int, checksums: dict[str, str], run: str | None) -> bytes:
-    """The manifest's bytes: the same files make the same bytes, so none of them can change unnoticed."""
+    """The manifest's content, a function of the files alone, so that any change shows."""
     named = {} if run is None else {"run": run}
     return (json.dumps({"iteration": iteration, **named, "files": checksums}, indent=1) + "\n").encode()
 
@@ -417,7 +417,7 @@ def _has_nan(array: np.ndarray) -> bool:
 
 
 def _numpy_shape(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # of the shape, and without its memory
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # takes no memory
 
 
 def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -426,7 +426,7 @@ def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def _names(tree: Any) -> list[str]:
-    """Names of the leaves, such as `train/params/kernel`, in order.
+    """The names of the leaves in order, such as `train/params/kernel`.
 
     >>> _names({"a": (1, 2), "b": {"c": 3}})
     ['a/0', 'a/1', 'b/c']
@@ -438,7 +438,7 @@ def _names(tree: Any) -> list[str]:
 
 
 def _arrays_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves that are stored: keys as their data, and no arrays without elements (Orbax refuses them)."""
+    """The leaves to store: keys as their words, without empty arrays (Orbax refuses them)."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
     stored = {name: leaf for name, leaf in leaves if leaf.size}
     return {
@@ -448,7 +448,7 @@ def _arrays_by_name(tree: Any) -> dict[str, Any]:
 
 
 def _resized(stored: dict[str, Any], target: Any) -> dict[str, Any]:
-    """The stored arrays by name, each node of `target` with a method `resized` as it returns them."""
+    """The stored arrays by name, with `resized` applied to the nodes of `target` that have it."""
     structure = jax.tree.structure(target)
     names = _names(target)
     leaves = [stored.get(name, leaf) for name, leaf in zip(names, jax.tree.leaves(target), strict=True)]
@@ -486,7 +486,7 @@ def _is_no_echo(record: logging.LogRecord) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    if of_the_system := re.search(r": ([A-Z][^:]*) \[os_error_code", str(error)):  # as TensorStore says it
-        return of_the_system[1]
+    if system := re.search(r": ([A-Z][^:]*) \[os_error_code", str(error)):  # TensorStore's format
+        return system[1]
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A job: what to train and how, as a value that is checked as far as that needs no device."""
+"""`Job`: what to train and how, as a value that is checked without devices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ Tracker = tuple[str, str | None]  # which, and of wandb and mlflow the project o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Settings):
-    """What to train, and how: settings of a run, with its algorithm and its policy.
+    """What to train and how: the settings of a run, its algorithm and its policy.
 
     Attributes:
-      algorithm: built from presets and flags.
-      policy: likewise.
-      described: the two as `config.json` names them: `algo`, `env`, `policy`, `policy_fields`, `staleness`,
+      algorithm: the algorithm, built from presets and flags.
+      policy: the distribution policy.
+      described: both as in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `staleness`,
         `hyperparameters`.
-      num_iterations: of the whole run.
-      steps_per_iteration: environment steps of one agent in one iteration.
-      total_steps: None where they are a hyperparameter.
-      resumes: whether `out` holds an earlier run to go on with.
-      start_from: a run whose weights a new one begins with; None for fresh ones.
-      trust: whether that run may name what only the caller may (`fdg.training.name_resolver`).
-      cores: how many host devices there are to choose from; None for no choice.
-      explains: whether the candidates of a policy that chooses itself are shown; else why it chose.
-      record: what else `config.json` keeps: where values came from, and how the run was started.
+      num_iterations: iterations of the whole run.
+      steps_per_iteration: steps of one agent in an iteration.
+      total_steps: None if it is a hyperparameter of the algorithm.
+      resumes: whether to resume the run in `out`.
+      start_from: a run whose weights initialise this one, or None.
+      trust: whether that run's files may name code outside fdg (`fdg.training.name_resolver`).
+      cores: the number of host devices to choose from; None for no choice.
+      explains: whether to print the candidates of `auto`, or only the reason.
+      record: further entries of `config.json`: the sources of values, and how the run was started.
     """
 
     algorithm: Any
@@ -49,12 +49,12 @@ class Job(Settings):
 
     @property
     def agents(self) -> int | None:
-        """How many in the program, of a sweep all; None for one without an axis of agents."""
+        """The number of agents (seeds, or points of a sweep); None without an axis of agents."""
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The flags that make this job again, for `config.json`."""
+        """The settings that reproduce this job, for `config.json`."""
         values = {name: to_json(getattr(self, name)) for name in kept_settings(Settings)}
         unset = {name for name in ("total_steps", "devices_chosen") if values[name] is None}
         run = {name: value for name, value in values.items() if name not in unset}
@@ -62,7 +62,7 @@ class Job(Settings):
 
     @property
     def loggers(self) -> tuple[Tracker, ...]:
-        """Where metrics go beside the run directory."""
+        """Experiment trackers that receive the metrics too."""
         wanted = (
             (TENSORBOARD, None, self.tensorboard),
             (WANDB, self.wandb, self.wandb is not None),
@@ -72,7 +72,7 @@ class Job(Settings):
 
     @property
     def rounded(self) -> str | None:
-        """What of the steps that were asked for makes no whole iteration, as a line; None where all do."""
+        """A message if `total_steps` is no multiple of an iteration and so is rounded down; else None."""
         asked = flat(self.config).get("total_steps")
         done = self.num_iterations * self.steps_per_iteration
         if not isinstance(asked, int) or asked <= done:
@@ -84,7 +84,7 @@ class Job(Settings):
 
     @property
     def beyond(self) -> list[str]:
-        """Periods that are longer than the run, and settings without effect, as a line each."""
+        """Messages about periods longer than the run and settings without effect."""
         total = self.num_iterations
         periods = {
             "--eval-every": (self.eval_every, "nothing is evaluated"),
@@ -106,7 +106,7 @@ class Job(Settings):
 
 
 def without_effect(algorithm: Any) -> list[str]:
-    """Fields that were given and that others switch off, as a line each: see `only_with` of a field.
+    """Messages about given fields that other fields switch off (metadata `only_with` of a field).
 
     >>> import algos, envs
     >>> without_effect(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
@@ -115,7 +115,7 @@ def without_effect(algorithm: Any) -> list[str]:
     fields = {field.name: field for field in dataclass_fields(algorithm)}
 
     def off(name: str) -> str | None:
-        """The field that switches one off."""
+        """The field that switches this one off, or None."""
         switch, _, value = fields[name].metadata.get("only_with", "").partition("=")
         if switch not in fields:
             return None
@@ -131,17 +131,21 @@ def without_effect(algorithm: Any) -> list[str]:
 
 
 def steps_of(algorithm: Any) -> str:
-    """What `steps_per_iteration` of an algorithm, or of its class, counts: environment steps, unless its
-    `steps_are` says otherwise.
-    """
+    """The unit of an algorithm's `steps_per_iteration`: its `steps_are`, by default environment steps."""
     return getattr(algorithm, "steps_are", "environment steps")
 
 
 def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
-    """`num_iterations`, at least one where nothing `runs`, and `steps_per_iteration` of a job.
+    """The fields `num_iterations` and `steps_per_iteration` of a job.
+
+    Args:
+      algorithm: the algorithm.
+      name: its name, for messages.
+      total_steps: None if it is a hyperparameter of the algorithm.
+      runs: False for a job that is only planned: at least one iteration, and files are not checked.
 
     Raises:
-      FdgError: less than one iteration, the algorithm does not say how far one gets, or files are missing.
+      FdgError: there is less than one iteration, `steps_per_iteration` is missing or invalid, or a file is.
     """
     with own_code(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)

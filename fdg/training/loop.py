@@ -1,4 +1,4 @@
-"""A whole training run: it compiles, runs, records, saves, evaluates, and says how it goes."""
+"""A training run from start to end: compiling, iterating, metrics, checkpoints, evaluation, progress."""
 
 import contextlib
 import dataclasses
@@ -45,10 +45,9 @@ from fdg.training.sweep_results import write_sweep
 
 
 class Signals:
-    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands.
+    """Catches SIGINT and SIGTERM, so that the loop can save and stop; a second one raises KeyboardInterrupt.
 
-    In a command, Ctrl-C leaves the loop `ctrl_c.GRACE_SECONDS` to save what it has. In other threads than
-    the main one, where no signal arrives, it catches none.
+    In a command, the loop has `ctrl_c.GRACE_SECONDS` to save. Outside the main thread nothing is caught.
     """
 
     def __init__(self) -> None:
@@ -64,11 +63,11 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._before and self.caught is None:  # else the time that it was given goes on
+        if self._before and self.caught is None:  # otherwise the grace period continues
             ctrl_c.set_grace_period(0)
 
     def agreed(self) -> int | None:
-        """What any of the processes caught: all stop at the same iteration."""
+        """The signal that any process caught, so that all stop at the same iteration. A collective."""
         return next((caught for caught in distributed.exchange(self.caught) if caught is not None), None)
 
     def _catch(self, number: int, _: Any) -> None:
@@ -77,24 +76,24 @@ class Signals:
         self.caught = number
 
 
-_STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
-_CALLS = 50  # at least, in a whole run
-_CHECKPOINTS = 20
-_FEW_ROWS = 32  # of a file
+_STEPS_PER_CALL = 65_536  # the most steps of one agent in a call: half a second at 130,000 steps/s
+_CALLS = 50  # the fewest calls in a run
+_CHECKPOINTS = 20  # in a run, unless `--checkpoint-every` is given
+_FEW_ROWS = 32  # a data file with fewer rows gets a hint
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
-      run: its directory.
-      engine: what ran it.
-      state: the engine's, after the last iteration; None for a run that was complete before.
-      iteration: how many are done.
-      caught: the signal that ended it early; None if none did.
-      stopped: why it ended early otherwise; None if it did not.
-      evaluation: the greedy one at its end; None if there was none.
+      run: the run directory.
+      engine: the engine that ran it.
+      state: the engine's final state; None if the run was already complete.
+      iteration: completed iterations.
+      caught: the signal that ended the run early, or None.
+      stopped: any other reason for an early end, or None.
+      evaluation: the greedy evaluation at the end, or None.
     """
 
     run: RunDirectory
@@ -107,7 +106,7 @@ class Outcome:
 
 
 def say(line: Any = "") -> None:
-    """Prints at once, also into a pipe."""
+    """Prints and flushes."""
     print(line, flush=True)
 
 
@@ -118,20 +117,20 @@ def carry_out(
     quiet: bool = False,
     brief: bool = False,
 ) -> Outcome:
-    """Trains, evaluates, and writes the run directory; says on standard output how it goes.
+    """Trains, evaluates and writes the run directory; prints progress.
 
-    Of several processes, all call it, and the first one writes.
+    All processes call it; process 0 writes.
 
     Args:
       job: what to train, and how.
-      devices: those to use; None for what the job says.
-      callbacks: told of what was recorded; see `recorder.Report`.
-      quiet: nothing is printed.
-      brief: the plan is not printed.
+      devices: the devices to use; None for those of the job.
+      callbacks: called with each `recorder.Report` of new metrics.
+      quiet: print nothing.
+      brief: do not print the plan.
 
     Raises:
-      FdgError: the job cannot be done as asked; nothing has been written then.
-      HostError: a function on the host has failed, such as a reward; the last checkpoint is there.
+      FdgError: the job is invalid; nothing has been written.
+      HostError: a function on the host failed, such as a reward; checkpoints are kept.
     """
     _check_same(job.config)
     loggers.check_installed(job.loggers)
@@ -149,7 +148,7 @@ def carry_out(
     job, graph, why = settled.job, settled.graph, ""
     if devices is None:
         devices, why = devices_of(job, graph)
-    if why:  # a resumed run does not choose again
+    if why:  # stored, so that a resumed run uses the same number
         job = dataclasses.replace(job, devices_chosen=len(devices))
     engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
     check_all_busy(job, engine.plan, devices)
@@ -159,10 +158,10 @@ def carry_out(
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        tell = (lambda line: None) if quiet else say
-        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, tell)
+        report = (lambda line: None) if quiet else say
+        session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
-            return sitting.train(settled.said, why, brief, io.StringIO() if quiet else None)
+            return session.train(settled.said, why, brief, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
             run.discard()
@@ -171,13 +170,11 @@ def carry_out(
         raise
     finally:
         with contextlib.closing(run):
-            checkpoints.close()  # which may fail
+            checkpoints.close()  # may raise
 
 
 def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
-    """How many iterations one call of `engine.run` does.
-
-    Few enough that the display stays alive, and a divisor of the whole.
+    """The number of iterations in a call of `engine.run`: a divisor of the total, small enough for progress.
 
     >>> iterations_per_call(976, 512)
     16
@@ -187,15 +184,15 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The bound on the age of a stream's tokens, in updates; None where nothing is ahead or late."""
+    """The bound on the age of a stream's tokens, in updates; None without a stream or without any lag."""
     ahead = getattr(unswept(algorithm), "ahead", None)
     late = 0 if plan.delayed is None else plan.delayed.staleness
     return ahead + late if ahead is not None and (ahead or late) else None
 
 
 @dataclasses.dataclass
-class _Sitting:
-    """One process's work on a run, from its start or its last checkpoint to its end or an interruption."""
+class _Session:
+    """One process's work on a run, from its start or latest checkpoint to its end or an interruption."""
 
     job: Job
     engine: fdg.Engine
@@ -204,10 +201,10 @@ class _Sitting:
     checkpoints: Checkpoints
     callbacks: Sequence[Callback]
     say: Callable[[Any], None]
-    samples: Sequence[Mapping[str, Any]] = ()  # the last table of them, of an algorithm that answers in text
+    samples: Sequence[Mapping[str, Any]] = ()  # the latest table of sampled texts
 
     def train(self, candidates: str, why: str, brief: bool, file: TextIO | None) -> Outcome:
-        """Trains, and says and writes what came of it."""
+        """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total, agents = job.num_iterations, job.agents or 1
         found = (
@@ -215,13 +212,13 @@ class _Sitting:
             if job.resumes and distributed.is_first()
             else None
         )
-        latest, complete = distributed.exchange(found)[0] or (None, False)  # what process 0 found
+        latest, complete = distributed.exchange(found)[0] or (None, False)  # as found by process 0
         if latest is not None and latest > total:
             raise FdgError(
                 f"{run.path} has done {latest:,} iterations, and --total-steps makes {total:,}: give more"
             )
         if latest == total and complete:
-            keep_data(run, job.algorithm)  # notices other files
+            keep_data(run, job.algorithm)  # raises if data files have changed
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
             if job.timeline or job.profile:
                 say("nothing was timed or drawn, for nothing ran")
@@ -241,7 +238,7 @@ class _Sitting:
         lost.go_on(last)
         keep_data(run, job.algorithm)
         wall_before = last["wall_s"] if last else 0.0
-        self.samples = write_samples(job, engine, state, run, start)  # compiles it before time is taken
+        self.samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
         if job.resumes:
             none = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{none}")
@@ -314,7 +311,7 @@ class _Sitting:
         if lost.line():
             say(lost.line())
         if evaluation is not None:
-            # The mean over a sweep's points is of no agent that one would use.
+            # A mean over all points of a sweep is not a result.
             say(verdict(evaluation, None if point_names(job.algorithm) else job.described["env"]))
         for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation, failed)]:
             say(line)
@@ -322,7 +319,7 @@ class _Sitting:
         return outcome
 
     def _swept(self, evaluation: Evaluation | None, failed: Sequence[int]) -> list[str]:
-        """What came of a sweep, as lines; it is written too."""
+        """Writes the results of a sweep; returns lines to print."""
         job, sweep = self.job, self.job.algorithm
         if not isinstance(sweep, Sweep):
             return []
@@ -332,7 +329,7 @@ class _Sitting:
     def _iterations(
         self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals
     ) -> tuple[Any, int, int | None]:
-        """All iterations that are left, unless something ends them early: state, iteration, signal."""
+        """Runs the remaining iterations; returns the state, the iteration and the signal that ended them."""
         job, total = self.job, self.job.num_iterations
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
@@ -352,13 +349,13 @@ class _Sitting:
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )
             if is_due or iteration == total or caught is not None or ended:
-                recorder.flush()  # first, for a checkpoint is never ahead of the metrics
+                recorder.flush()  # first: a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
                 self.samples = write_samples(job, self.engine, state, self.run, iteration)
         return state, iteration, caught
 
     def _start(self, latest: int | None) -> tuple[Any, float]:
-        """The state to begin with, all compiled that training needs, and the seconds that this took."""
+        """Compiles the engine; returns the initial or restored state and the seconds that this took."""
         begun = time.perf_counter()
         job, engine = self.job, self.engine
         if latest is not None:
@@ -375,7 +372,7 @@ class _Sitting:
 
 
 def _check_same(config: Mapping[str, Any]) -> None:
-    """Processes that run different programs would wait for each other for ever."""
+    """Refuses processes with different jobs or versions: their collectives would deadlock."""
     mine, *others = distributed.exchange({**config, "versions": versions()})
     for i, other in enumerate(others, 1):
         for name in mine:

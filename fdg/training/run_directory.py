@@ -1,4 +1,4 @@
-"""What a training run leaves on disk: configuration, metrics, learning curve, summary, checkpoints."""
+"""The directory of a training run: configuration, metrics, learning curve, summary, checkpoints."""
 
 import contextlib
 import errno
@@ -22,9 +22,9 @@ from fdg.training.settings import read_settings
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
-BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
+BEST = "best_checkpoint"  # only in runs with `--eval-every`
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
-# All that a run may write into its directory, by whichever of its parts.
+# Everything that a run may write into its directory.
 _FOLDERS = (CHECKPOINTS, BEST, DATA, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
 _WRITTEN = (
     *(".lock", "config.json", "metrics.jsonl", "metrics.unreadable", "summary.json", "learning_curve.png"),
@@ -32,14 +32,14 @@ _WRITTEN = (
     *("timeline.svg", "timeline.json"),
     *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
 )
-_LISTED = 6  # runs of a folder that is none
+_LISTED = 6  # the most runs in the message about a folder that is not a run
 _JSON_BYTES = 64 << 20
 
 
 class RunDirectory:
-    """One run's directory. Every file but the metrics is replaced as a whole, so none is ever half written.
+    """The directory of a run. Files are replaced atomically; metrics are appended.
 
-    Only regular files and real directories are written to, never what a link leads to; `path` may be a link.
+    Links inside the directory are never followed for writing; `path` itself may be a link.
 
     Use `create` or `reopen`.
     """
@@ -51,20 +51,20 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where `fdg.checkpoint.Checkpoints` writes."""
+        """The folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     @property
     def best(self) -> Path:
-        """Where the checkpoint goes whose evaluation was best."""
+        """The folder of the checkpoint with the best evaluation."""
         return self.path / BEST
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
-        """Makes the directory of a new run, parents included.
+        """Creates the directory of a new run, and its parents.
 
         Raises:
-          FdgError: the place cannot be written to, or holds a run, whose data is never overwritten.
+          FdgError: it cannot be written, or holds a run already.
         """
         check_free(path)
         run = cls(path)
@@ -79,11 +79,11 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
-        """Opens the directory of an earlier run to go on with it.
+        """Opens the directory of an earlier run to resume it.
 
         Raises:
-          FdgError: another process is at work in it, it cannot be written to, or what it holds is no regular
-            file where the run has one.
+          FdgError: another process is training in it, it cannot be written, or one of a run's files is not a
+            regular file.
         """
         run = cls(path)
         try:
@@ -93,7 +93,7 @@ class RunDirectory:
         return run
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds one line a row to `metrics.jsonl`, and hands them to the operating system."""
+        """Appends rows to `metrics.jsonl`, one line each, and flushes."""
         with self._mended("metrics.jsonl"):
             if self._metrics is None:
                 self._metrics = files.open_to_append(self.path / "metrics.jsonl")
@@ -103,9 +103,9 @@ class RunDirectory:
                 raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left.
+        """Removes metrics after `iteration`, and a last line cut off by a crash; returns the last row kept.
 
-        Other lines that cannot be read go to `metrics.unreadable`, with a warning (`FdgWarning`).
+        Other unreadable lines are moved to `metrics.unreadable`, with an `FdgWarning`.
         """
         path, last = self.path / "metrics.jsonl", None
         if not path.exists():
@@ -143,7 +143,7 @@ class RunDirectory:
             raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
     def summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says; None before the run has ended."""
+        """The content of `summary.json`; None before the run has ended."""
         return read_summary(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -151,14 +151,14 @@ class RunDirectory:
         self.publish_json("summary.json", summary)
 
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """`publish` of a file of JSON."""
+        """Replaces a JSON file of the run atomically."""
         self.publish(name, lambda file: file.write(json_line(content, indent=2)))
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replaces a file of the run, or of a folder in it, as a whole, by what `write` writes.
+        """Replaces a file of the run atomically by what `write` writes.
 
         Raises:
-          RunError: it cannot be written.
+          RunError: the file cannot be written.
         """
         path = self.path / name
         with self._mended(name):
@@ -168,25 +168,25 @@ class RunDirectory:
                 write(file)
 
     def check_there(self) -> None:
-        """Refuses to go on where the directory was removed or moved.
+        """Checks that the directory still exists.
 
         Raises:
-          RunError: it was.
+          RunError: it was removed or moved.
         """
         if self._is_gone():
             raise unwritable(self.path, "", "", is_gone=True)
 
     def close(self) -> None:
-        """Releases the directory to other processes."""
+        """Closes files and releases the lock."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                with contextlib.suppress(OSError):  # of what could not be written, which was said then
+                with contextlib.suppress(OSError):  # of a failed write, which has raised already
                     file.close()
         self._metrics = self._lock = None
 
     def discard(self) -> None:
-        """Removes the directory, if nothing was written into it but what says that it is one."""
-        if self._is_gone():  # and it may be another run's by now
+        """Removes the directory if it holds only `config.json` and the lock."""
+        if self._is_gone():  # another run may be at this path by now
             return
         with contextlib.suppress(OSError):
             if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
@@ -195,7 +195,7 @@ class RunDirectory:
                 self.path.rmdir()
 
     def _acquire(self) -> None:
-        """Keeps other processes out until this one ends, however it ends; first looks at what is there."""
+        """Checks the existing files, then locks the directory until this process ends."""
         for name in _WRITTEN:
             try:
                 files.check_own(self.path / name, name in _FOLDERS)
@@ -210,19 +210,19 @@ class RunDirectory:
             ) from None
 
     def _is_gone(self) -> bool:
-        """Whether the path leads no longer to what this process has locked."""
+        """Whether the path no longer leads to the directory that this process has locked."""
         if self._lock is None:
             return False
         try:
             return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
-        except (FileNotFoundError, NotADirectoryError):  # or it was removed
+        except (FileNotFoundError, NotADirectoryError):
             return not (self.path / "config.json").exists()
-        except OSError:  # of a network, say: writing says what is wrong
+        except OSError:  # such as of a network: writing raises the cause
             return False
 
     @contextlib.contextmanager
     def _mended(self, name: str) -> Iterator[None]:
-        """A disk that is full, read-only or gone, as an error that says how to go on."""
+        """Turns an OSError (disk full, read-only or gone) into an error that says how to resume."""
         try:
             yield
         except OSError as error:
@@ -231,7 +231,7 @@ class RunDirectory:
 
 
 class Unwritten(RunDirectory):
-    """What the processes have that do not write: what they call of it does nothing."""
+    """The run directory in processes other than 0: its methods do nothing."""
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Does nothing."""
@@ -248,14 +248,14 @@ class Unwritten(RunDirectory):
 
 
 def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> RunError:
-    """The error of a run that can write no more: what is lost, and how to go on.
+    """The error of a run that cannot write: what is lost, and how to resume.
 
     Args:
       path: the run directory.
-      what: cannot be written, as a sentence.
-      why: as the system says it.
+      what: what cannot be written, as a sentence.
+      why: the system's message.
       is_gone: whether the directory was removed or moved.
-      fix: of what the system says in words of its own.
+      fix: the fix for system messages without a known one.
     """
     if is_gone:
         return RunError(
@@ -276,10 +276,10 @@ _FIXES = {
 
 
 def check_free(path: Path) -> None:
-    """Refuses a place for a new run that cannot be one; makes nothing.
+    """Checks that a path can become the directory of a new run; creates nothing.
 
     Raises:
-      FdgError: it is a file, lies below one, cannot be written to, or holds a run.
+      FdgError: it is a file or below one, cannot be written, or holds a run.
     """
     check_spelled(path)
     try:
@@ -306,10 +306,10 @@ def check_free(path: Path) -> None:
 
 
 def check_spelled(path: Path) -> None:
-    """Refuses a run directory whose name checkpoints cannot be written under: TensorStore takes UTF-8 alone.
+    """Checks that a path is UTF-8, as TensorStore requires.
 
     Raises:
-      FdgError: it is no UTF-8, or this process's locale cannot spell it.
+      FdgError: it is not UTF-8, or this process's file system encoding cannot represent it.
     """
     try:
         str(path.absolute()).encode()
@@ -322,7 +322,7 @@ def check_spelled(path: Path) -> None:
 
 
 def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
-    """The configuration of the run in `path`; `prefix` begins errors.
+    """Reads the configuration of the run in `path`; error messages start with `prefix`.
 
     Raises:
       FdgError: there is no run, or its configuration is damaged.
@@ -339,7 +339,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         more = f" ({len(near) - _LISTED} more)" if len(near) > _LISTED else ""
         fix = f"give {listed(near[:_LISTED])}{more}" if near else fix
         raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
-    except (OSError, ValueError):  # as reading it says
+    except (OSError, ValueError):  # reading it raises the cause
         pass
     try:
         said = read_json(file, _JSON_BYTES)
@@ -351,14 +351,14 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
 
 
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
-_DEEPEST = 20  # values within values; ours have three
+_DEEPEST = 20  # the most levels of nesting; our files have three
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
-    """A configuration whose values are of the kinds that it has: later code need not look again.
+    """Checks the types of a configuration's values, so that later code can rely on them.
 
     Raises:
-      FdgError: it is none of a run; names the value.
+      FdgError: a value has another type, or it is no configuration of a run.
     """
     if not isinstance(said, dict):
         raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
@@ -375,7 +375,7 @@ def checked_config(file: Path, said: Any) -> dict[str, Any]:
 
 
 def _is_beyond(value: Any) -> bool:
-    """Whether values lie within values in too many levels, or a whole number is above all that count."""
+    """Whether values are nested too deeply, or an integer is out of range."""
     level = [value]
     for _ in range(_DEEPEST):
         if any(isinstance(one, int) and abs(one) > MOST_STEPS for one in level):
@@ -388,7 +388,7 @@ def _is_beyond(value: Any) -> bool:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """What `summary.json` in a run directory says; None before the run has ended, or if it cannot be read."""
+    """The content of `summary.json`; None before the run has ended, or if it is unreadable."""
     try:
         summary = read_json(path / "summary.json", _JSON_BYTES)
     except FdgError:
@@ -397,7 +397,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return summary if fit and not _is_beyond(summary) else None
 
 
-# Of a summary, what others read.
+# Checks of the entries that other code reads.
 _SUMMARY: dict[str, Callable[[Any], bool]] = {
     "eval_return": lambda value: _is_metric("", value),
     "eval_returns": lambda value: value is None or _is_metric("_per_seed", value),
@@ -406,10 +406,10 @@ _SUMMARY: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, without lines that cannot be read.
+    """The rows of a `metrics.jsonl`, without unreadable lines.
 
     Raises:
-      FdgError: it is no regular file, or cannot be opened.
+      FdgError: it is not a regular file, or cannot be opened.
     """
     if not os.path.lexists(path):
         return
@@ -421,7 +421,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of metrics, None for a line that is none."""
+    """A row of metrics; None if the line is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -434,19 +434,19 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    """Whether a value of a row is what a row has: a number, or of `..._per_seed` one of each agent."""
+    """Whether a value is a metric: a number or None; for `..._per_seed`, a list of them."""
     if name.endswith("_per_seed"):
         return isinstance(value, list) and all(_is_metric("", one) for one in value)
     return value is None or (isinstance(value, int | float) and -_MOST < value < _MOST)
 
 
-_MOST = 1e300  # what NumPy has as a number
+_MOST = 1e300  # the largest absolute value of a metric
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON types: NumPy numbers become Python's; NaN and infinities become null.
+    """Converts to JSON types: NumPy numbers to Python's, NaN and infinities to null.
 
-    A float32 gets the shortest digits that give it back.
+    A float32 gets the fewest digits that round-trip.
 
     >>> plain({"loss": np.float32(0.1), "episode_return": np.nan, "seeds": (0, 1)})
     {'loss': 0.1, 'episode_return': None, 'seeds': [0, 1]}
@@ -463,5 +463,5 @@ def plain(value: Any) -> Any:
 
 
 def json_line(value: Any, indent: int | None = None) -> bytes:
-    """`plain(value)` as JSON that ends with a line break."""
+    """`plain(value)` as a line of JSON."""
     return json.dumps(plain(value), indent=indent, allow_nan=False).encode() + b"\n"

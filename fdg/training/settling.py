@@ -1,9 +1,9 @@
-"""What a job leaves open is chosen: its policy, its lag, its devices and the threads of host devices.
+"""Chooses what a job leaves to fdg: the policy, the lag, the devices, and the threads of host devices.
 
-What was chosen takes the place of `auto`, in the job and its config.
+The choice replaces `auto` in the job and in its `config.json`.
 
-A policy that nobody asked to be chosen (`auto` is the default) is chosen by predictions alone, and once: what
-was chosen for a job on a machine is kept beside its compiled programs, so that a second start looks it up.
+The default policy is `auto`, chosen by predictions alone. The choice for a job on a machine is cached with
+its compiled programs, so a second start looks it up.
 """
 
 import contextlib
@@ -128,9 +128,7 @@ def available_devices(count: int | None) -> list[jax.Device]:
 
 
 def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
-    """Which fragments idle devices since a micro-batch is smaller than their group, and the one that would
-    not; None where no micro-batch does.
-    """
+    """A message if a micro-batch smaller than its group idles devices, and a size that does not."""
     algorithm = unswept(algorithm)
     micro = getattr(algorithm, "micro_batch", None)
     if micro is None:
@@ -187,17 +185,17 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
     )
 
 
-_Found = tuple[Any, int, str]  # a policy, how many devices, and why
+_Found = tuple[Any, int, str]  # policy, number of devices, reason
 
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A job with a policy of its own.
+    """A job whose policy is chosen.
 
     Attributes:
-      job: as it was, with policy, devices and algorithm as chosen.
-      graph: of its algorithm.
-      said: what it was chosen among, or why, to be printed; "" if nothing was chosen.
+      job: the job with the chosen policy, devices and algorithm.
+      graph: its algorithm's graph.
+      said: the candidates or the reason, to print; "" if nothing was chosen.
     """
 
     job: Job
@@ -206,15 +204,13 @@ class Settled:
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
-    """Chooses the policy of a job, or its lag; one that has both stays as it is.
-
-    Of several processes, all have to call it, and all get what the first one chose.
+    """Chooses a job's policy if it is `auto`, or its lag. A collective: process 0 chooses for all.
 
     Args:
-      plans_only: whether nothing is to run, so that the devices of `--devices` need not exist.
+      plans_only: the job is only planned, so the devices of `--devices` need not exist.
 
     Raises:
-      FdgError: nothing can be chosen.
+      FdgError: there is nothing to choose from.
     """
     if job.described.get("lag") == AUTO_LAG:
         return _with_lag(job, graph, plans_only)
@@ -240,7 +236,7 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
 
 
 def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
-    """The smallest lag within 5% of the best prediction; the first of several processes chooses."""
+    """Chooses the smallest lag within 5% of the best prediction; process 0 chooses for all."""
     if job.policy.staleness:
         raise FdgError(
             f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
@@ -263,7 +259,7 @@ def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
 
 
 def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """What the first of several processes found, and changes of the algorithm; a collective."""
+    """Process 0's choice and changes of the algorithm, in all processes. A collective."""
     if distributed.count() == 1:
         return mine
     found, changes = mine
@@ -286,11 +282,11 @@ def _chosen(job: Job, graph: fdg.FDG, devices: Any, all_devices: bool, further: 
 
 
 def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
-    """The policy of a job that names none: `GPUOnly`, unless another is predicted to be much quicker on as
-    many devices as that takes. Where no time can be predicted: `GPUOnly`, and the plan says why.
+    """Chooses the policy of a job without `--policy`: `GPUOnly`, unless another one is predicted to be `GAIN`
+    times as fast on the same devices. `GPUOnly` too if nothing can be predicted.
     """
     plain = Settled(_with_policy(job, job.policy, policies.GPUOnly(), None), graph, "")
-    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # what a function on the host takes is not known
+    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # times of host functions are unknown
         return plain
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return plain
@@ -298,27 +294,27 @@ def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
     if found is None:
         return plain
     policy, count, why = found
-    # `GPUOnly` takes all accelerators that there are, also where a run is resumed on others.
+    # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     on_host = not isinstance(devices, int) and devices[0].platform == "cpu"
     chosen = count if on_host or not isinstance(policy, policies.GPUOnly) else None
     return Settled(_with_policy(job, job.policy, policy, chosen), graph, f"policy: {why}")
 
 
 def _found(job: Job, graph: fdg.FDG, devices: Any) -> _Found | None:
-    """Policy, number of devices, and why; None where nothing can be chosen."""
+    """The cached or new choice; None if nothing can be predicted."""
     try:
-        kept = _kept_at(job, graph, devices)
-        found = _read(kept)
+        cached = _cache_file(job, graph, devices)
+        found = _read(cached)
         if found is None:
             found = _quickest(job, graph, devices)
-            _write(kept, *found)
-    except FdgError:  # such as of a kind of device whose rates are not known
+            _write(cached, *found)
+    except FdgError:  # such as a kind of device without known rates
         return None
     return found
 
 
 def _quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Found:
-    """`GPUOnly`, on as many devices as it is quickest on, or what is much quicker on as many."""
+    """`GPUOnly` on its fastest number of devices, or a policy that is much faster on as many."""
     if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
         plain = policies.GPUOnly()
         count, why = quickest_count(dataclasses.replace(job, policy=plain), graph, devices)
@@ -328,11 +324,11 @@ def _quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Found:
     return _worth_it(_chosen(job, graph, devices, all_devices=True, further=False))
 
 
-GAIN = 1.3  # what another policy has to promise: more than predictions are off by on most machines
+GAIN = 1.3  # predicted speed-up that another policy needs: above the predictions' usual error
 
 
 def _worth_it(choice: Choice) -> _Found:
-    """The policy and its devices, and why: `GPUOnly`, if nothing is much quicker."""
+    """The fastest candidate, or `GPUOnly` if that is not much slower."""
     rows = [row for row in choice.rows if row.prediction is not None]
     plain = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)
     if plain is None or plain.seconds > GAIN * choice.seconds:
@@ -349,7 +345,7 @@ def _worth_it(choice: Choice) -> _Found:
 
 
 def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
-    """The job with what was chosen for it; `count` devices, None for a choice that is still to be made."""
+    """The job with the chosen policy and `count` devices (None: the number is chosen later)."""
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
     staleness, lag = fields.pop("staleness", 0), fields.pop("lag", 0)
     hyperparameters = {
@@ -374,27 +370,27 @@ def _name(policy: Any) -> str:
     return next(name for name in policies.names() if policies.get(name) is type(policy))
 
 
-# --- what was chosen before ---
+# --- cached choices ---
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-def _kept_at(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
-    """The file of this job, on this machine, by this version of the model; None where nothing is kept."""
+def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
+    """The cache file for this job, machine and version of the cost model; None without a cache."""
     directory = kept_in()
     if directory is None:
         return None
-    rates = dataclasses.replace(cluster_for(devices), note="")  # which speaks of other work just now
+    rates = dataclasses.replace(cluster_for(devices), note="")  # the note depends on the current load
     words = [_ADDRESS.sub("", str(graph.jaxpr)), repr(rates), repr(devices), repr(job.policy)]
     words += [repr(job.agents), repr(job.devices), jax.__version__]
     known = hashlib.sha256("\n".join(words).encode())
-    for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a model that was changed chooses anew
+    for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a changed cost model chooses again
         known.update(file.read_bytes())
     return directory / "choices" / f"{known.hexdigest()[:32]}.json"
 
 
 def _read(file: Path | None) -> _Found | None:
-    """What was chosen; None if nothing was, or the file is not what `_write` writes."""
+    """The cached choice; None if there is none, or the file is invalid."""
     if file is None:
         return None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):

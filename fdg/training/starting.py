@@ -1,4 +1,4 @@
-"""How a run begins: its directory, its programs and first state, and the weights of an earlier run."""
+"""Starting a run: its directory, its programs and initial state, and weights of an earlier run (`--from`)."""
 
 import dataclasses
 import datetime
@@ -29,24 +29,24 @@ from fdg.training.settings import changes, flat
 from fdg.training.summary import versions
 from fdg.training.sweep import Sweep, SweptState, unswept
 
-_OF_A_SITTING = ("command", "versions", "git_commit")  # what is noted of each, beside the job itself
+_SESSION = ("command", "versions", "git_commit")  # recorded at each start and resume
 
 
 def open_run(job: Job) -> RunDirectory:
-    """The run's directory; one that writes nothing in the processes that do not."""
+    """Creates or reopens the run directory; in all processes but 0, one that writes nothing."""
     if not distributed.is_first():
         return Unwritten(job.out or Path())
-    sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
+    session = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = job.out or free_directory(job.described["env"], job.described["algo"], job.seed)
     if not job.resumes:
-        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **sitting})
+        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
     else:
         run = RunDirectory.reopen(path)
         checkpoints = Checkpoints(run.checkpoints)
         own = list(filter(checkpoints.is_own, checkpoints.iterations()))
         try:
             if not own:
-                checkpoints.latest()  # refuses one that has lost all of them, before anything is written
+                checkpoints.latest()  # raises if all checkpoints were lost, before anything is written
         except FdgError:
             run.close()
             raise
@@ -59,7 +59,7 @@ def open_run(job: Job) -> RunDirectory:
             )
         before = read_config(path)
         changed = changes(before, job.config)
-        noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
+        noted = {name: session[name] for name in _SESSION if name in session}
         at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
         run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
@@ -67,10 +67,10 @@ def open_run(job: Job) -> RunDirectory:
 
 
 def git_commit() -> str | None:
-    """The commit of the folder that the run was started in, `-dirty` if files differ; None outside of any."""
+    """The git commit of the current folder, with `-dirty` if files have changed; None without one."""
     try:
         said = subprocess.run(
-            # A folder's own settings may name a program to ask for changes: it is not started.
+            # `core.fsmonitor` of an untrusted repository could start a program.
             [
                 "git",
                 "-c",
@@ -91,8 +91,8 @@ def git_commit() -> str | None:
 
 
 def free_directory(env: str | None, algo: str, seed: Any) -> Path:
-    """A run directory that is not there yet: `runs/ENV-ALGO-SEED-TIME`; None and empty parts are left out."""
-    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # of a file, its own name is enough
+    """A new path `runs/ENV-ALGO-SEED-TIME`; parts that are None or empty are left out."""
+    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # of a file path, only the name
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
     path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
@@ -101,7 +101,7 @@ def free_directory(env: str | None, algo: str, seed: Any) -> Path:
 
 
 def run_title(job: Job) -> str:
-    """What was trained, for the picture: algorithm and environment, policy and seeds."""
+    """The title of a run's plots: algorithm and environment, policy and seeds."""
     what = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
     seeds = f"seed {job.seed}"
     if isinstance(job.algorithm, Sweep):
@@ -112,16 +112,16 @@ def run_title(job: Job) -> str:
     return f"{what}\n{job.policy}, {seeds}"
 
 
-_OF_THE_SWEEP = "sweep"  # begins the names of what is no state of the algorithm's own
+_OF_THE_SWEEP = "sweep"  # prefix of the names of a sweep's own leaves
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What a new run begins with.
+    """Weights of an earlier run that initialise a new one.
 
     Attributes:
-      arrays: on the host, by the position of the leaf of the algorithm's state that each is of.
-      said: where they come from, as a line to print.
+      arrays: arrays on the host, by the position of the leaf in the algorithm's state.
+      said: a line to print: where they come from.
     """
 
     arrays: dict[int, np.ndarray]
@@ -129,28 +129,28 @@ class Weights:
 
 
 def compiled_and_begun(engine: fdg.Engine, seed: int) -> Any:
-    """The engine's first state; all that training needs is compiled meanwhile."""
+    """Returns the engine's initial state; compiles the training programs at the same time."""
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(engine.compile)
-        state = engine.init(seed)  # a program of its own, which takes nearly as long to compile
+        state = engine.init(seed)  # compiles another program, which takes nearly as long
     compiling.result()
     return state
 
 
 def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
-    """The weights of the run `job.start_from`; None where the job names none.
+    """Reads the weights of the run `job.start_from`; None if the job has none.
 
-    Taken are numbers that are not of single environments (which have a batch axis) nor the optimiser's:
-    parameters, target networks, the statistics of normalisers. Random keys, counters, environments and
-    replayed experience begin anew. Of a sweep, the best point's agents give theirs, unless the new run has as
-    many agents: then each goes on from its own.
+    Copied are floating-point leaves without a batch axis that are not in an optax state: parameters, target
+    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. From
+    a sweep, the best point's agents are taken; if the new run has as many agents as the sweep, agent i
+    starts from agent i.
 
     Args:
-      job: the new run's.
-      graph: of its algorithm, which says what the batch axis of each leaf of the state is.
+      job: the new run's job.
+      graph: its algorithm's graph, which has the batch axis of each leaf of the state.
 
     Raises:
-      FdgError: there is no such run, or what it learned has other shapes.
+      FdgError: there is no such run, or its arrays have other shapes.
     """
     if job.start_from is None:
         return None
@@ -179,11 +179,11 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
 
 
 def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
-    """The engine's fresh state, with weights in place of those that it was made with."""
+    """Replaces leaves of the engine's initial state by the weights."""
     leaves, structure = jax.tree.flatten(state)
     own = range(len(jax.tree.leaves(engine.algorithm_state(state))))
     delayed = engine.plan.delayed
-    # Actors begin with these weights too, not with those that the fresh state has.
+    # The older versions that stale actors read get these weights too.
     older = () if delayed is None else delayed.leaves * delayed.staleness
     for position, i in enumerate((*own, *older)):
         if i in weights.arrays:
@@ -192,7 +192,7 @@ def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
 
 
 def _by_name(state: Any) -> dict[str, Any]:
-    """Leaves by where they are in the algorithm's own state; those of a sweep itself have names apart."""
+    """Leaves by their path in the algorithm's state; a sweep's own leaves get the prefix `_OF_THE_SWEEP`."""
     named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     if not isinstance(state, SweptState):
         return named
@@ -204,10 +204,10 @@ def _by_name(state: Any) -> dict[str, Any]:
 
 
 def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
-    """Which leaf of an earlier run's state each leaf of the new one begins with.
+    """Maps the name of each leaf to that of the earlier run's leaf which initialises it; "" for none.
 
-    That of the same name; or what the algorithm's `begins_as` says: by the beginning of a leaf's name, the
-    beginnings that may stand in its place; if none is there, or none may, it begins anew.
+    The names are equal, unless the algorithm's `begins_as` has a prefix of the name: it lists the prefixes to
+    look for instead.
     """
     begins_as: Mapping[str, Sequence[str]] = getattr(algorithm, "begins_as", {})
 
@@ -222,7 +222,7 @@ def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of the earlier run, for as many agents as the new one has."""
+    """An array of the earlier run, with the new run's axis of agents."""
     of_one = there if earlier.agents is None else there[0]
     if of_one.shape != here.shape or of_one.dtype != here.dtype:
         if why := _other_spaces(job.algorithm, earlier.algorithm):
@@ -237,7 +237,7 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
 
 
 def _other_spaces(ours: Any, before: Any) -> str:
-    """Where the environments have spaces of other shapes: which, and what to do; else nothing."""
+    """A message if the environments' spaces have different shapes; else ""."""
 
     def shape(space: Any) -> str:
         of_box = getattr(space, "shape", None)
@@ -260,7 +260,7 @@ def _other_spaces(ours: Any, before: Any) -> str:
 
 
 def _other_network(ours: Any, before: Any) -> str:
-    """What to do where a network has other shapes than the earlier run's: the flags that differ."""
+    """The fix for a network with other shapes than in the earlier run: the flags that differ."""
 
     def words(value: Any) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
@@ -276,7 +276,7 @@ def _other_network(ours: Any, before: Any) -> str:
 
 
 def _is_learned(state: Any) -> list[bool]:
-    """Of each leaf, whether it belongs to no state of optax."""
+    """For each leaf, whether it is outside of optax's states."""
 
     def is_optimizer(node: Any) -> bool:
         return type(node).__module__.partition(".")[0] == "optax"
