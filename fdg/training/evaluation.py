@@ -1,8 +1,8 @@
-"""What trained agents are worth: whole episodes, played in environments of their own.
+"""Evaluation: trained agents play whole episodes in separate environments.
 
-Every algorithm that says how it acts (`actor`, see `algos.rollout`) can be evaluated. One of a user's own may
-have its own way, which goes first: a method `evaluate(state, key, episodes)`, with `greedy` as a fourth
-argument if it can do both, that returns at least `{"return": mean}`.
+Every algorithm with a method `actor` (see `algos.rollout`) can be evaluated. A method
+`evaluate(state, key, episodes)` takes precedence, with a fourth argument `greedy` if it can sample too; it
+returns at least `{"return": mean}`.
 """
 
 import dataclasses
@@ -36,24 +36,24 @@ SOLVED = {
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
 }
-_EPISODES = 128  # of an evaluation after training
-_STREAM = 2**31 - 1  # of random numbers, another than those that training draws from
+_EPISODES = 128  # of the evaluation after training
+_STREAM = 2**31 - 1  # folded into keys, so that evaluation and training draw different numbers
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Episodes that trained agents have played.
+    """The results of an evaluation.
 
     Attributes:
-      greedy: with the most probable actions, else with actions drawn as in training.
-      means: `[agents]` float32, mean return of each agent's episodes, as the program computed it.
-      episodes: of each agent.
-      returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` does not say.
-      lengths: `[agents, episodes]` int32, in environment steps; None likewise.
-      several: whether there is an axis of agents in the run.
-      infos: by name, `[agents, episodes]` float32: what the environment reports of episodes (`info`).
-      failed: positions of agents whose losses were not finite: of several, means leave them out.
-      seeds: of each agent.
+      greedy: whether actions were the most probable ones, or sampled as in training.
+      means: `[agents]` float32, the mean return of each agent.
+      episodes: episodes of each agent.
+      returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` returns none.
+      lengths: `[agents, episodes]` int32, environment steps; None likewise.
+      several: whether the run has an axis of agents.
+      infos: `[agents, episodes]` float32 by name: episode metrics that the environment reports in `info`.
+      failed: positions of agents with losses that are not finite; means over agents exclude them.
+      seeds: the seed of each agent.
     """
 
     greedy: bool
@@ -68,7 +68,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return over agents and episodes: `eval_return` of the run's summary; nan if all failed."""
+        """Mean return over agents and episodes (`eval_return` in `summary.json`); NaN if all failed."""
         kept = self._kept(self.means)
         return float(kept.mean()) if kept.size else math.nan
 
@@ -79,22 +79,22 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% confidence interval of the mean, by bootstrap: over the agents if there are several, else over
-        the episodes of the one. None where there is only one of either."""
+        """95% bootstrap confidence interval of the mean, over agents or, with a single one, over its episodes.
+        None with a single agent and a single episode."""
         values = self.means if self.several and len(self.means) > 1 else self.returns
         values = None if values is None else self._kept(values)
         return None if values is None or np.size(values) < 2 else interval(np.ravel(values))
 
     @property
     def reported(self) -> dict[str, float]:
-        """The mean of each of `infos`, over episodes that ended; not-a-number where none did."""
+        """The mean of each of `infos` over finished episodes; NaN without any."""
         kept = {name: self._kept(values) for name, values in self.infos.items()}
         known = {name: values[np.isfinite(values)] for name, values in kept.items()}
         return {name: float(values.mean()) if values.size else math.nan for name, values in known.items()}
 
     @property
     def of_agents(self) -> str:
-        """In words: of how many agents, in which range, and which failed; "" of one that did not."""
+        """Text about several or failed agents, with the range of their returns; else ""."""
         text, kept = "", self._kept(self.means)
         if self.several:
             low, high = format_numbers(kept.min(), kept.max()) if kept.size else ("nan", "nan")
@@ -106,11 +106,11 @@ class Evaluation:
         return text
 
     def _kept(self, values: np.ndarray) -> np.ndarray:
-        """`[agents, ...]` without the agents that failed, if there are several."""
+        """`[agents, ...]` without failed agents, if there are several."""
         return np.delete(values, self.failed, axis=0) if self.several and self.failed else values
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
+        """A row for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
         if self.returns is None:
             return []
         return [
@@ -142,14 +142,14 @@ class Evaluation:
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
-    """Whether there is a way to: an `evaluate` of its own, or an `actor` and an `env` to act in."""
+    """Whether the algorithm has a method `evaluate`, or an `actor` and an `env`."""
     return (_has_own(algorithm) and (greedy or _takes_greedy(algorithm))) or has_actor(algorithm)
 
 
 def episodes_of(algorithm: Any, asked: int | None) -> int:
-    """How many episodes an evaluation has: `asked`, or else 128.
+    """The number of episodes of an evaluation: `asked`, by default 128.
 
-    Of a text task with a file, each held-out row is one: the first `asked`, or else all.
+    For a text task with a file, an episode is a held-out row: the first `asked`, by default all.
     """
     rows = getattr(getattr(unswept(algorithm), "env", None), "num_held_out", None)
     if rows is None:
@@ -158,15 +158,15 @@ def episodes_of(algorithm: Any, asked: int | None) -> int:
 
 
 def has_actor(algorithm: Any) -> bool:
-    """Whether it says how it acts, and where."""
+    """Whether the algorithm has a method `actor` and an environment."""
     return callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
 
 
 def require_actor(algorithm: Any, what: str) -> None:
-    """Refuses to act for an algorithm that does not say how.
+    """Checks that an algorithm has a method `actor` and an environment.
 
     Raises:
-      FdgError: says what it needs.
+      FdgError: it has not; says what to add.
     """
     name = type(algorithm).__name__
     if not callable(getattr(algorithm, "actor", None)):
@@ -185,7 +185,7 @@ def require_actor(algorithm: Any, what: str) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Callable[[Any, Any], Any]:
-    """The compiled program that plays; equal algorithms share one."""
+    """The jitted evaluation; equal algorithms share it."""
     own = _has_own(algorithm) and (greedy or _takes_greedy(algorithm))
 
     def play(state: Any, key: jax.Array) -> Mapping[str, jax.Array]:
@@ -211,10 +211,10 @@ def start(
     failed: Sequence[int] = (),
     seeds: Sequence[int] = (),
 ) -> Callable[[], Evaluation]:
-    """Hands the episodes over to the devices; what it returns waits for them."""
+    """Dispatches an evaluation; the returned function waits for its result."""
     try:
         program = _program(algorithm, episodes, greedy, several)
-    except TypeError:  # an algorithm of somebody's own that does not hash
+    except TypeError:  # the algorithm is not hashable
         program = _program.__wrapped__(algorithm, episodes, greedy, several)
     found = program(state, keys)
 
@@ -231,9 +231,15 @@ def start(
 def evaluation_keys(
     seed: int, agents: int | None, iteration: int | None = None, algorithm: Any = None
 ) -> jax.Array:
-    """One key, or one for each agent, of the episodes after training (None) or at an iteration during it.
+    """The keys of an evaluation: one, or `[agents]`.
 
-    Agents of one seed (of a sweep, which `algorithm` is then) play the same episodes.
+    Agents with the same seed (in a sweep) play the same episodes.
+
+    Args:
+      seed: the run's seed.
+      agents: the number of agents; None without an axis of agents.
+      iteration: of an evaluation during training; None for the one after it.
+      algorithm: the run's algorithm, which may be a sweep.
     """
     seeds = agent_seeds(algorithm, seed, agents)
     keys = [jax.random.fold_in(jax.random.key(own), _STREAM) for own in seeds]
@@ -251,18 +257,18 @@ def evaluate(
     greedy: Sequence[bool] = (True,),
     failed: Sequence[int] = (),
 ) -> list[Evaluation]:
-    """Evaluations of a run's agents, one for each of `greedy` that there is a way to; empty if there is none.
+    """Evaluates a run's agents, once for each of `greedy` that the algorithm supports.
 
-    Of several processes all have to call it, and the first one gets them.
+    A collective: all processes call it; process 0 gets the results, the others an empty list.
 
     Args:
-      job: the run's.
-      engine: what runs it.
-      state: the engine's.
-      episodes: of each agent.
+      job: the run's job.
+      engine: the run's engine.
+      state: the engine's state.
+      episodes: episodes of each agent.
       iteration: None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
-      greedy: how to act.
-      failed: positions of agents that failed.
+      greedy: whether to take the most probable actions, for each evaluation.
+      failed: positions of failed agents.
     """
     kinds = [kind for kind in greedy if can_evaluate(job.algorithm, kind)]
     if not episodes or not kinds:
@@ -274,7 +280,7 @@ def evaluate(
         if state is None:
             return []
     elif job.agents is None:
-        # On one device: on several, each would play the same episodes.
+        # On one device: with a replicated state, every device would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
     how = job.agents is not None, failed, agent_seeds(job.algorithm, job.seed, job.agents)
     started = [start(job.algorithm, state, keys, episodes, kind, *how) for kind in kinds]
@@ -282,11 +288,11 @@ def evaluate(
 
 
 def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """What a summary, or a row of metrics, says of evaluations: `eval_return` is the greedy one."""
+    """The entries for `summary.json` or a row of metrics; `eval_return` is of the greedy evaluation."""
     said: dict[str, Any] = {}
     for evaluation in evaluations:
         suffix = "" if evaluation.greedy else "_sampled"
-        # Python floats keep all digits of a float32, so another evaluation finds the same number.
+        # Python floats keep all digits of a float32, so that a repeated evaluation compares equal.
         said[f"eval_return{suffix}"] = evaluation.mean
         if evaluation.several:
             said[f"eval_returns{suffix}"] = evaluation.means.tolist()
@@ -296,7 +302,7 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
-    """An evaluation as a line to print, and whether that counts as solved."""
+    """An evaluation as a line to print, with whether it solves the environment."""
     text = (
         f"{evaluation.actions} evaluation return {format_numbers(evaluation.mean)[0]}"
         f" over {evaluation.episodes:,} episodes"
@@ -321,10 +327,9 @@ def _takes_greedy(algorithm: Any) -> bool:
 
 
 def random_returns(env: Any, episodes: int, seed: int = 0) -> np.ndarray:
-    """Returns of whole episodes with actions drawn uniformly from the action space: `[episodes]` float32.
+    """Returns of whole episodes with random actions (`env.action_space.sample`): `[episodes]` float32.
 
-    Of several agents the mean over them, as after training. Components without bounds are drawn as
-    `env.action_space.sample` does.
+    With several agents in the environment, their mean.
 
     >>> random_returns(envs.make("CartPole-v1"), 2).shape
     (2,)
@@ -345,16 +350,16 @@ def random_returns(env: Any, episodes: int, seed: int = 0) -> np.ndarray:
     )
 
 
-# Episodes for each agent in each evaluation: a tenth of those after training. An algorithm with cheap
-# evaluations may set `episodes_while_training` instead.
+# Episodes of each agent in an evaluation during training. An algorithm with cheap evaluations may set
+# `episodes_while_training`.
 EPISODES = 16
 
 
 class PeriodicEvaluation:
-    """Evaluates a run's agents in separate environments and a separate program; saves the best state.
+    """Evaluates agents during training, in a separate program; saves the best state.
 
     Attributes:
-      stopped: why training has to stop (an evaluation reached the job's `stop_at`); None if it need not.
+      stopped: the reason to stop (an evaluation reached the job's `stop_at`), or None.
     """
 
     def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory):

@@ -16,17 +16,17 @@ _WORDS = ("loss", "grad")
 
 
 def is_vital(name: str) -> bool:
-    """Whether training cannot go on well without a finite value of this metric: a loss, or of a gradient."""
+    """Whether a metric is of a loss or a gradient, and so has to be finite."""
     return any(word in name for word in _WORDS)
 
 
 def failed_agents(last: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
-    """Positions of the agents that failed: their losses, or gradients, are not finite in the last row.
+    """Positions of the agents whose losses or gradients are not finite in the last row.
 
     Args:
-      last: of `metrics.jsonl`, None where there is no row yet.
-      config: of the run; before its `learning_starts` there are no losses.
-      agents: how many there are; None for one.
+      last: the last row of `metrics.jsonl`, or None.
+      config: the run's configuration; before its `learning_starts` there are no losses.
+      agents: the number of agents; None for one.
     """
     begins = (config.get("hyperparameters") or {}).get("learning_starts")
     if last is None or last["env_steps"] <= (begins if isinstance(begins, int) else 0):
@@ -53,16 +53,16 @@ class Finite:
     def __init__(self, job: Job, checkpoints: Checkpoints):
         self._job, self._checkpoints = job, checkpoints
         self._warned: set[int] = set()  # agents
-        # Until it begins to learn, an algorithm has no losses.
+        # There are no losses before `learning_starts`.
         starts = getattr(job.algorithm, "learning_starts", 0)
         self._silent = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
 
     def look(self, before: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Looks at the metrics of the iterations after `before`: `[n]`, or `[n, agents]`.
+        """Checks the metrics of the iterations after `before`: `[n]` or `[n, agents]`.
 
         Raises:
-          RunError: a loss is infinite or not a number, and the run is to stop then; names the iteration, the
-            metric and the last good checkpoint.
+          RunError: a loss is infinite or NaN and the run stops; names the iteration, the metric and the last
+            good checkpoint.
         """
         found = {}
         for name, values in metrics.items():
@@ -77,7 +77,7 @@ class Finite:
             self._act(before, metrics, found)
 
     def _act(self, before: int, metrics: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
-        """Stops or warns, for metrics that are bad where `found` is true."""
+        """Stops or warns; `found` marks the values that are not finite."""
         rows = {name: int(np.argmax(bad.reshape(len(bad), -1).any(axis=1))) for name, bad in found.items()}
         row = min(rows.values())
         first = [name for name in found if rows[name] == row]
@@ -114,7 +114,7 @@ class Finite:
 
 
 def _has_bad_returns(metrics: Mapping[str, np.ndarray], row: int) -> bool:
-    """Whether episodes ended up to this iteration with a return that is not finite."""
+    """Whether an episode so far had a return that is not finite."""
     episodes, returns = metrics.get("episodes"), metrics.get("episode_return")
     if episodes is None or returns is None:
         return False

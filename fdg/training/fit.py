@@ -1,4 +1,4 @@
-"""`fdg.fit`: trains from Python, as `python -m fdg.train` does from a shell."""
+"""`fdg.fit`: `python -m fdg.train` as a function."""
 
 import dataclasses
 import functools
@@ -29,11 +29,11 @@ from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import changes, check, contradiction
 from fdg.training.sweep import Sweep, unswept
 
-_SECONDS = 2.0  # between pictures, at least; drawing one takes a tenth of a second
+_SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
 
 
 class LivePlot:
-    """A callback of `fdg.fit` that keeps one output of the cell up to date."""
+    """A callback of `fdg.fit` that updates a plot in the output of a notebook cell."""
 
     def __init__(self, num_iterations: int):
         self._num_iterations = num_iterations
@@ -42,7 +42,7 @@ class LivePlot:
         self._handle: Any = None
 
     def __call__(self, report: Report) -> None:
-        """Adds the rows of a report, and redraws at most every `_SECONDS`."""
+        """Adds the rows of a report; redraws at most every `_SECONDS`."""
         self._rows.extend(dict(row) for row in report.rows)
         now = time.monotonic()
         if now - self._drawn_at < _SECONDS and report.iteration < self._num_iterations:
@@ -62,7 +62,7 @@ class LivePlot:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Whether this process is a notebook's kernel."""
     import sys
 
     ipython = sys.modules.get("IPython")
@@ -93,43 +93,41 @@ def fit(
     progress: bool = True,
     live_plot: bool | None = None,
 ) -> Run:
-    """Trains an algorithm under a policy, and keeps what comes of it in a run directory.
+    """Trains an algorithm under a distribution policy and writes a run directory.
 
-    Ctrl-C (a notebook's stop button) ends it after the call that runs, and saves: nothing is lost. In a
-    notebook the `Run` so far is returned; in a script, once all is saved, `KeyboardInterrupt` goes on. Either
-    way `fdg.fit(..., out=DIR, resume=True)` goes on exactly where it was.
+    Ctrl-C (a notebook's stop button) saves after the current call and stops. A notebook then gets the `Run`
+    so far; a script gets `KeyboardInterrupt`. `fdg.fit(..., out=DIR, resume=True)` continues exactly.
 
     Args:
       algorithm: any object with `init`, `iterate` and `steps_per_iteration`, such as `algos.PPO(...)`.
-      policy: where its parts run; None for `policies.GPUOnly()`.
-      total_steps: steps of each agent: environment steps, or of language models responses; None for the
-        algorithm's own `total_steps`.
-      devices: those to use, or how many; None for all.
-      seed: of all random numbers.
-      num_seeds: so many agents in one program, of seeds `seed`, `seed + 1`, ...; None for one.
+      policy: the distribution policy; None for `policies.GPUOnly()`.
+      total_steps: steps of each agent (environment steps; responses for language models); None for the
+        algorithm's `total_steps`.
+      devices: the devices, or their number; None for all.
+      seed: the seed of all random numbers.
+      num_seeds: train this many agents in one program, with seeds `seed`, `seed + 1`, ...; None for one.
       out: the run directory; None for `runs/ENV-ALGO-SEED-TIME`.
-      resume: go on with the run in `out`, if there is one; more `total_steps` than it had make it longer.
-      start_from: an earlier run's directory, whose weights this new run begins with.
-      eval_every: iterations from one evaluation during training to the next; the best state is kept.
-      eval_episodes: of the evaluation after training; 0 for none, None for 128, or each held-out row of a
-        file once.
-      checkpoint_every: iterations, at least; None for about twenty checkpoints, fewer where writing them
-        would take more than a hundredth of the time.
-      stop_at: end as soon as an evaluation during training returns this much.
-      callbacks: each is called with a `Report` of the iterations just recorded; one that returns true ends
-        the run.
-      tensorboard: also write TensorBoard's event files, into the run directory.
-      wandb: also log to this project of Weights & Biases.
-      mlflow: also log to this experiment of MLflow.
-      progress: print how it goes.
-      live_plot: draw the learning curve as it grows; None: in notebooks.
+      resume: resume the run in `out`, if there is one; a larger `total_steps` extends it.
+      start_from: the directory of an earlier run whose weights initialise this one.
+      eval_every: iterations between evaluations during training; the best state is kept.
+      eval_episodes: episodes of the evaluation after training; 0 for none; None for 128, or for each held-out
+        row of a file once.
+      checkpoint_every: iterations between checkpoints; None for about twenty checkpoints, fewer if writing
+        them would take more than 1% of the time.
+      stop_at: stop when an evaluation during training reaches this return.
+      callbacks: called with a `Report` of newly recorded iterations; a true result ends the run.
+      tensorboard: write TensorBoard event files into the run directory.
+      wandb: log to this project of Weights & Biases.
+      mlflow: log to this experiment of MLflow.
+      progress: print progress.
+      live_plot: update a plot of the learning curve; None for only in notebooks.
 
     Returns:
-      The run, ready to act: `run.policy(observation)`, `run.evaluate()`, `run.play("video.mp4")`.
+      The run: `run.policy(observation)`, `run.evaluate()`, `run.play("video.mp4")`.
 
     Raises:
-      FdgError: it cannot be done as asked; nothing has been written then.
-      KeyboardInterrupt: in a script that was interrupted, after all was saved.
+      FdgError: an argument is invalid; nothing has been written.
+      KeyboardInterrupt: in an interrupted script, after saving.
 
     Example::
 
@@ -185,10 +183,10 @@ def make_job(
     total_steps: int | None = None,
     **settings: Any,
 ) -> Job:
-    """The job that `fit` carries out; arguments as for it, and any others of `Settings`.
+    """The job of `fit`, from its arguments and any others of `Settings`.
 
     Raises:
-      FdgError: it cannot be done as asked.
+      FdgError: an argument is invalid.
     """
     check_policy(policy)
     algorithm, settings["num_seeds"] = apart(algorithm, settings.get("num_seeds"))
@@ -250,7 +248,7 @@ def make_job(
 
 
 def _run(job: Job, outcome: Outcome) -> Run:
-    if outcome.state is None:  # it was complete before
+    if outcome.state is None:  # the run was complete already
         return load(outcome.run.path, algorithm=job.algorithm)
     return Run(
         job.algorithm,
@@ -267,5 +265,5 @@ def _run(job: Job, outcome: Outcome) -> Run:
 
 
 def _interactive() -> bool:
-    """Whether somebody types at a prompt or runs cells, and wants a value back rather than the end."""
+    """Whether this is a notebook or an interactive prompt."""
     return in_notebook() or hasattr(sys, "ps1")

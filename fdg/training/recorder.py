@@ -1,4 +1,4 @@
-"""Metrics on their way from the devices to the run directory, the display, loggers and callbacks."""
+"""Records metrics: to the run directory, the progress line, experiment trackers and callbacks."""
 
 import dataclasses
 import math
@@ -123,13 +123,12 @@ class LargeUpdates:
 
 
 class LostEpisodes:
-    """How many running episodes were lost, over all sittings of a run.
+    """Counts the episodes lost to failed environment workers, over all sessions of a run.
 
-    Only environments of the host that survive failures (`restarts`) lose any; of others nothing is said. An
-    episode that was running where a worker failed counts as truncated there.
+    Only host environments with `restarts` lose episodes: one that ran in a failed worker counts as truncated.
 
     Args:
-      env: the run's environment; None where the algorithm has its own.
+      env: the run's environment, or None.
     """
 
     def __init__(self, env: Any):
@@ -138,11 +137,11 @@ class LostEpisodes:
         self._failures = self._episodes = 0
 
     def go_on(self, last: dict[str, Any] | None) -> None:
-        """Counts on from a row of `metrics.jsonl` that an earlier sitting wrote."""
+        """Continues the count of the last row that an earlier session wrote to `metrics.jsonl`."""
         self._before = int((last or {}).get("lost_episodes") or 0)
 
     def row(self) -> dict[str, int]:
-        """What a row of metrics says of them until now. A collective: all processes call it."""
+        """The entry for a row of metrics. A collective: all processes call it."""
         if not self._can:
             return {}
         now = host.losses()
@@ -153,11 +152,11 @@ class LostEpisodes:
         return {"lost_episodes": self._before + self._episodes}
 
     def summary(self) -> dict[str, int]:
-        """What `summary.json` says of them, after the last `row`."""
+        """The entry for `summary.json`, as of the last `row`."""
         return {"lost_episodes": self._before + self._episodes} if self._can else {}
 
     def line(self) -> str:
-        """What is said at the end of this sitting, after the last `row`; empty if none was lost."""
+        """The message at the end of this session, as of the last `row`; "" if no episode was lost."""
         if not self._failures:
             return ""
         counts = f"{self._episodes:,} running episode{'s' if self._episodes != 1 else ''}"
@@ -167,15 +166,15 @@ class LostEpisodes:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What callbacks are told: the iterations that were recorded since they were last called.
+    """The argument of callbacks: the iterations recorded since the previous call.
 
     Attributes:
-      iteration: the last of them.
-      num_iterations: of the whole run.
-      env_steps: of one agent, until then.
-      wall_s: seconds of training, until then.
-      rows: what `metrics.jsonl` got, one for each iteration.
-      evaluation: what the evaluation said that was made after the last of them, such as
+      iteration: the last of these iterations.
+      num_iterations: iterations of the whole run.
+      env_steps: steps of one agent so far.
+      wall_s: seconds of training so far.
+      rows: the rows added to `metrics.jsonl`, one for each iteration.
+      evaluation: the evaluation after the last iteration, such as
         `{"eval_return": 498.2, "eval_return_sampled": 431.0, ...}`; empty if there was none.
     """
 
@@ -187,15 +186,15 @@ class Report:
     evaluation: Mapping[str, Any]
 
 
-Callback = Callable[[Report], Any]  # one that returns true ends the run
+Callback = Callable[[Report], Any]  # a true result ends the run
 
 
 class Recorder:
-    """Records the metrics of each call of `start` one call late, so that no device waits for it.
+    """Records the metrics of each call of `engine.start` after the next call, so that devices never wait.
 
     Attributes:
-      wall_s: seconds spent in training until the last call that was recorded.
-      wants_to_stop: whether a callback has said so.
+      wall_s: seconds of training up to the last recorded call.
+      wants_to_stop: whether a callback asked to end the run.
 
     Args:
       eta: the most updates by which a token of a stream may be older than the newest parameters, a column of
@@ -238,21 +237,21 @@ class Recorder:
 
     @property
     def failed(self) -> list[int]:
-        """Positions of the agents whose losses are not finite in the last row that was recorded."""
+        """Positions of the agents whose losses are not finite in the last recorded row."""
         return failed_agents(self._last_row, self._job.config, self._job.agents)
 
     def add(self, metrics: PendingMetrics) -> None:
-        """Takes the metrics of a call just made, and records those of the one before."""
+        """Records the metrics of the previous call, and keeps those of this one."""
         self.flush()
         self._latest = metrics, {}
 
     def annotate(self, evaluation: Mapping[str, Any]) -> None:
-        """Adds what an evaluation said to the last iteration that was added."""
+        """Adds an evaluation to the last iteration."""
         if self._latest is not None:
             self._latest[1].update(evaluation)
 
     def flush(self) -> None:
-        """Waits for the metrics that were added, and records them."""
+        """Waits for the metrics of the last call and records them."""
         if self._latest is None:
             return
         (pending, evaluation), self._latest = self._latest, None
@@ -296,14 +295,14 @@ class Recorder:
         everyone = np.ravel(metrics.get("episode_return", ()))
         unchanged = self._constant_returns.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
         for line in filter(None, (unchanged, self._large_updates.look(rows))):
-            if shown := sample_lines(self._samples()):  # what was said tells why, be it shown or not
+            if shown := sample_lines(self._samples()):  # the sampled texts show the cause
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:
                 self._progress.say(line)
         self._tell(rows, evaluation)
 
     def _shares(self, seconds: float) -> dict[str, float]:
-        """How much of the time since the last call each group was busy."""
+        """The share of the last `seconds` in which each group was busy."""
         before, self._busy_s = self._busy_s, dict(self._busy())
         gone = {group: now - before.get(group, 0.0) for group, now in self._busy_s.items()}
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in gone.items()}
@@ -326,7 +325,7 @@ class Recorder:
                 self.wants_to_stop |= bool(callback(report))
             except FdgError:
                 raise
-            except Exception as error:  # whatever the code of a user's own raises
+            except Exception as error:  # user code
                 raise RunError(
                     f"callback {quoted(callback)} raised {raised(error)} at iteration {self._iteration}:"
                     " mend it, and continue from the last checkpoint with resume=True"
@@ -334,26 +333,26 @@ class Recorder:
 
 
 def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:
-    """Metrics of one iteration, scalars or `[agents]`: means over the agents, and some one by one."""
+    """The metrics of one iteration (scalars or `[agents]`): means over agents, and some for each agent."""
     row: dict[str, Any] = {name: _mean(values) for name, values in metrics.items()}
     for name in ("episode_return", *per_agent):
         if np.ndim(metrics.get(name, 0.0)):
             row[f"{name}_per_seed"] = metrics[name]
-    for name, values in metrics.items():  # names the agents that have failed, while others go on
+    for name, values in metrics.items():  # shows which agents have failed
         if np.ndim(values) and is_vital(name) and 0 < np.isfinite(values).sum() < values.size:
             row[f"{name}_per_seed"] = values
     return row
 
 
 def _rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
-    """Tokens a second of an iteration, all agents together, where an algorithm counts its tokens."""
+    """Tokens per second of all agents, if the algorithm has a metric `tokens`."""
     if "tokens" not in metrics or seconds <= 0:
         return {}
     return {"tokens_per_s": round(float(np.sum(metrics["tokens"][i])) / seconds, 1)}
 
 
 def _mean(values: np.ndarray) -> Any:
-    """A scalar as it is; of several agents the mean over those that have a number."""
+    """A scalar unchanged; of several agents the mean of the finite values."""
     if np.ndim(values) == 0:
         return values
     if not np.issubdtype(values.dtype, np.floating):
@@ -363,7 +362,7 @@ def _mean(values: np.ndarray) -> Any:
 
 
 def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Rows as one: the mean of each metric over those in which it is a number."""
+    """The mean of each metric over the rows in which it is finite."""
     merged = {}
     for name in rows[-1]:
         if name == "env_steps" or name.endswith("_per_seed") or name.startswith("eval_"):

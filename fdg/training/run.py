@@ -1,4 +1,4 @@
-"""A training run as a value: its agents, ready to act, and what was recorded of them."""
+"""`Run`: a trained or partly trained run, whose agents can act, be evaluated and be exported."""
 
 import dataclasses
 import functools
@@ -23,18 +23,18 @@ from fdg.training.sweep_results import read_results
 
 
 class Run:
-    """What `fdg.fit` and `fdg.load` return: trained agents, and the directory that they are kept in.
+    """A run: trained agents and their run directory. `fdg.fit` and `fdg.load` return it.
 
     Attributes:
-      algorithm: with its hyperparameters and its environment.
-      state: the algorithm's own state, with a leading axis of agents if there are several.
-      iteration: how many were done when `state` was.
-      path: the run directory; None where nothing was written.
-      config: what `config.json` says.
-      seed: of the first agent; agent i has `seed + i`.
-      agents: how many; None for one without an axis.
-      finished: whether all iterations of the run were done.
-      stopped: why a run that was not finished ended; None else.
+      algorithm: the algorithm, with its hyperparameters and environment.
+      state: the algorithm's state, with a leading axis of agents if there are several.
+      iteration: completed iterations.
+      path: the run directory, or None.
+      config: the content of `config.json`.
+      seed: the seed of the first agent; agent i has `seed + i`.
+      agents: the number of agents; None without an axis of agents.
+      finished: whether all iterations are done.
+      stopped: why an unfinished run ended, or None.
     """
 
     predict = Elsewhere("run.policy(observation)")
@@ -66,38 +66,38 @@ class Run:
         self.path, self.config = path, dict(config or {})
         self.seed, self.agents = seed, agents
         self.finished, self.stopped = finished, stopped
-        self.last_evaluation = last_evaluation  # that which ended training; None if there was none
+        self.last_evaluation = last_evaluation  # the one after training, or None
         self._failed = failed  # None to read it from the metrics
 
     # --- acting ---
 
     @checked
     def actor(self, agent: int = 0) -> Actor:
-        """An agent as pure functions, for programs of your own: see `algos.Actor`.
+        """An agent as pure functions, for your own programs: see `algos.Actor`.
 
         Raises:
-          FdgError: the algorithm does not say how it acts, or there is no such agent.
+          FdgError: the algorithm has no method `actor`, or there is no such agent.
         """
         evaluation.require_actor(self.algorithm, "act")
         return self.algorithm.actor(self._state_of(agent))
 
     @functools.cached_property
     def policy(self) -> Acting:
-        """The (first) agent: `run.policy(observation)` is its most probable action, `greedy=False` draws.
+        """The first agent: `run.policy(observation)` is its most probable action, `greedy=False` samples.
 
-        Compiled once, with the normalisers and the memory that it was trained with; see `Acting`.
+        Compiled once, with the agent's normalisers and memory; see `Acting`.
 
         Raises:
-          FdgError: the algorithm does not say how it acts.
+          FdgError: the algorithm has no method `actor`.
         """
         return self.acting()
 
     @checked
     def acting(self, agent: int = 0, greedy: bool = True, seed: int = 0) -> Acting:
-        """An agent with a memory and random numbers of its own; `policy` is the first one, greedy.
+        """An agent with its own memory and random key. `run.policy` is `run.acting()`.
 
         Raises:
-          FdgError: the algorithm does not say how it acts, or there is no such agent.
+          FdgError: the algorithm has no method `actor`, or there is no such agent.
         """
         evaluation.require_actor(self.algorithm, "act")
         return Acting(self.algorithm, self._state_of(agent), greedy, seed)
@@ -113,17 +113,17 @@ class Run:
     ) -> Evaluation:
         """Plays whole episodes with every agent.
 
-        Without arguments, these are the episodes that training ended with: `.mean` is the summary's
-        `eval_return`, to the last digit.
+        Without arguments this repeats the evaluation after training: `.mean` equals `eval_return` of
+        `summary.json` exactly.
 
         Args:
-          episodes: of each agent; None for as many as after training.
-          greedy: with the most probable actions, else with actions drawn as in training.
-          seed: of the episodes, those of agent i of `seed + i`; None for those after training.
+          episodes: episodes of each agent; None for as many as after training.
+          greedy: take the most probable actions, else sample them as in training.
+          seed: the seed of the episodes (agent i: `seed + i`); None for those after training.
           env: another environment to play in, such as `envs.make("CartPole-v1", gravity=20.0)`.
 
         Raises:
-          FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
+          FdgError: `episodes` is below 1, the algorithm has no method `actor`, or `env` has other spaces.
         """
         check_at_least(1, episodes=episodes)
         algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
@@ -150,18 +150,18 @@ class Run:
         seed: int = 0,
         agent: int = 0,
     ) -> list[str]:
-        """What a language model says to prompts of one's own.
+        """Answers prompts with the language model.
 
         Args:
           prompts: a list of texts, or of lists of messages (`[{"role": "user", "content": "1+1="}]`).
-          temperature: logits are divided by it; 0 takes the most likely tokens.
-          max_new_tokens: of an answer; None for as many as in training.
+          temperature: divides the logits; 0 takes the most likely tokens.
+          max_new_tokens: the most tokens of an answer; None for the limit in training.
           system: the system message; None for that of training.
-          seed: of what is drawn.
-          agent: which, of several.
+          seed: the seed for sampling.
+          agent: the position of the agent.
 
         Raises:
-          FdgError: the algorithm trains no language model that answers; a prompt that does not fit.
+          FdgError: the algorithm trains no generative language model, or a prompt is too long.
         """
         how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
         if isinstance(self.algorithm, Sweep):
@@ -175,7 +175,7 @@ class Run:
 
     @property
     def eval_episodes(self) -> int:
-        """How many episodes the evaluation after training had, or would have had."""
+        """The number of episodes of the evaluation after training."""
         return evaluation.episodes_of(self.algorithm, self.config.get("eval_episodes") or None)
 
     @checked
@@ -190,22 +190,22 @@ class Run:
         fps: int = 30,
         max_steps: int = playing.MAX_STEPS,
     ) -> Path:
-        """Plays episodes, and writes them side by side as a video.
+        """Plays episodes and writes a video that shows them side by side.
 
         Args:
-          path: `.mp4`, `.gif`, or `.html` (brax's viewer, which can be turned; of others a gif in a page).
-          episodes: how many.
-          agent: which, of several.
-          greedy: with the most probable actions, else with actions drawn as in training.
-          seed: of the episodes.
-          fps: pictures a second.
-          max_steps: an episode that is longer is cut.
+          path: `.mp4`, `.gif` or `.html` (brax's interactive viewer; a page with a gif for others).
+          episodes: the number of episodes.
+          agent: the position of the agent.
+          greedy: take the most probable actions, else sample them as in training.
+          seed: the seed of the episodes.
+          fps: frames per second.
+          max_steps: longer episodes are cut.
 
         Returns:
-          Where it was written.
+          The path of the video.
 
         Raises:
-          FdgError: the algorithm does not say how it acts, or its environment cannot be drawn here.
+          FdgError: the algorithm has no method `actor`, or its environment cannot be rendered.
         """
         evaluation.require_actor(self.algorithm, "play")
         return playing.play(
@@ -228,26 +228,24 @@ class Run:
         agent: int = 0,
         greedy: bool = True,
     ) -> Path:
-        """Writes the policy to a file that needs no code of this run: see `fdg.load_exported`.
+        """Writes the policy to a file that can be used without this run's code: see `fdg.load_exported`.
 
-        It takes and gives what the environment's own library does, as `policy` does. Next to it goes its
-        description, a file of the same name that ends in `.json`: names, shapes, dtypes and bounds of what it
-        takes and gives, in order.
+        Inputs and outputs are those of the environment's own library, as for `policy`. A `.json` file of the
+        same name describes them in order: names, shapes, dtypes and bounds.
 
         Args:
-          path: `.onnx` makes ONNX of it; `.jax`, JAX's serialised function. An algorithm that
-            has a way of its own (`export(state, path)`: language models, in Hugging Face's format) writes a
-            folder.
-          format: `jax` or `onnx`, whatever the ending; of a language model `peft`, its adapters alone.
-          agent: which, of several.
-          greedy: the most probable action, else one drawn from a seed (not in ONNX).
+          path: `.onnx` for ONNX, `.jax` for a serialised JAX function. Algorithms with a method
+            `export(state, path)` (language models, in Hugging Face's format) write a folder.
+          format: `jax` or `onnx`, instead of the ending; for a language model `peft`, only its adapters.
+          agent: the position of the agent.
+          greedy: export the most probable action, else one sampled from a seed (not in ONNX).
 
         Returns:
-          Where it was written.
+          The path of the file or folder.
 
         Raises:
-          FdgError: the algorithm does not say how it acts, the ending is none of these, the format cannot
-            express its network, or another file is where the description goes.
+          FdgError: the algorithm has no method `actor`, the ending is unknown, the format cannot express the
+            network, or another file is in the place of the description.
         """
         if isinstance(self.algorithm, Sweep):
             return self.member(agent).export(path, format=format, greedy=greedy)
@@ -261,22 +259,22 @@ class Run:
 
     @property
     def num_seeds(self) -> int | None:
-        """Agents that differ in their seeds alone: of a sweep, those of each point; None without an axis."""
+        """The number of seeds: in a sweep, of each point; None without an axis of agents."""
         return self.algorithm.num_seeds if isinstance(self.algorithm, Sweep) else self.agents
 
     @checked
     def member(
         self, agent: int | Literal["best"] | None = None, *, seed: int | None = None, **values: float
     ) -> "Run":
-        """Agents of a sweep as a run of their own: its algorithm has the hyperparameters that they have.
+        """Agents of one point of a sweep as a separate run, with the point's hyperparameters.
 
         Args:
-          agent: one, by its position in the run; "best" for those of the best point, as `best`.
-          seed: the one of that seed, of the point that `values` name; None for those of all seeds.
-          values: of swept hyperparameters, as many as single out a point.
+          agent: the position of a single agent; "best" for the agents of the best point, as `best`.
+          seed: the seed of a single agent of the point; None for all its agents.
+          values: swept hyperparameters that select the point.
 
         Raises:
-          FdgError: the run is no sweep, or there is no such agent or point, or more than one.
+          FdgError: the run is no sweep, or no point, several points or no agent match.
 
         Example::
 
@@ -291,7 +289,7 @@ class Run:
 
     @property
     def best(self) -> "Run":
-        """The agents of the best point of a sweep: that which `sweep.json` names.
+        """The agents of the sweep's best point, as named in `sweep.json`.
 
         Raises:
           FdgError: the run is no sweep, or has not ended.
@@ -310,7 +308,7 @@ class Run:
         return self.algorithm
 
     def _of_agents(self, agents: Sequence[int]) -> "Run":
-        """Agents that have the same hyperparameters, as a run."""
+        """Agents with equal hyperparameters, as a separate run."""
         sweep, rows = self._sweep, list(agents)
         alone = len(rows) == 1
         taken = jax.tree.map(lambda x: x[rows[0]] if alone else x[np.array(rows)], self.state)
@@ -330,14 +328,14 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`, one an iteration."""
+        """The rows of `metrics.jsonl`, one for each iteration."""
         return [] if self.path is None else list(read_metrics(self.path / "metrics.jsonl"))
 
     @property
     def failed(self) -> list[int]:
-        """Positions of the agents that failed: their losses were not finite at this iteration.
+        """Positions of the agents whose losses were not finite at this iteration.
 
-        What such an agent returns counts in no mean over agents.
+        Means over agents exclude them.
         """
         if self._failed is not None:
             return list(self._failed)
@@ -346,7 +344,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says; None before the run has ended."""
+        """The content of `summary.json`; None before the run has ended."""
         return None if self.path is None else read_summary(self.path)
 
     def _state_of(self, agent: int) -> Any:
@@ -368,13 +366,13 @@ class Run:
 
 
 def _in_another(algorithm: Any, env: Any) -> Any:
-    """The algorithm in another environment with the same spaces, or on a task with the same tokenizer."""
+    """The algorithm with another environment of the same spaces, or a task with the same tokenizer."""
     if not (hasattr(env, "observation_space") or hasattr(env, "tokenizer")):
         raise FdgError(f"env={quoted(env)}: give an environment, such as envs.make('CartPole-v1')")
     learned = getattr(algorithm.env, "tokenizer", None)
     if learned is not None or hasattr(env, "tokenizer"):
         there = algorithm if learned is None else dataclasses.replace(algorithm, env=env)
-        if learned != there.env.tokenizer:  # which a checkpoint gives to a task that has none of its own
+        if learned != there.env.tokenizer:  # a task without a tokenizer gets the checkpoint's
             raise FdgError(
                 f"env {env.name}: it has not the tokenizer of {algorithm.env.name}, learned with: write"
                 " env.with_tokenizer(run.algorithm.env.tokenizer)"

@@ -1,14 +1,14 @@
-"""A sweep: agents that differ in numbers, beside their seeds, and are trained in one program.
+"""A sweep: agents with different float hyperparameters, trained by one program.
 
-A float hyperparameter may be a traced array (`fdg.settings.fields`), so it may lie in the state, where each
-agent has its own. A `Sweep` is an algorithm like any other, whose state holds them:
+A float hyperparameter may be a traced array (`fdg.settings.fields`), so each agent has its own in the state.
+A `Sweep` is an algorithm like any other:
 
     point 0: learning_rate=0.001, entropy_coefficient=0.0    agents 0 to 15, of seeds 0 to 15
     point 1: learning_rate=0.001, entropy_coefficient=0.01   agents 16 to 31, of seeds 0 to 15
     ...
 
-so engine, checkpoints, evaluation and plans know nothing of it: they see as many agents as there are points,
-times seeds. Agent by agent, the numbers are those of runs of their own.
+The engine, checkpoints, evaluation and plans only see agents: points times seeds. Each agent has the numbers
+of a separate run.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from fdg.training.population import Population
 from fdg.training.settings import MOST_AGENTS
 from fdg.training.space import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
 
-_MOST_CHECKED = 256  # points, one by one
-_OF_A_STATE = ("actor", "evaluate", "examples")  # methods of an algorithm that take its state
+_MOST_CHECKED = 256  # points that are checked one by one
+_OF_A_STATE = ("actor", "evaluate", "examples")  # methods that take the algorithm's state
 
 
 class SweptState(NamedTuple):
@@ -43,20 +43,20 @@ class SweptState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """An algorithm some of whose hyperparameters are numbers of its state: see the module's docstring.
+    """An algorithm with some hyperparameters in its state: see the module's docstring.
 
-    What is asked of it and not defined here, it asks the algorithm.
+    Attributes that are not defined here are those of `algorithm`.
 
     Attributes:
-      algorithm: with what all agents have in common.
-      grid: names of float hyperparameters, and the values of each; every combination is a point.
+      algorithm: the algorithm, with the hyperparameters that all agents share.
+      grid: names of float hyperparameters and the values of each; every combination is a point.
       num_seeds: agents of each point.
-      exploit_every: None: each agent keeps its hyperparameters. Else the agents are a population that begins
-        with the points, and in which, every so many iterations, the worst take over from the best.
+      exploit_every: None for a grid. Else the agents are a population that starts from the points: every
+        `exploit_every` iterations the worst agents copy from the best (population-based training).
 
     Raises:
-      FdgError: (construction) a name that is no float hyperparameter, or decides what the program is; a
-        combination that the algorithm refuses.
+      FdgError: (construction) a name is not a float hyperparameter or changes the program, or the algorithm
+        refuses a combination.
     """
 
     algorithm: Any
@@ -73,16 +73,16 @@ class Sweep:
         for point in self._to_be_checked():
             try:
                 dataclasses.replace(self.algorithm, **point)
-            except ValueError as error:  # an `FdgError`, or what a user's own class raises
+            except ValueError as error:  # an `FdgError`, or of a user's class
                 raise FdgError(f"sweep: {spelled(point)}: {error}") from error
 
         if self.exploit_every is not None:
-            _ = self.between_agents  # refuse what it refuses
+            _ = self.between_agents  # checks its arguments
             if self.agents < 2:
                 raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
 
     def _to_be_checked(self) -> list[dict[str, float]]:
-        """All points; of very many each value by itself, and the corners: what is allowed has no holes."""
+        """All points; of very many, each value by itself and the corners (allowed ranges are convex)."""
         if len(self.points) <= _MOST_CHECKED:
             return self.points
         first = self.points[0]
@@ -92,7 +92,7 @@ class Sweep:
 
     @functools.cached_property
     def between_agents(self) -> Population | None:
-        """What agents take over from each other: of a grid nothing."""
+        """What agents copy from each other in a population; None for a grid."""
         if self.exploit_every is None:
             return None
         bounds = tuple((name, min(values), max(values)) for name, values in self.grid)
@@ -100,7 +100,7 @@ class Sweep:
 
     @property
     def recorded_per_agent(self) -> tuple[str, ...]:
-        """Metrics that are recorded of each agent: hyperparameters, where they change."""
+        """Metrics to record for each agent: the hyperparameters of a population."""
         return () if self.between_agents is None else tuple(name for name, _ in self.grid)
 
     @property
@@ -114,27 +114,27 @@ class Sweep:
         return len(self.points) * self.num_seeds
 
     def agents_of(self, point: int) -> range:
-        """The agents of a point, by their position."""
+        """The positions of a point's agents."""
         return range(point * self.num_seeds, (point + 1) * self.num_seeds)
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed of each agent: those of every point begin with `seed`; in a population all differ.
+        """The seed of each agent: `seed`, `seed + 1`, ... for every point.
 
-        For there, agents that take over from one of their own seed would draw what it draws.
+        In a population all seeds differ, or an agent would draw the same numbers as the one that it copies.
         """
         if self.exploit_every is not None:
             return [seed + i for i in range(self.agents)]
         return [seed + i % self.num_seeds for i in range(self.agents)]
 
     def at(self, point: int) -> Any:
-        """The algorithm with the values of a point, as a run of its own would have it."""
+        """The algorithm with the values of a point, as in a separate run."""
         return dataclasses.replace(self.algorithm, **self.points[point])
 
     def of(self, state: SweptState) -> Any:
-        """The algorithm of agents that have the same hyperparameters, as a run of their own would have it.
+        """The algorithm of agents with equal hyperparameters, as in a separate run.
 
         Args:
-          state: of one agent, or with an axis of agents.
+          state: the state of one agent, or with an axis of agents.
         """
         numbers = {name: np.ravel(np.asarray(x))[0] for name, x in state.hyperparameters.items()}
         known = {name: {np.float32(value): value for value in values} for name, values in self.grid}
@@ -145,16 +145,16 @@ class Sweep:
     def chosen(
         self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
     ) -> list[int]:
-        """The agents that are asked for, which have the same hyperparameters.
+        """Selects agents of one point.
 
         Args:
-          agent: one, by its position; then nothing else.
-          seed: of one agent of a point; None for all.
-          values: of hyperparameters.
+          agent: the position of a single agent; excludes `seed` and `values`.
+          seed: the seed of a single agent of the point; None for all its agents.
+          values: hyperparameters that select the point.
           first: the first seed of each point.
 
         Raises:
-          FdgError: there are none, or points that differ.
+          FdgError: no point or several points match, or there is no such agent.
         """
         if agent is not None:
             if seed is not None or values:
@@ -188,10 +188,10 @@ class Sweep:
     # --- the two functions of every algorithm, and what the engine asks one whose agents differ ---
 
     def starts(self, seed: int, count: int) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """What `init` of each agent takes: keys, and hyperparameters, `[agents]` each.
+        """The arguments of `init`: keys and hyperparameters, each `[agents]`.
 
         Raises:
-          FdgError: a number of agents that is not this sweep's.
+          FdgError: `count` is not the number of this sweep's agents.
         """
         if count != self.agents:
             raise FdgError(
@@ -206,7 +206,7 @@ class Sweep:
         return keys, {name: jnp.asarray(column) for name, column in zip(names, values.T, strict=True)}
 
     def init(self, start: Any) -> SweptState:
-        """The state of one agent, from what `starts` gave; from a key alone, that of the first point."""
+        """The initial state of an agent, from a row of `starts`; from a key, that of the first point."""
         if isinstance(start, tuple):
             key, numbers = start
         else:
@@ -216,7 +216,7 @@ class Sweep:
             return SweptState(dict(numbers), self._with(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
-        """The algorithm's own, with the hyperparameters of this agent."""
+        """One iteration of the algorithm with this agent's hyperparameters."""
         with self._explained(lambda own: own.iterate(state.state)):
             after, metrics = self._with(state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
@@ -225,22 +225,22 @@ class Sweep:
         return SweptState(state.hyperparameters, after, membership), {**metrics, **state.hyperparameters}
 
     def said(self) -> dict[str, Any]:
-        """What a run's configuration says of it, beside the algorithm."""
+        """The entries of `config.json` that describe the sweep."""
         often = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
         return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **often}
 
     # --- parts ---
 
     def with_algorithm(self, **fields: Any) -> "Sweep":
-        """The same sweep of an algorithm with other fields."""
+        """The same sweep of the algorithm with changed fields."""
         return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))
 
     @contextlib.contextmanager
     def _explained(self, call: Callable[[Any], Any]) -> Iterator[None]:
-        """Where an algorithm asks Python for the number of a hyperparameter: an error that names it.
+        """Turns JAX's error about a traced hyperparameter used as a Python number into one that names it.
 
         Args:
-          call: what is being traced, of the algorithm with any fields.
+          call: the function that is being traced, of the algorithm.
         """
         try:
             yield
@@ -281,13 +281,13 @@ class Sweep:
 
 
 def changed(algorithm: Any, fields: Mapping[str, Any]) -> Any:
-    """The algorithm with other values of some fields; one may say itself what else changes with them."""
+    """The algorithm with changed fields, by its method `changed` if it has one."""
     change = getattr(algorithm, "changed", None)
     return change(**fields) if callable(change) else dataclasses.replace(algorithm, **fields)
 
 
 def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
-    """The algorithm as a sweep, where a run's configuration says that it is one: what `Sweep.said` says."""
+    """The algorithm as a sweep if the run's configuration has one (`Sweep.said`), else unchanged."""
     text, often = config.get("sweep"), config.get("exploit_every")
     if text is None and often is not None:
         raise FdgError(
@@ -299,24 +299,24 @@ def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
 
 
 def unswept(algorithm: Any) -> Any:
-    """The algorithm that a sweep is of; any other as it is."""
+    """The algorithm of a sweep; any other algorithm unchanged."""
     return algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
 
 
 def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:
-    """How many agents a run has, of as many seeds; None for one without an axis of agents."""
+    """The number of a run's agents; None without an axis of agents."""
     return algorithm.agents if isinstance(algorithm, Sweep) else num_seeds
 
 
 def agent_seeds(algorithm: Any, seed: int, agents: int | None) -> list[int]:
-    """The seed of each agent of a run; of one without an axis of agents, its own."""
+    """The seed of each agent of a run."""
     if isinstance(algorithm, Sweep):
         return algorithm.seeds(seed)
     return [seed + i for i in range(agents or 1)]
 
 
 def point_names(algorithm: Any) -> list[str]:
-    """The points of a sweep by their values, for reading; none of another algorithm."""
+    """The points of a sweep as text; empty for another algorithm."""
     if not isinstance(algorithm, Sweep):
         return []
     begins = "" if algorithm.exploit_every is None else "begun with "
@@ -324,7 +324,7 @@ def point_names(algorithm: Any) -> list[str]:
 
 
 def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
-    """Agents of a run by what tells them apart, for messages: `seeds 0, 1`."""
+    """Names of agents for messages: `seeds 0, 1`, or the points of a sweep."""
     if not isinstance(algorithm, Sweep):
         return f"seeds {', '.join(str(seed + i) for i in agents)}"
     points = list(dict.fromkeys(i // algorithm.num_seeds for i in agents))
@@ -333,10 +333,10 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
 
 
 def check_names(algorithm: Any, names: Sequence[str]) -> None:
-    """Refuses names that are no hyperparameters of an algorithm, or such as no sweep is of.
+    """Checks that names are hyperparameters that can be swept.
 
     Raises:
-      FdgError: says how to try those.
+      FdgError: one is not; says how to try its values.
     """
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
