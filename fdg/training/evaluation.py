@@ -79,7 +79,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% bootstrap confidence interval of the mean, over agents or, with a single one, over its episodes.
+        """95% bootstrap confidence interval of the mean, over agents, or over the episodes of a single one.
         None with a single agent and a single episode."""
         values = self.means if self.several and len(self.means) > 1 else self.returns
         values = None if values is None else self._kept(values)
