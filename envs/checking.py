@@ -38,16 +38,15 @@ _STEP_FIELDS = {  # dtype and whether there is one an agent
 
 
 def check_spec(env: Any, single: bool = False) -> None:
-    """Refuses what is no environment, by its attributes alone.
+    """Checks that a value is an environment, by its attributes alone.
 
     Args:
-      env: taken for an `Environment`; for a `SingleEnvironment` where `single`.
-      single: one instance, which `vectorize` is about to make a batch of; what its properties give is not
-        looked at, for that may load a package.
+      env: the value, an `Environment`, or a `SingleEnvironment` if `single`.
+      single: check for a single instance. Its properties are not read, since that may import a library.
 
     Raises:
-      FdgError: a name, a class, an environment of another package, an attribute that is missing or of another
-        kind, or an object that does not hash.
+      FdgError: it is a name, a class, another library's environment or not hashable, or an attribute is
+        missing or has the wrong type.
     """
     given = _given(env)
     if network := aliases.not_a_policy(env):

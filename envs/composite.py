@@ -24,8 +24,8 @@ class Dict:
     """Parts by name: an observation is a dictionary with these names.
 
     >>> Dict({"camera": Box(0.0, 1.0, (8, 8, 3)), "walls": Box(0.0, 1.0, (4,))}, privileged=("walls",))
-    Dict({'camera': Box(low=0.0, high=1.0, shape=(8, 8, 3), dtype='float32'), \
-'walls': Box(low=0.0, high=1.0, shape=(4,), dtype='float32')}, privileged=('walls',))
+    Dict({'camera': Box(low=0.0, high=1.0, shape=(8, 8, 3), dtype='float32'), 'walls': Box(low=0.0, high=1.0,
+    shape=(4,), dtype='float32')}, privileged=('walls',))
     """
 
     spaces: tuple[tuple[str, Any], ...]  # by name
@@ -70,7 +70,7 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """Parts by position: an observation is a tuple of so many.
+    """Parts by position: an observation is a tuple with as many entries.
 
     >>> Tuple((Discrete(2), Discrete(3))).spaces[1]
     Discrete(n=3)

@@ -1,7 +1,7 @@
-"""The one interface of environments, and `vectorize`, which makes a batched one from a single instance.
+"""The environment interface, and `vectorize`, which makes a batched environment from a single instance.
 
-Letters in shapes: `B` environments, `A` agents. Shapes with `A` are those of environments of several agents,
-whose `num_agents` is a number; in all others (`num_agents` None, or not there) that axis is missing.
+Letters in shapes: `B` environments, `A` agents. The axis `A` exists only in multi-agent environments
+(`num_agents` is a number).
 """
 
 import dataclasses
@@ -27,24 +27,24 @@ State: TypeAlias = Any
 
 
 class TimeStep(NamedTuple):
-    """What one step of a batch of environments gives; every field has the leading axis `B`.
+    """The result of one step of a batch of environments; every field has the leading axis `B`.
 
-    An episode begins and ends for all agents of an environment together.
+    In a multi-agent environment, an episode begins and ends for all agents together.
 
     Attributes:
-      observation: `[B, (A,) *observation_space.shape]`, what the actor sees next: where an episode has just
-        ended, the first observation of the new one.
+      observation: `[B, (A,) *observation_space.shape]`, the next input of the actor; after the end of an
+        episode, the first observation of the new one.
       reward: `[B, (A)] float32`.
       terminated: `[B] bool`, a terminal state was reached, whose value is 0.
-      truncated: `[B] bool`, cut off by a time limit, so bootstrap from `final_observation`; never true where
-        `terminated` is.
+      truncated: `[B] bool`, the episode was cut by a time limit: bootstrap from `final_observation`; False
+        where `terminated` is True.
       final_observation: `[B, (A,) *observation_space.shape]`, the observation before the auto-reset; equals
-        `observation` where the episode continues.
-      episode_return: `[B] float32`, undiscounted return of the episode that ended here, the mean over agents,
-        else 0; around a wrapper that changes rewards, of the environment inside.
-      episode_length: `[B] int32`, steps in the episode that ended here, else 0.
-      episode_info: `[B] float32` each, of the episode that ended here what else was requested by name
-        (`info`), else 0; not-a-number where nothing is known.
+        `observation` while the episode continues.
+      episode_return: `[B] float32`, undiscounted return of the episode that ended (mean over agents), else 0;
+        with a wrapper that changes rewards, that of the inner environment.
+      episode_length: `[B] int32`, steps of the episode that ended, else 0.
+      episode_info: `[B] float32` by name: the requested `info` of the episode that ended, else 0; NaN if
+        unknown.
     """
 
     observation: Observation
@@ -63,7 +63,7 @@ class TimeStep(NamedTuple):
 
 
 class EnvironmentSpec(Protocol):
-    """What every environment says of itself, of one instance or batched; it allocates nothing to say it."""
+    """The attributes of every environment, single or batched. Reading them allocates no array."""
 
     @property
     def name(self) -> str:
@@ -83,11 +83,11 @@ class EnvironmentSpec(Protocol):
 
 
 class Environment(EnvironmentSpec, Protocol):
-    """A batch of environments that reset themselves; what algorithms use.
+    """A batch of auto-resetting environments; algorithms use this interface.
 
-    A frozen, hashable value: it holds no arrays, and its methods are pure, so that they trace under `jit`
-    and `scan`. Every element of the batch draws from its own key and from nothing else: splitting the
-    batch over devices changes no number. Actions are not clipped to their space.
+    A frozen, hashable value without arrays; its methods are pure and can be traced by `jit` and `scan`. Each
+    element of the batch depends only on its own key, state and action, so splitting the batch over devices
+    changes no number. Actions are not clipped to their space.
     """
 
     @property
@@ -98,51 +98,51 @@ class Environment(EnvironmentSpec, Protocol):
         """
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
-        """Start one episode a key.
+        """Starts an episode for each key.
 
         Args:
-          keys: `[B]` typed PRNG keys, as of `jax.random.split(jax.random.key(0), B)`.
+          keys: `[B]` typed PRNG keys, such as `jax.random.split(jax.random.key(0), B)`.
 
         Returns:
-          `(state, observation [B, (A,) *observation_space.shape])`, the observation a `MaskedObservation`
-          where not every action is always allowed; every leaf of `state` has the leading axis `B`.
+          `(state, observation [B, (A,) *observation_space.shape])`; a `MaskedObservation` if some actions may
+          be invalid. Every leaf of `state` has the leading axis `B`.
         """
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Take one step in every environment; where an episode ends, start the next.
+        """Steps every environment; resets those whose episode ends.
 
         Args:
           keys: `[B]` typed PRNG keys, new ones at every step.
-          state: of `reset` or of the step before.
+          state: from `reset` or the previous step.
           action: `[B, (A,) *action_space.shape]`.
         """
 
 
 class SingleEnvironment(EnvironmentSpec, Protocol):
-    """One instance that does not reset itself; what a user writes, and `vectorize` takes.
+    """A single instance without auto-reset: what you write, and `vectorize` turns into a batch.
 
-    A value that hashes (a frozen dataclass, say) and pure methods. The observation has the shape of its
-    space and is cast to the dtype of its space, and may come in a `MaskedObservation`; the reward and the two
-    flags are scalars of any numeric dtype. The state is any pytree whose structure, shapes and dtypes `step`
-    keeps. `vectorize` enforces its `max_episode_steps` as truncation.
+    A hashable value (such as a frozen dataclass) with pure methods. The observation has the shape of its
+    space and is cast to its dtype; it may be a `MaskedObservation`. Reward and the two flags are scalars of
+    any numeric dtype. The state is any pytree; `step` keeps its structure, shapes and dtypes. `vectorize`
+    truncates after `max_episode_steps`.
 
-    One of several agents has an attribute `num_agents`. Its spaces are those of one agent, the same for all;
-    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. Where agents are
-    not alike, both spaces are an `envs.Tuple` of one for each, and observations and actions are tuples:
-    `envs.Alike`. Of one agent, an `action_space` that is an `envs.Dict` or `envs.Tuple` (all categories, or
-    all floats) is joined for algorithms, and `step` gets its parts.
+    A multi-agent environment has an attribute `num_agents`. Its spaces are those of one agent, equal for all;
+    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. If agents differ,
+    both spaces are an `envs.Tuple` with one space per agent, and observations and actions are tuples
+    (`envs.Alike`). In a single-agent environment, an `action_space` that is an `envs.Dict` or `envs.Tuple`
+    (all discrete, or all continuous) is joined into one space for algorithms, and `step` gets its parts.
     """
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
-        """Start an episode: `(state, observation)`."""
+        """Starts an episode: `(state, observation)`."""
 
     def step(
         self, key: jax.Array, state: State, action: jax.Array
     ) -> tuple[State, Observation, jax.Array, jax.Array, jax.Array]:
-        """Take one step: `(state, observation, reward, terminated, truncated)`.
+        """Takes one step: `(state, observation, reward, terminated, truncated)`.
 
-        A dictionary of scalars may come sixth: `vectorize(single, info=("is_success",))` reports what it says
-        by that name at the end of each episode.
+        A sixth result may be a dictionary of scalars: `vectorize(single, info=("is_success",))` reports its
+        entry of that name at the end of each episode.
         """
 
 
@@ -156,7 +156,7 @@ class EpisodeState(NamedTuple):
 
 
 class Whole:
-    """An environment that is one value, where other libraries give it and its parameters."""
+    """Base of environments: explains that they cannot be unpacked into an environment and its parameters."""
 
     name: Any
 
@@ -202,13 +202,13 @@ class Vectorized(Whole):
 
     @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
-        """Start one episode a key; see `Environment.reset`."""
+        """Starts an episode for each key; see `Environment.reset`."""
         check_keys(self.name, keys)
         return jax.vmap(self._reset_one)(keys)
 
     @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
-        """Take one step in every environment; see `Environment.step`."""
+        """Steps every environment; see `Environment.step`."""
         check_keys(self.name, keys)
         check_state(self.name, state)
         expected = keys.shape + self._agents + self.action_space.shape
@@ -270,7 +270,7 @@ class Vectorized(Whole):
         )
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
-        """State and observation at the beginning of an episode."""
+        """The state and observation at the start of an episode."""
         with unchanged(self.single, f"environment '{self.name}': reset", warns=False):
             result = self.single.reset(key)
         inner, observation = unpacked_reset(self.name, result)
@@ -313,32 +313,30 @@ class Vectorized(Whole):
 
     @property
     def _agents(self) -> tuple[int, ...]:
-        """The axis of agents, in front of what each of them has: `(A,)`, or none."""
+        """The leading axis of agents, `(A,)`, or `()`."""
         return () if self.num_agents is None else (self.num_agents,)
 
 
 def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = ()) -> Vectorized:
-    """Make a batched `Environment` from a `SingleEnvironment`.
+    """Makes a batched `Environment` from a `SingleEnvironment`.
 
-    Adds what every environment needs: the batch, auto-reset, the return and length of finished episodes,
-    and truncation after `single.max_episode_steps` where the environment does not truncate itself.
+    Adds the batch axis, auto-reset, returns and lengths of finished episodes, and truncation after
+    `single.max_episode_steps`.
 
     Args:
-      single: a `SingleEnvironment`; or an environment that is written for gymnax, brax, MuJoCo Playground or
-        Jumanji.
-      repeat_start: start every episode of an environment in the state that its first one started in. All
-        environments of a batch step together, so one that may end at any step computes a reset at every
-        step; where that is expensive (physics), this saves it. It costs memory, one more state an
-        environment, and variety: there are as many starts as environments.
-      info: names of what metrics and evaluations report of each episode: `single.step` gives a dictionary of
-        scalars sixth, and what that says by these names at the episode's last step counts.
+      single: a `SingleEnvironment`, or an environment written for gymnax, brax, MuJoCo Playground or Jumanji.
+      repeat_start: start all episodes of an environment from its first start state. Otherwise every step
+        computes a reset for each environment, which is expensive in physics simulators. Costs memory (one
+        more state per environment) and variety (as many start states as environments).
+      info: names of episode metrics: entries of the dictionary that `single.step` returns sixth, at the last
+        step of each episode.
 
     Returns:
-      A frozen value, equal to another where the two singles are equal. Its `reset` and `step` raise
-      `FdgError` where the single one's results do not fit its spaces, or its state changes type.
+      A frozen value; equal if the single environments are equal. `reset` and `step` raise `FdgError` if
+      results do not fit the spaces, or the state changes its type.
 
     Raises:
-      FdgError: `single` is no environment: `envs.check_spec`.
+      FdgError: `single` is not an environment (`envs.check_spec`).
 
     >>> import jax
     >>> from envs.probe import Discount
@@ -364,7 +362,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
 
 
 def named_info(info: Any) -> tuple[str, ...]:
-    """Names of what is reported of episodes: one, or several.
+    """The names of episode metrics, from one name or several.
 
     Raises:
       FdgError: it is something else.
@@ -379,7 +377,7 @@ def named_info(info: Any) -> tuple[str, ...]:
 
 
 def num_agents(env: Any) -> int | None:
-    """How many agents act in an environment; `None` for an ordinary one, whose arrays have no such axis.
+    """The number of agents in an environment; None for a single-agent one, which has no such axis.
 
     >>> from envs.probe import Value
     >>> print(num_agents(vectorize(Value())))
@@ -421,15 +419,15 @@ def check_state(name: str, state: Any) -> None:
 
 
 def _strong(x: Any) -> jax.Array:
-    """`x` as an array without weak type, which a `scan` would otherwise see change from step to step."""
+    """Converts to a strongly typed array, as `scan` needs a constant type."""
     x = jnp.asarray(x)
     return x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
 
 
 def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
-    """Raise where `step` gives a state of another structure, shape or dtype than `reset`.
+    """Checks that `reset` and `step` return states of the same structure, shapes and dtypes.
 
-    Not cast: a state that starts at the integer 0 and steps by floats would silently stand still.
+    Not cast: an integer state that `step` increments by floats would silently stand still.
     """
     before = _leaf_types(reset_state)
     after = _leaf_types(step_state)

@@ -7,9 +7,9 @@ import jax
 
 
 class MaskedObservation(NamedTuple):
-    """What an environment gives as observation where not every action is allowed at every time.
+    """An observation with a mask of valid actions.
 
-    `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
+    `observation_space` is the space of `observation`; `features_and_mask` separates the two.
     """
 
     observation: (
@@ -24,7 +24,7 @@ Observation: TypeAlias = "jax.Array | dict[str, Any] | tuple[Any, ...] | MaskedO
 
 
 def features_and_mask(observation: Observation) -> tuple[Any, jax.Array | None]:
-    """What a network sees of an observation, and which actions are allowed: `None` where all always are.
+    """The input of the network and the mask of valid actions (None if all are always valid).
 
     >>> features_and_mask(MaskedObservation("features", "mask"))
     ('features', 'mask')
@@ -37,7 +37,7 @@ def features_and_mask(observation: Observation) -> tuple[Any, jax.Array | None]:
 
 
 def map_features(function: Callable[[Any], Any], observation: Observation) -> Observation:
-    """The observation with `function` applied to its features; a mask stays as it is.
+    """Applies a function to the features of an observation; a mask is unchanged.
 
     >>> map_features(str.upper, MaskedObservation("features", "mask"))
     MaskedObservation(observation='FEATURES', action_mask='mask')

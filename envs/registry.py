@@ -257,10 +257,9 @@ _WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters, 
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Parses a name with overrides, as on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
+    """Parses an environment's name with parameters: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
 
-    Values are Python's numbers, tuples, `True`, `False` and `None`; anything else is a string, which may be
-    in quotation marks.
+    Values are Python numbers, tuples, `True`, `False` and `None`; anything else is a string, quoted or not.
 
     Raises:
       FdgError: the text after the question mark is not such a list.
@@ -287,7 +286,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def absolute(name: str) -> str:
-    """The name with absolute paths of its files, so that it works from any folder.
+    """The name of an environment with absolute paths of its files, so that it works in any folder.
 
     >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
@@ -296,7 +295,7 @@ def absolute(name: str) -> str:
 
 
 def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Files that an environment is read from, by the parameter of `make` that names each in place of them.
+    """The files that an environment reads, by the parameter of `make` that gives each path.
 
     >>> files_of("text:file", {"path": "sums.jsonl"}), files_of("codesign:mine.toml", {})
     ({'path': 'sums.jsonl'}, {'path': 'mine.toml'})
@@ -324,7 +323,7 @@ def _value(text: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` knows, those of `register` last; without names with a prefix of a package.
+    """All names that `make` accepts, registered ones last; without those with a library's prefix.
 
     >>> "CartPole-v1" in names()
     True
@@ -335,9 +334,9 @@ def names() -> tuple[str, ...]:
 def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     """What `make(name, **parameters)` does beyond calling a registered factory with plain values, or None.
 
-    Such actions are: importing a module; starting or joining processes outside this program; downloading; and
-    passing a text to other packages' code, which may open it as a module, a file or a command. Only the user
-    of the program may ask for these, never a file alone.
+    That is: importing a module; starting or joining other processes; downloading; or passing a text to
+    another package's code, which may open it as a module, a file or a command. Only the user may ask for
+    these, never a file alone.
 
     >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})
     (None, None)
@@ -390,7 +389,7 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 
 
 def spelled(env: Any) -> str | None:
-    """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name alone is enough."""
+    """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
         return _spelled.get(getattr(env, "problem", env))
     except TypeError:  # it does not hash
@@ -399,17 +398,16 @@ def spelled(env: Any) -> str | None:
 
 @checked
 def register(name: str, factory: Callable[..., Environment]) -> None:
-    """Makes `make(name, **overrides)` return `factory(**overrides)`.
+    """Registers a factory: `make(name, **overrides)` returns `factory(**overrides)`.
 
-    Registering a name again replaces the factory, so a notebook cell can run twice.
+    Registering a name again replaces its factory, so that a notebook cell can run twice.
 
     Args:
       name: a name that no built-in environment has.
-      factory: returns an `Environment`: `vectorize(single)`, or a vectorized one. It must return equal values
-        for equal arguments.
+      factory: returns an `Environment`, such as `vectorize(single)`; equal arguments must give equal values.
 
     Raises:
-      FdgError: the name belongs to a built-in environment.
+      FdgError: the name is that of a built-in environment.
 
     Example::
 

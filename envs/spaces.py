@@ -22,7 +22,7 @@ _SMALLEST_IMAGE = 3  # pixels a side, for the 3 x 3 convolution
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """One of `n` categories: an int32 scalar in `0 .. n - 1`.
+    """One of `n` choices: an int32 scalar from 0 to n - 1.
 
     >>> Discrete(4)
     Discrete(n=4)
@@ -60,7 +60,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Several categories at once: `[len(nvec)] int32`, component `i` in `0 .. nvec[i] - 1`.
+    """Several choices at once: `[len(nvec)] int32`, component `i` from 0 to `nvec[i] - 1`.
 
     >>> bool(MultiDiscrete((2, 3)).contains([1, 2])), bool(MultiDiscrete((2, 3)).contains([2, 1]))
     (True, False)

@@ -26,21 +26,23 @@ from fdg.errors import FdgError, kind_of
 
 @dataclasses.dataclass(frozen=True)
 class Alike:
-    """A team of unlike agents as a `SingleEnvironment` of agents that are alike.
+    """A team of agents with different spaces as a `SingleEnvironment` whose agents have equal spaces.
 
-    `envs.vectorize` makes one by itself where `action_space` is an `envs.Tuple`.
+    `envs.vectorize` applies it if `action_space` is an `envs.Tuple`.
 
     Attributes:
       single: a `SingleEnvironment` with `num_agents`, whose two spaces are `envs.Tuple`s of `A` spaces. Its
-        observations are tuples, one of each agent (with masks or without); its `step` takes a tuple of
-        actions; rewards are `[A]`, or a tuple of them.
+        observations are tuples with one entry per agent (with masks or without); `step` takes a tuple of
+        actions; rewards are `[A]` or a tuple.
 
-    An observation has the parts `agent [A, A]`, who it is; and `seen`, or where agents see unlike things
-    `seen_0`, `seen_1`, ..., one for each kind. Actions are `Discrete` or `MultiDiscrete` with as many choices
-    as any agent has; or a `Box` of as many components, in [-1, 1] from bound to bound of the agent's own.
+    An observation has the parts `agent [A, A]`, the agent's one-hot index, and `seen`, or if the agents'
+    spaces differ `seen_0`, `seen_1`, ..., one for each kind. Actions are `Discrete` or `MultiDiscrete` with
+    the largest number of choices of any agent; or a `Box` with the largest number of components, in [-1, 1],
+    rescaled to each agent's bounds.
 
     Raises:
-      FdgError: (when a space is asked for) there are not `A` of each; some act by choices, some by numbers.
+      FdgError: (when a space is read) there are not `A` spaces, or some actions are discrete and some
+        continuous.
     """
 
     masks_components: ClassVar[bool] = True  # of a Box: which of them the agent has

@@ -45,16 +45,16 @@ class WrapperState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Whole):
-    """An environment that shows another's observations changed; by itself, as they are.
+    """An environment with changed observations. The base class changes nothing.
 
-    A subclass is a frozen dataclass with `observation_space`, `begin` and `after`, pure functions of a batch:
-    each row of what they give depends on that row alone. What they get and give are observations without
-    masks, arrays or parts `[B, (A,) *shape]`; a mask passes by. Without `after` nothing is kept: it shows
-    each observation as `begin` does, and its state is that of the environment inside.
+    A subclass is a frozen dataclass with `observation_space`, `begin` and `after`: pure functions of a batch,
+    in which each row depends only on itself. They get and return observations without masks, arrays or parts
+    `[B, (A,) *shape]`; masks pass through. Without `after`, the wrapper has no state: each observation is
+    mapped by `begin`.
 
-    One that changes rewards, actions or ends overrides `step`, with `super().step(keys, state, action)` in it
-    (without `after` that may be `self.env.step`). `episode_return` and `episode_length` stay those of the
-    environment inside.
+    A wrapper that changes rewards, actions or ends of episodes overrides `step` and calls
+    `super().step(keys, state, action)` (without `after`, `self.env.step` works too). `episode_return` and
+    `episode_length` stay those of the inner environment.
 
     >>> class Clipped(Wrapper):
     ...     def step(self, keys, state, action):
@@ -198,11 +198,12 @@ class Wrapper(Whole):
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """The last `frames` observations at once, oldest first; where an episode begins, its first one as often.
+    """Stacks the last `frames` observations, oldest first; at the start of an episode its first one is
+    repeated.
 
-    They lie side by side along the last axis, pictures of two axes as channels: of a space `[H, W, C]` it is
-    `[H, W, frames * C]`, of `[D]` `[frames * D]`, of a picture `[H, W]` `[H, W, frames]`. A category becomes
-    `frames` of them. Of parts, each is stacked.
+    They are concatenated along the last axis; images of two axes become channels: a space `[H, W, C]` becomes
+    `[H, W, frames * C]`, `[D]` becomes `[frames * D]`, an image `[H, W]` becomes `[H, W, frames]`. A
+    `Discrete` becomes a `MultiDiscrete` of `frames` components. In a `Dict` or `Tuple`, each part is stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -253,10 +254,10 @@ class FrameStack(Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class ActionRepeat(Wrapper):
-    """Every action is taken `times` times, or to the end of the episode; its rewards are added up.
+    """Repeats every action `times` times, or to the end of the episode, and sums the rewards.
 
-    Steps, and the time limit, count actions. For environments of JAX's: one on the host cannot be stopped in
-    the middle, and has options of its own (EnvPool's `frame_skip`), or a wrapper of its library's.
+    Steps and the time limit count actions. For JAX environments only; host environments have their own
+    options (EnvPool's `frame_skip`) or their library's wrappers.
     """
 
     times: int = 2
@@ -296,10 +297,10 @@ class ActionRepeat(Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class HideObservations(Wrapper):
-    """Without some parts of observations: of a `Dict` by name, of a `Tuple` by position.
+    """Removes parts of observations: of a `Dict` by name, of a `Tuple` by position.
 
-    Of vectors (a `Box` of one axis, a `MultiDiscrete`) single components, by position. A memory, or stacked
-    frames, then have something to find out.
+    From vectors (a `Box` of one axis, a `MultiDiscrete`) it removes components by position. Used to test
+    memories and frame stacks.
 
     >>> from envs import make
     >>> HideObservations(make("CartPole-v1"), (1, 3)).observation_space.shape  # the velocities
@@ -360,11 +361,11 @@ class HideObservations(Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class TimeAware(Wrapper):
-    """Observations with the share of the time limit that has passed, from 0 to 1.
+    """Adds the elapsed share of the time limit, from 0 to 1, to observations.
 
-    Where an episode is cut by a clock, what is still to come depends on it (Pardo et al. 2018, "Time Limits
-    in Reinforcement Learning", arXiv 1712.00378). A vector of float32 gets one more component, last; a
-    dictionary a part `time`; of anything else it is a dictionary with the parts `observation` and `time`.
+    With a time limit, the value of a state depends on the remaining time (Pardo et al. 2018, "Time Limits in
+    Reinforcement Learning", arXiv 1712.00378). A float32 vector gets a last component, a dictionary a part
+    `time`; any other observation becomes a dictionary with the parts `observation` and `time`.
 
     >>> from envs import make
     >>> TimeAware(make("CartPole-v1")).observation_space.shape

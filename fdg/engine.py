@@ -40,11 +40,11 @@ class Engine:
     """A compiled algorithm. `state = init(seed)`, then `state, metrics = run(state, iterations)`.
 
     Attributes:
-      plan: which fragment runs where, and what moves between devices; `print` it. With sharded parameters,
-        its collectives are filled in by `compile` (or the first `run`).
+      plan: the placement of fragments and the transfers between devices; `print` it. With sharded parameters,
+        `compile` (or the first `run`) fills in its collectives.
       programs: the XLA programs.
-      devices: the devices given, idle ones included.
-      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: the target for restoring.
+      devices: the given devices, idle ones included.
+      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings, for restoring checkpoints.
     """
 
     step = Elsewhere("state, metrics = engine.run(state, iterations=1)")
@@ -286,12 +286,12 @@ class Engine:
         return timeline.settle() if waits else timeline.so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
-        """Trains for some iterations, and says which program ran when, on which group. Empty for one group.
+        """Trains for some iterations and records when each program ran on which group. Empty for one group.
 
-        Of several processes all have to call it; each gets the bars of all.
+        A collective: all processes call it, and each gets the bars of all.
 
         Args:
-          state: as for `run`; it is copied, and stays usable.
+          state: as for `run`; it is copied and stays usable.
           iterations: at least 1.
         """
         timeline = self._execution.timeline
@@ -325,7 +325,7 @@ class Engine:
         return made_by(device.process_index, lambda: init(key), self._shapes)
 
     def _init_leaves(self, key):
-        """The first state's leaves."""
+        """The leaves of the initial state."""
         made = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(made)(*jax.tree.leaves(key))
 
@@ -388,7 +388,7 @@ def _last_words(line: str, status: int) -> None:
 
 
 def _graph_of(algorithm: Any, graph: FDG) -> FDG:
-    """The algorithm's graph, from that or from the graph of one of its agents."""
+    """The graph of an algorithm, from its own graph or that of one of its agents."""
     count = algorithm.count if isinstance(algorithm, Agents) else None
     graph = graph if graph.agents is not None else side_by_side(graph, count)
     if graph.agents != count:
@@ -411,13 +411,13 @@ def compile(
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
       policy: a value of `policies`, such as `policies.GPUOnly()`.
-      devices: those to use, or how many; all of JAX's if None, for some policies with the host's CPU
-        (`placement.with_host`).
-      num_seeds: the number of agents, spread over the devices, as `fdg.agents` makes them; None for itself.
-      graph: the algorithm's, where it was traced before.
+      devices: the devices, or their number; None for all of JAX's, and for some policies the host's CPU too.
+      num_seeds: the number of agents, distributed over the devices (`fdg.agents`); None for the algorithm
+        itself.
+      graph: the algorithm's graph, if it was traced already (`fdg.trace`).
 
     Raises:
-      GraphError: the algorithm's graph is not well formed.
+      GraphError: the algorithm's graph is invalid.
       PlanError: the policy cannot be carried out on these devices.
       FdgError: another process has traced or planned something else.
     """

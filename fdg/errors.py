@@ -64,26 +64,26 @@ def printable(message: str) -> str:
 
 
 class FdgError(ValueError):
-    """Anything a user asked for that cannot be done; the command line prints it without a traceback."""
+    """A request that cannot be carried out; the command line prints it without a traceback."""
 
     def __str__(self) -> str:
         return shortened(printable(super().__str__()))
 
 
 class FdgWarning(UserWarning):
-    """Something that runs, and very likely not as it was meant."""
+    """Something that runs, but probably not as intended."""
 
 
 class NoAttributeError(FdgError, AttributeError):
-    """A name that a class of another library has, and this one has not."""
+    """An attribute that another library's class has, and this class does not."""
 
 
 class NotIterableError(FdgError, TypeError):
-    """A value that is iterated or unpacked, but is a single value."""
+    """Iteration over, or unpacking of, a single value."""
 
 
 class FrozenError(FdgError, dataclasses.FrozenInstanceError):
-    """An assignment to a field of a value that does not change."""
+    """Assignment to a field of a frozen value."""
 
 
 class Elsewhere:
@@ -109,21 +109,21 @@ class Elsewhere:
 
 
 class GraphError(FdgError):
-    """A fragmented dataflow graph that breaks one of its invariants."""
+    """An algorithm, or its dataflow graph, is invalid."""
 
 
 class PlanError(FdgError):
-    """A policy that cannot be carried out on the given devices."""
+    """A policy cannot be carried out on the given devices."""
 
 
 class RunError(FdgError):
-    """What was asked for was right, and a run of it cannot go on: exit status 1."""
+    """A valid run failed while running: exit status 1."""
 
 
 class HostError(RunError):
-    """Code on the host that a running program called has failed: it ends the run, with exit status 1.
+    """Python code that a running program called on the host failed: exit status 1.
 
-    JAX raises no more than its text, at the end of the traceback in its own error: see `host_error`.
+    JAX only raises its text, at the end of the traceback in its own error: see `host_error`.
     """
 
 
@@ -159,7 +159,7 @@ def host_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception of somebody else's as one line.
+    r"""Any exception as one line.
 
     >>> one_line(ValueError("a\\n  b")), one_line(KeyError())
     ('ValueError: a b', 'KeyError: no message')

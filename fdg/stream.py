@@ -1,11 +1,11 @@
-"""Streams: rows that are generated in slots, and handed on in micro-batches without waiting for the longest.
+"""Streaming generation: slots generate responses; micro-batches do not wait for the longest one.
 
-A `Stream` is a value, and its state a pytree; both are pure JAX and know no engine. What is begun when, under
-which version of the parameters, and which rows make a micro-batch follow from counters in the state: the
-clock, whose specification is docs/streaming.md.
+A `Stream` is a value and its state a pytree; both are pure JAX, independent of the engine. Counters in the
+state (the clock, specified in docs/streaming.md) determine which response starts when, under which version of
+the parameters, and which rows form a micro-batch.
 
-Letters in shapes: `S` slots; `F` responses begun at once; `B` units of a batch, `b` of a micro-batch, `G`
-responses of a unit; `a` batches ahead; `W = b + a B` units that are live at most.
+Letters in shapes: `S` slots; `F` responses started at once; `B` units of a batch, `b` of a micro-batch, `G`
+responses of a unit; `a` batches ahead; `W = b + a B` the most live units.
 """
 
 import dataclasses
@@ -25,48 +25,48 @@ _PREFILLED = 8  # a part of the slots: so many wait for each other at most
 
 
 class Now(NamedTuple):
-    """When something is drawn."""
+    """The version of the parameters and the tick at which something is sampled."""
 
     version: jax.Array  # [] int32, of the parameters
     tick: jax.Array  # [] int32, of the stream's clock
 
 
 class Source(Protocol):
-    """What a slot does, as pure functions; every leaf of what they take and give has slots as axis 0.
+    """What a slot computes, as pure functions. Every leaf of their arguments and results has slots as axis 0.
 
-    A slot has two parts: what it keeps (tokens, keys, versions; part of the state), and a cache, which
-    `refresh` computes from what is kept and from the parameters.
+    A slot has two parts: its state (tokens, keys, versions; part of the stream's state), and a cache, which
+    `refresh` computes from that state and the parameters.
 
     Attributes:
-      most_ticks: optional; ticks after `begin` in which a slot is done at the latest, so that plans can count
-        them. A loop ends there.
+      most_ticks: optional: the most ticks after `begin` until a slot is done, so that plans can bound the
+        loop.
     """
 
     def idle(self, slots: int) -> Any:
-        """What that many empty slots keep."""
+        """The state of that many empty slots."""
 
     def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
-        """What slots keep that begin responses `index [F]` of the run, and their caches.
+        """The states and caches of slots that start the responses `index [F]` of the run.
 
-        Leaves may be smaller than those of the slots along axes other than the first: they are written at the
-        beginning of these axes.
+        Leaves may be smaller than those of the slots along axes other than the first; they are written at the
+        start of these axes.
         """
 
     def tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> tuple[Any, Any]:
-        """The same one tick later; what is done keeps what `row` reads."""
+        """State and cache after one more tick; slots that are done keep what `row` reads."""
 
     def done(self, kept: Any) -> jax.Array:
-        """Which slots are done, `[S]` bool; idle ones are either."""
+        """Which slots are done, `[S]` bool; any value for idle ones."""
 
     def refresh(self, parameters: Any, kept: Any) -> Any:
-        """Caches of slots, under these parameters."""
+        """The caches of slots under these parameters."""
 
     def row(self, kept: Any) -> Any:
-        """What done slots hand in."""
+        """The rows of done slots."""
 
 
 class Clock(NamedTuple):
-    """The counters; all int32 but `occupied`."""
+    """The counters of a stream; all int32 but `occupied`."""
 
     micro_batch: jax.Array  # [] taken so far
     tick: jax.Array  # [] ticks so far
@@ -81,7 +81,7 @@ class Clock(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """All that the next `take` needs."""
+    """The state of a stream."""
 
     key: jax.Array  # of the run
     clock: Clock
@@ -91,24 +91,24 @@ class StreamState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Generation in slots that begin the next responses as soon as they are free.
+    """Streaming generation: a slot starts the next response as soon as it is free.
 
     Attributes:
-      source: what a slot does.
-      slots: responses in the making at once, on all devices together.
-      batch: units of an iteration.
-      micro_batches: parts of a batch, each taken by itself.
-      ahead: batches that may be begun before their turn; the oldest token of a row is as many iterations old.
-      order: `prompt`: units are taken in their order; `finished`: those that began first, of those that have
-        finished.
-      late: whether `take` waits for units whose last turn comes (`wait`), or hands them in whenever they have
-        finished (`mask`): the caller then gives their oldest tokens no weight.
+      source: what a slot computes.
+      slots: responses in flight at once, on all devices together.
+      batch: units in an iteration.
+      micro_batches: parts of a batch; each `take` returns one.
+      ahead: batches that may be started early; the oldest token of a row is at most `ahead` iterations old.
+      order: `prompt`: units are taken in the order of prompts; `finished`: of the finished units, those that
+        started first.
+      late: whether `take` waits for units at the end of their time (`wait`), or returns them once they have
+        finished (`mask`), and the caller gives their oldest tokens no weight.
       group: responses of a unit.
-      prefills: responses begun at once; None for an eighth of the slots, or for all slots where no response
-        is ever begun ahead and there are as many slots as responses.
+      prefills: responses started at once; None for an eighth of the slots, or for all slots if nothing is
+        started ahead and there are as many slots as responses.
 
     Raises:
-      FdgError: (construction) a number out of range.
+      FdgError: (construction) a number is out of range.
     """
 
     source: Any
@@ -151,23 +151,23 @@ class Stream:
 
     @property
     def units(self) -> int:
-        """`b`, units of a micro-batch."""
+        """`b`, the units of a micro-batch."""
         return self.batch // self.micro_batches
 
     @property
     def live(self) -> int:
-        """`W`, units that have begun and are not taken, at most."""
+        """`W`, the most units that have started and are not taken."""
         return self.units + self.ahead * self.batch
 
     @property
     def at_once(self) -> int:
-        """`F`, responses begun at once."""
+        """`F`, the responses started at once."""
         if self.prefills is not None:
             return self.prefills
         return self.slots if self._is_lockstep else max(1, self.slots // _PREFILLED)
 
     def init(self, key: jax.Array) -> StreamState:
-        """The state at the beginning of a run with this key."""
+        """The initial state for this key."""
         kept = self.source.idle(self.slots)
         row, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
 
@@ -192,18 +192,18 @@ class Stream:
 
     @checked_names
     def take(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
-        """The next micro-batch.
+        """Generates until the next micro-batch is ready, and returns it.
 
         Args:
-          parameters: what responses are generated with from now on.
-          version: `[]` int32, theirs; handed to the source.
-          state: of `init`, or of the last `take`.
+          parameters: the parameters to generate with from now on.
+          version: `[]` int32, their version; passed to the source.
+          state: from `init` or the last `take`.
 
         Returns:
-          Rows `[b G, ...]` in order of their index, and the state.
+          Rows `[b G, ...]` in order of their index, and the new state.
 
         Raises:
-          FdgError: an argument is missing, or the state is none.
+          FdgError: an argument is missing, or `state` is not a stream's state.
         """
         if not isinstance(state, StreamState):
             if isinstance(state, tuple) and any(isinstance(one, StreamState) for one in state):
@@ -251,11 +251,11 @@ class Stream:
 
     @property
     def _is_lockstep(self) -> bool:
-        """Whether every take begins all its responses at once, and ends with all of them."""
+        """Whether every `take` starts all of its responses at once and waits for all of them."""
         return not self.ahead and self.slots == self.units * self.group
 
     def _within(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
-        """Whether a loop that `waits` continues after so many trips: it ends after the most it can take."""
+        """Adds a bound on the number of trips to the condition `waits` of a loop."""
         most = getattr(self.source, "most_ticks", None)
         if most is None:
             return waits
@@ -265,7 +265,7 @@ class Stream:
         return waits & (trip < most)
 
     def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
-        """`take` where there is a slot for each response, and none is begun ahead."""
+        """`take` if every response has a slot and none is started ahead."""
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         kept, cache = source.begin(parameters, state.key, index, Now(version, clock.tick))
@@ -293,7 +293,7 @@ class Stream:
         return source.row(kept), state._replace(clock=clock)
 
     def _caches(self, parameters: Any, state: StreamState) -> Any:
-        """Caches of the slots, computed again where one is occupied."""
+        """The caches of the slots, recomputed if any slot is occupied."""
         shapes = jax.eval_shape(self.source.refresh, parameters, state.kept)
 
         def empty() -> Any:
@@ -305,7 +305,7 @@ class Stream:
         return jax.lax.cond(jnp.any(state.clock.occupied), again, empty)
 
     def _begin(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
-        """The first free slots hand in what they have, and begin the next responses."""
+        """The first free slots write their rows and start the next responses."""
         clock, kept, cache, rows = carry
         count, most = jnp.arange(self.at_once, dtype=jnp.int32), limit - clock.next
         begins = count < most

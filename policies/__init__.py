@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all policies.
+    """The names of all policies.
 
     >>> names()
     ('gpu_only', 'multi_learner', 'single_learner_coarse', 'single_learner_fine', 'environments', 'central',
@@ -81,11 +81,11 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> type:
-    """The policy class of a name: snake case, or the class's own.
+    """The policy class of a name, in snake case or as the class is called.
 
     Raises:
-      FdgError: it is a network of another library.
-      UnknownNameError: no policy has this name; says the nearest.
+      FdgError: the name is that of another library's network or policy.
+      UnknownNameError: no policy has this name; suggests the nearest.
 
     >>> get("gpu_only")()
     GPUOnly()

@@ -36,13 +36,12 @@ _LOOKED_AT = 2  # of the stalest of the best: what they would take if more was a
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """What may be chosen from.
+    """Chooses a policy by predicted time (`policies.auto`).
 
     Attributes:
-      max_staleness: the most that actors' parameters may lag; more than 0 changes the numbers.
-      may_change: fields of the algorithm that may be chosen as well, for they change the numbers, as in
-        "shuffle,precision".
-      measure: whether the best three are compiled, and timed.
+      max_staleness: the largest staleness to consider; above 0, results change.
+      may_change: fields of the algorithm to choose too, as in "shuffle,precision"; they change results.
+      measure: whether to compile and time the best three candidates.
     """
 
     max_staleness: int = dataclasses.field(
@@ -88,30 +87,30 @@ def auto(
     all_devices: bool = False,
     further: bool = True,
 ) -> Choice:
-    """Predicts every policy with every sensible size of its groups, and takes the quickest.
+    """Predicts the time of every policy with every sensible size of its groups; returns the fastest.
 
-    A policy's fields with `metadata={"devices": True}` are the sizes of its groups; so one of a user's own
-    takes part by being in `policies`. Nothing is compiled, and nothing runs.
+    Fields of a policy with `metadata={"devices": True}` are the sizes of its groups, so a policy of your own
+    takes part once it is in `policies`. Nothing is compiled or run.
 
     Args:
-      algorithm: any.
-      devices: to choose from: how many host devices, or which, or a cluster; None for all of JAX's. Fewer may
-        turn out to be quicker.
-      max_staleness: the most that actors' parameters may lag.
-      may_change: of "shuffle" and "precision", fields of the algorithm that may be chosen too.
-      num_seeds: as of `fdg.compile`.
-      policies: classes to try, or values, whose groups stay as they are; for a single one more numbers of
-        devices are tried.
-      graph: the algorithm's, where it was traced before.
-      all_devices: whether all of them have to be given to the policy.
-      further: whether to look at what more freedom would bring (`max_staleness`, `may_change`).
+      algorithm: any algorithm.
+      devices: the devices to choose from: a number of host devices, a list, or a cluster; None for all of
+        JAX's. The result may use fewer.
+      max_staleness: the largest staleness to consider.
+      may_change: fields of the algorithm to choose too: "shuffle" and "precision".
+      num_seeds: as for `fdg.compile`.
+      policies: policy classes to try, or values, whose groups stay as they are; for a single value more
+        numbers of devices are tried.
+      graph: the algorithm's graph, if it was traced already.
+      all_devices: whether the policy has to get all devices.
+      further: whether to report what `max_staleness` and `may_change` would gain.
 
     Returns:
-      `.policy`, `.devices` (how many), `.algorithm`, `.seconds` (an iteration, predicted), `.prediction`,
-      `.table` (print it).
+      `.policy`, `.devices` (their number), `.algorithm`, `.seconds` (predicted, of an iteration),
+      `.prediction`, `.table` (print it).
 
     Raises:
-      FdgError: nothing is known of such devices, or no policy can be carried out.
+      FdgError: the rates of these devices are unknown, or no policy can be carried out.
     """
     allowed = Auto(max_staleness, ",".join(may_change))
     cluster = _cluster(devices)

@@ -10,18 +10,18 @@ from policies.parameters import Lags
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Central(Lags):
-    """Gradients go up and parameters come down, once an update.
+    """Workers send gradients to parameter servers and receive parameters, once per update.
 
     The layout of parameter servers (Li et al., OSDI 2014) and, with `staleness`, of A3C (Mnih et al., arXiv
     1602.01783).
 
     Attributes:
-      workers: devices that act and take gradients, None for all that remain.
+      workers: devices that act and compute gradients; None for all remaining devices.
       servers: devices that update, each with a copy of the parameters.
-      staleness: how many iterations old the workers' parameters are; 0 is synchronous.
+      staleness: age of the workers' parameters in iterations; 0 is synchronous.
 
-    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
-    of the servers; workers hold whole parameters.
+    `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
+    apply to the servers; workers hold whole parameters.
     """
 
     workers: int | None = dataclasses.field(

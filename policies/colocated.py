@@ -17,15 +17,14 @@ class Colocated(ShardsParameters):
 
     The layout of DeepSpeed-Chat (Yao et al., arXiv 2308.01320) and, with `generation_parallel`, of
     HybridFlow's hybrid engine (Sheng et al., arXiv 2409.19256, section 5): parameters are split over fewer
-    devices to generate than to train. Each device's part to train lies within its part to generate, so that
-    they are gathered among neighbours, leaf by leaf, and cut back afterwards without any exchange.
+    devices for generation than for training. Each device's training shard lies within its generation shard,
+    so parameters are all-gathered in small groups, leaf by leaf, and sliced back without communication.
 
     Attributes:
-      generation_parallel: devices that split parameters while generating, a divisor of `model_parallel`,
-      which
-        is of training; None: as for training, in one program.
-      rewards: devices of the role `reward` alone, taken from the front; a reward on the host needs just one.
-        None: all.
+      generation_parallel: devices that share the parameters in generation, a divisor of `model_parallel`;
+        None for as many as in training, in one program.
+      rewards: number of devices, from the front, for the role `reward` (a reward on the host needs one); None
+        for all.
     """
 
     generation_parallel: int | None = dataclasses.field(

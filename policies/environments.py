@@ -7,8 +7,7 @@ from policies.single_learner_fine import SingleLearnerFine
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Environments(SingleLearnerFine):
-    """`SingleLearnerFine` by MSRL's name for it, for jobs whose time goes into the environments.
+    """`SingleLearnerFine` under MSRL's name for jobs whose time goes into the environments.
 
-    They get devices that do nothing else. Fields and groups are those of `SingleLearnerFine`; the name says
-    what the devices are divided for.
+    The environments get devices of their own. Fields and groups are those of `SingleLearnerFine`.
     """

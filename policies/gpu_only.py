@@ -9,12 +9,12 @@ from policies.parameters import ShardsParameters
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GPUOnly(ShardsParameters):
-    """All fragments share all devices, each batch split over them; only gradients are exchanged.
+    """All fragments share all devices; each batch is split over them, and only gradients are exchanged.
 
-    The layout of WarpDrive (Lan et al., JMLR 2022), Podracer's Anakin (Hessel et al., arXiv 2104.06272)
-    and PureJaxRL (Lu et al., NeurIPS 2022). Any number of devices of any kind, despite its name.
+    The layout of WarpDrive (Lan et al., JMLR 2022), Podracer's Anakin (Hessel et al., arXiv 2104.06272) and
+    PureJaxRL (Lu et al., NeurIPS 2022). Works on any number of devices of any kind, CPUs included.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of all devices.
+    `model_parallel` and `parameters` (`ShardsParameters`) apply to all devices.
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:

@@ -11,12 +11,12 @@ from policies.parameters import ShardsParameters
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MultiLearner(ShardsParameters):
-    """Every device acts and learns on its share of the batch; the environments run on the worker's CPU.
+    """Every device acts and learns on its share of the batch; the environments run on the host's CPU.
 
-    Where there is no other device than CPUs (or none but accelerators), environments share the learners'
-    devices. The layout of data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
+    With only CPUs, or only accelerators, environments share the learners' devices. The layout of
+    data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
+    `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
     """
 
     uses_host: ClassVar[bool] = True  # unless devices are named, accelerators come with their host's CPU

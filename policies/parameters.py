@@ -9,12 +9,12 @@ from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
 def fsdp(axis: str = "batch") -> Rules:
-    """Every leaf is split over the devices that split the batch, along its largest dimension that divides.
+    """Splits every leaf over the devices of a mesh axis, along its largest dimension that divides.
 
     Fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054).
 
     Args:
-      axis: over which axes of the mesh: "batch", "model" or "batch+model".
+      axis: the mesh axes: "batch", "model" or "batch+model".
 
     >>> fsdp()
     (('.*', 'batch'),)

@@ -10,19 +10,20 @@ from policies.parameters import Lags
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SingleLearnerCoarse(Lags):
-    """Environments and actors together on some devices, the learner on others.
+    """Environments and actors on some devices, the learner on others.
 
-    Trajectories go up and parameters come down, once an iteration. With `staleness` both sides work at the
-    same time: the layout of IMPALA (Espeholt et al., arXiv 1802.01561), Acme (Hoffman et al., arXiv
+    Trajectories go to the learner and parameters to the actors, once per iteration. With `staleness` both
+    sides work at the same time: the layout of IMPALA (Espeholt et al., arXiv 1802.01561), Acme (Hoffman et
+      al., arXiv
     2006.00979) and Podracer's Sebulba (Hessel et al., arXiv 2104.06272).
 
     Attributes:
-      actors: devices that act, None for all that remain.
+      actors: devices that act; None for all remaining devices.
       learners: devices that learn, the batch split over them.
-      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+      staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
-    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
-    of the learners; actors hold whole parameters.
+    `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
+    apply to the learners; actors hold whole parameters.
     """
 
     actors: int | None = dataclasses.field(

@@ -10,15 +10,16 @@ from policies.parameters import ShardsParameters
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SingleLearnerFine(ShardsParameters):
-    """Observations go up and actions come down at every step; parameters never move.
+    """Environments on some devices; acting and learning on others. Parameters are never sent.
 
-    The layout of SEED RL (Espeholt et al., arXiv 1910.06591).
+    Observations go to the learners and actions to the environments at every step. The layout of SEED RL
+    (Espeholt et al., arXiv 1910.06591).
 
     Attributes:
-      workers: devices for environments, None for all that remain.
+      workers: devices for environments; None for all remaining devices.
       learners: devices that act and learn, the batch split over them.
 
-    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
+    `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
     """
 
     workers: int | None = dataclasses.field(

@@ -13,18 +13,18 @@ from policies.parameters import Lags, generating
 class Split(Lags):
     """Prompts, generation and rewards on some devices; reference, critic and training on the others.
 
-    Samples go up and parameters come down, once an iteration. With `staleness` both sides work at the same
-    time: asynchronous RLHF (Noukhovitch et al., arXiv 2410.18252).
+    Samples go to the learners and parameters to the actors, once per iteration. With `staleness` both sides
+    work at the same time: asynchronous RLHF (Noukhovitch et al., arXiv 2410.18252).
 
     Attributes:
-      actors: devices that generate, None for all that remain.
+      actors: devices that generate; None for all remaining devices.
       learners: devices that train.
-      generation_parallel: actors that split parameters among them, rows of so many devices.
-      rewards: devices of the role `reward` alone; None: the actors'.
-      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+      generation_parallel: actors that share the parameters in generation.
+      rewards: devices for the role `reward`; None for the actors'.
+      staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
-    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
-    of the learners.
+    `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
+    apply to the learners.
     """
 
     actors: int | None = dataclasses.field(

@@ -11,22 +11,22 @@ from policies.parameters import Lags, generating
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Standalone(Lags):
-    """Actors, reference, critic, reward and learner each on devices of their own.
+    """Actors, reference, critic, reward and learner each on their own devices.
 
-    The layout of OpenRLHF (Hu et al., arXiv 2405.11143). A group whose role the algorithm does not have is
-    left out, and its devices are idle: the plan names them.
+    The layout of OpenRLHF (Hu et al., arXiv 2405.11143). If the algorithm lacks a role, its devices are idle;
+    the plan names them.
 
     Attributes:
-      actors: devices that generate, None for all that remain.
+      actors: devices that generate; None for all remaining devices.
       learners: devices that train.
-      references: devices of the role `reference`; 0: the learners'.
-      critics: devices of the role `critic`; 0: the learners'.
-      rewards: devices of the role `reward`; 0: the actors'.
-      generation_parallel: actors that split parameters among them, rows of so many devices.
-      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+      references: devices for the role `reference`; 0 for the learners'.
+      critics: devices for the role `critic`; 0 for the learners'.
+      rewards: devices for the role `reward`; 0 for the actors'.
+      generation_parallel: actors that share the parameters in generation.
+      staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
-    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
-    of the learners.
+    `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
+    apply to the learners.
     """
 
     actors: int | None = dataclasses.field(

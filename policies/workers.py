@@ -13,19 +13,19 @@ from policies.parameters import Lags
 class Workers(Lags):
     """Actor workers step environments, policy workers infer actions, trainer workers learn.
 
-    The layout of SRL (Mei et al., arXiv 2306.16688). Observations and actions cross at every step,
-    trajectories and parameters once an iteration. With `staleness` acting and learning work at the same
+    The layout of SRL (Mei et al., arXiv 2306.16688). Observations and actions are exchanged at every step,
+    trajectories and parameters once per iteration. With `staleness`, acting and learning work at the same
     time. With the algorithm's `rings`, environments step while policy workers infer.
 
     Attributes:
-      environments: devices for environments, None for all that remain.
+      environments: devices for environments; None for all remaining devices.
       actors: devices that infer actions, the batch split over them.
       learners: devices that learn, the batch split over them.
-      buffers: devices of the role `buffer` (replay, transforms) alone; 0: the learners'.
-      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+      buffers: devices for the role `buffer` (replay, transforms); 0 for the learners'.
+      staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
-    `lag` (`Lags`) is `staleness` in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`) are
-    of the learners; actors hold whole parameters.
+    `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
+    apply to the learners; actors hold whole parameters.
     """
 
     environments: int | None = dataclasses.field(

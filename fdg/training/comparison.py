@@ -342,19 +342,19 @@ def compare(
     labels: Sequence[str] = (),
     random: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Compares algorithms over environments, fairly: tables with intervals, and what was unequal.
+    """Compares algorithms over environments: tables with intervals, and the settings that were unequal.
 
-    Runs that differ only in their seeds are one side in their environment. A side is named by its algorithm,
-    and by what else differs between runs of that algorithm in one environment.
+    Runs that differ only in their seeds form one side in their environment. A side is named by its algorithm
+    and by the other settings that differ between runs of that algorithm in an environment.
 
     Args:
       runs: run directories, or folders of them.
-      labels: names of sides, one for each run directory; empty for what differs between them.
-      random: returns of episodes of random actions, by environment (`fdg.training.evaluation`); sides that
-        are no better are marked then, and scores count from there.
+      labels: names of sides, one for each run directory; empty for the settings that differ.
+      random: returns of random actions by environment (`fdg.training.evaluation`): sides that are no better
+        are marked, and scores are normalised by them.
 
     Raises:
-      FdgError: there is no run, one is there twice, or it has no episode returns.
+      FdgError: there is no run, a run is given twice, or it has no episode returns.
 
     Example::
 

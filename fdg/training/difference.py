@@ -117,20 +117,20 @@ def diff(
 ) -> Difference:
     """Finds the first iteration, and in it the first fragment, whose values differ between two runs.
 
-    Of two run directories, metrics and checkpoints are compared first. If they differ, both are replayed here
-    from the last checkpoint that is equal in both (else from `init`), each with the devices of its plan if
-    there are as many here. A recording (`fdg.record`) is compared with a replay from the state that it begins
-    with. A `Run` without a directory is replayed from the state that it holds.
+    For two run directories, metrics and checkpoints are compared first. If they differ, both runs are
+    replayed from the last equal checkpoint (or from `init`), each with the devices of its plan if this
+    machine has as many. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
+    without a directory is replayed from its state.
 
     Args:
       a: a run directory, a recording, or a `Run`.
-      b: another.
-      iterations: how many to replay at most; None for those that a recording holds, those up to the first
-        row of metrics that differs, or 1.
-      checkpoint: of which iteration both runs are replayed from, 0 for `init`; None to choose.
-      tolerance: floats x and y are equal where |x - y| <= tolerance * (1 + |y|); 0 compares bits.
-      agent: which is replayed, of several.
-      trust: import modules of your own that the runs name.
+      b: another one.
+      iterations: the most iterations to replay; None for those of a recording, those up to the first row of
+        metrics that differs, or 1.
+      checkpoint: the iteration to replay from, 0 for `init`; None to choose.
+      tolerance: floats x and y are equal if |x - y| <= tolerance * (1 + |y|); 0 compares bits.
+      agent: the position of the agent to replay.
+      trust: import your own modules that the runs name.
 
     Raises:
       FdgError: a run or a recording cannot be read, or there is nothing to replay.
@@ -188,22 +188,22 @@ def record(
     limit_mb: int = 64,
     trust: bool = False,
 ) -> Path:
-    """Replays iterations of a run, and records every fragment's inputs and results for `fdg.diff`.
+    """Replays iterations of a run and records every fragment's inputs and results for `fdg.diff`.
 
     Args:
-      run: a run directory, or a `Run`, which is replayed from the state that it holds.
-      path: the file, an .npz of arrays and JSON.
-      iterations: how many.
-      checkpoint: of which iteration to start from, 0 for `init`; None for the newest.
-      agent: which, of several.
-      limit_mb: mebibytes of arrays to keep, beside the state; of the others digests alone are kept.
-      trust: import modules of your own that the run names.
+      run: a run directory, or a `Run`, which is replayed from its state.
+      path: the file to write, an .npz of arrays and JSON.
+      iterations: the number of iterations.
+      checkpoint: the iteration to start from, 0 for `init`; None for the newest checkpoint.
+      agent: the position of the agent.
+      limit_mb: the most MiB of arrays to store besides the state; of further arrays only digests are stored.
+      trust: import your own modules that the run names.
 
     Returns:
       The file.
 
     Raises:
-      FdgError: there is no run or checkpoint, or the file cannot be written.
+      FdgError: there is no such run or checkpoint, or the file cannot be written.
     """
     check_at_least(1, iterations=iterations)
     check_at_least(0, limit_mb=limit_mb)

@@ -86,14 +86,13 @@ class Exported(Deployed):
 
 @checked
 def load_exported(path: str | Path) -> Exported:
-    """The policy that `run.export` wrote; needs nothing of what trained it.
+    """Loads a policy that `run.export` wrote; the code that trained it is not needed.
 
-    What the file says is checked before it is used: its checksum, where it has one (files of earlier versions
-    have none), the size that it inflates to, the functions that it calls by name, and its shapes against
-    those of its program.
+    The file is checked first: its checksum (if it has one; files of earlier versions have none), its inflated
+    size, the functions that it calls by name, and its shapes against those of its program.
 
     Raises:
-      FdgError: the file is none of those, or damaged.
+      FdgError: the file is not an exported policy, or is damaged.
 
     Example::
 

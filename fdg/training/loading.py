@@ -30,18 +30,18 @@ def load(
     checkpoint: str | int = "last",
     trust: bool = False,
 ) -> Run:
-    """The run in a directory that `python -m fdg.train` or `fdg.fit` wrote, ready to act.
+    """Loads the run in a directory that `python -m fdg.train` or `fdg.fit` wrote.
 
-    Works on any devices, whatever it was trained on; all of it is put on the first.
+    Works on any devices; all arrays are put on the first one.
 
     Args:
       path: the run directory, or a packed folder; `hf://USER/NAME` is one on Hugging Face's hub.
-      algorithm: what was trained, where `config.json` cannot say it (a network of your own).
-      checkpoint: "last", "best" (of the evaluations that `--eval-every` makes), or an iteration.
-      trust: import modules of your own that the run names, and start what it names outside of this program.
+      algorithm: the trained algorithm, if `config.json` cannot describe it (such as a network of your own).
+      checkpoint: "last", "best" (of the evaluations by `--eval-every`), or an iteration.
+      trust: import your own modules that the run names, and start external programs that it names.
 
     Raises:
-      FdgError: there is no run, or no such checkpoint, it is damaged, or of another algorithm.
+      FdgError: there is no such run or checkpoint, it is damaged, or it is of another algorithm.
 
     Example::
 

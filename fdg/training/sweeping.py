@@ -30,25 +30,27 @@ def sweep(
     exploit_every: int | None = None,
     **settings: Any,
 ) -> Run:
-    """Trains an algorithm with every combination of some values, each from several seeds, in one program.
+    """Trains an algorithm with every combination of hyperparameter values, each from several seeds, in one
+    program.
 
-    The agents are spread over the devices, whole ones, as those of `num_seeds` are. What came of it is
-    written beside the run: `sweep.json`, `sweep.csv` and `sweep.png`.
+    Agents are distributed over the devices. Results are written to the run directory: `sweep.json`,
+    `sweep.csv` and `sweep.png`.
 
     Args:
-      algorithm: as for `fdg.fit`; what is not swept, all agents have in common.
-      values: of float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
+      algorithm: as for `fdg.fit`; all agents share what is not swept.
+      values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
       policy: as for `fdg.fit`.
-      num_seeds: agents of each combination, of seeds `seed`, `seed + 1`, ...
-      exploit_every: None, or population-based training: the agents begin with these values, and every so many
-        iterations the worst take over from the best, with hyperparameters a little changed.
-      settings: whatever `fdg.fit` takes.
+      num_seeds: agents of each combination, with seeds `seed`, `seed + 1`, ...
+      exploit_every: None, or population-based training: agents start from these values, and every
+        `exploit_every` iterations the worst copy the best, with perturbed hyperparameters.
+      settings: further arguments of `fdg.fit`.
 
     Returns:
-      The run: `run.best` is that of the best combination alone, `run.member(learning_rate=1e-3)` any other.
+      The run: `run.best` has the agents of the best combination, `run.member(learning_rate=1e-3)` of any
+      other.
 
     Raises:
-      FdgError: it cannot be done as asked; nothing has been written then.
+      FdgError: an argument is invalid; nothing has been written.
 
     Example::
 
@@ -101,24 +103,24 @@ def search(
     progress: bool = True,
     **settings: Any,
 ) -> Search:
-    """Trains with hyperparameters that Optuna proposes, each trial in a run and a program of its own.
+    """Searches hyperparameters with Optuna; each trial is compiled and trained as a separate run.
 
-    For what decides the program, such as sizes; floats are quicker in a sweep, and `algorithm` may be one
-    (`fdg.Sweep`), whose best point a trial is then worth.
+    Use it for hyperparameters that change the program, such as sizes. For floats a sweep is faster;
+    `algorithm` may be one (`fdg.Sweep`), and a trial then has the return of its best point.
 
     Args:
       algorithm: as for `fdg.fit`.
-      values: by name, a list of choices, or a range as a text: `"log:1e-4..1e-2"`, `"lin:16..256"`.
+      values: by name, a list of choices, or a range: `"log:1e-4..1e-2"`, `"lin:16..256"`.
       policy: as for `fdg.fit`.
-      trials: how many.
-      halving: end trials that are behind at 1/27, 1/9 and 1/3 of their training.
+      trials: the number of trials.
+      halving: prune trials that are behind at 1/27, 1/9 and 1/3 of the training.
       devices: as for `fdg.fit`.
-      progress: print how it goes.
-      settings: of a run, as `fdg.fit` takes them: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
+      progress: print progress.
+      settings: further arguments of `fdg.fit`: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
         `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`.
 
     Raises:
-      FdgError: it cannot be done as asked, or Optuna is not installed.
+      FdgError: an argument is invalid, or Optuna is not installed.
 
     Example::
 
