@@ -26,14 +26,14 @@ from fdg.errors import FdgError, kind_of, listed
 
 
 class WrapperState(NamedTuple):
-    """State of a wrapper that remembers something (it has `after`); every leaf has the leading axis `B`."""
+    """State of a wrapper that has `after`; every leaf has the leading axis `B`."""
 
     env_state: State  # of the environment inside
     kept: Any  # what `begin` and `after` gave
 
     @property
     def inner(self) -> State:
-        """Of the single environment, as of `EpisodeState`."""
+        """The state of the single environment, as in `EpisodeState`."""
         return self.env_state.inner
 
     def __getattr__(self, name: str) -> Any:
@@ -201,9 +201,9 @@ class FrameStack(Wrapper):
     """Stacks the last `frames` observations, oldest first; at the start of an episode its first one is
     repeated.
 
-    They are concatenated along the last axis; images of two axes become channels: a space `[H, W, C]` becomes
-    `[H, W, frames * C]`, `[D]` becomes `[frames * D]`, an image `[H, W]` becomes `[H, W, frames]`. A
-    `Discrete` becomes a `MultiDiscrete` of `frames` components. In a `Dict` or `Tuple`, each part is stacked.
+    Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
+    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. A `Discrete` becomes a `MultiDiscrete`. Each
+    part of a `Dict` or `Tuple` is stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -363,9 +363,9 @@ class HideObservations(Wrapper):
 class TimeAware(Wrapper):
     """Adds the elapsed share of the time limit, from 0 to 1, to observations.
 
-    With a time limit, the value of a state depends on the remaining time (Pardo et al. 2018, "Time Limits in
-    Reinforcement Learning", arXiv 1712.00378). A float32 vector gets a last component, a dictionary a part
-    `time`; any other observation becomes a dictionary with the parts `observation` and `time`.
+    With a time limit, a state's value depends on the remaining time (Pardo et al. 2018, arXiv 1712.00378). A
+    float32 vector gets a last component, a dictionary a part `time`; any other observation becomes a
+    dictionary with the parts `observation` and `time`.
 
     >>> from envs import make
     >>> TimeAware(make("CartPole-v1")).observation_space.shape
@@ -462,7 +462,7 @@ def keeps_rewards(env: Any) -> bool:
 
 
 def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
-    """What a function keeps and shows of an observation; a mask stays as it is."""
+    """Applies `begin` or `after` to the features of an observation; a mask is unchanged."""
     features, mask = features_and_mask(observation)
     pair = function(features)
     if not isinstance(pair, tuple) or len(pair) != 2:

@@ -1,4 +1,4 @@
-"""`fdg collect`: data sets of what trained agents do, for algorithms that learn from them (algos/offline)."""
+"""`fdg collect`: records data sets of trained agents, for offline algorithms (algos/offline)."""
 
 import contextlib
 import json
@@ -39,27 +39,27 @@ def collect(
     agent: int = 0,
     labels: Run | None = None,
 ) -> str:
-    """Lets a trained agent act, and writes its episodes as a data set in Minari's format.
+    """Lets a trained agent act and writes its episodes as a data set in Minari's format.
 
-    The last episode of each environment is cut off where the steps end, and marked as truncated.
+    The last episode of each environment is cut when the steps end, and marked as truncated.
 
     Args:
-      run: whose agent acts, in its environment.
-      out: the folder, new or empty, or a data set of the same spaces, to which episodes are added.
-      steps: of all environments together; rounded up to a multiple of `num_envs`.
-      greedy: the most probable actions, else actions drawn as in training.
-      seed: of the episodes.
+      run: the run whose agent acts, in its environment.
+      out: the folder, new or empty, or a data set of the same spaces to append to.
+      steps: steps of all environments together, rounded up to a multiple of `num_envs`.
+      greedy: take the most probable actions, else sample them as in training.
+      seed: the seed of the episodes.
       num_envs: environments stepped together.
-      agent: which, of several.
-      labels: of whose agent actions are written, its most probable ones, in place of those that were taken:
-        one step of DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686), a teacher's answers to what a
-        student meets.
+      agent: the position of the agent.
+      labels: an agent whose most probable actions are written instead of the taken ones: a step of DAgger
+        (Ross, Gordon and Bagnell 2011, arXiv 1011.0686), in which a teacher labels a student's observations.
 
     Returns:
-      What was written, in a line.
+      A line about what was written.
 
     Raises:
-      FdgError: a number below one, several agents in the environment, other spaces, or `out` is neither.
+      FdgError: a number is below 1, the environment has several agents, or `out` has other spaces or is
+        neither empty nor a data set.
     """
     check_at_least(1, steps=steps, num_envs=num_envs)
     require_actor(run.algorithm, "act")
@@ -94,7 +94,7 @@ def _play(
     greedy: bool,
     seed: int,
 ) -> list[float]:
-    """Writes `length` steps of `count` environments; the returns of the episodes that ended."""
+    """Writes `length` steps of `count` environments; returns the returns of finished episodes."""
     reset_key, run_key = jax.random.split(jax.random.key(seed))
     env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, count))
     memories = actor.memory(count), () if teacher is None else teacher.memory(count)
@@ -135,12 +135,12 @@ def _play(
 
 
 def _described(env: Any) -> list[Any]:
-    """The spaces of an environment, whoever sees which of their parts."""
+    """The spaces of an environment, privileged parts included."""
     return [minari.description(space) for space in (env.observation_space, env.action_space)]
 
 
 def _write(writer: minari.Writer, parts: list[Step]) -> None:
-    """An episode, from its parts in order."""
+    """Writes an episode from its parts in order."""
     steps = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     steps.truncated[-1] |= not steps.terminated[-1]
     observations = jax.tree.map(
@@ -151,7 +151,7 @@ def _write(writer: minari.Writer, parts: list[Step]) -> None:
 
 @contextlib.contextmanager
 def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
-    """Writes into a copy of the arrays, which takes their place at the end, and then the metadata."""
+    """Writes into a copy of the arrays, replaces the originals at the end, and then the metadata."""
     data = DataSet(str(out))
     there = os.path.lexists(data.folder / minari.METADATA)
     if there:

@@ -1,7 +1,7 @@
-"""`fdg.compare`: algorithms side by side in several environments, by Agarwal et al. 2021 (arXiv 2108.13264).
+"""`fdg.compare`: compares algorithms over environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
 Final returns and areas under the curve, their interquartile means (IQM) with 95% stratified bootstrap
-intervals, and how probably one is better than another; with what was unequal between the sides.
+intervals, probabilities of improvement, and the settings that were unequal between sides.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _MOST = 6  # sides, or environments, that a sentence names
 
 
 def unequal(found: Sequence[Curves]) -> list[str]:
-    """Sentences: where the sides differ in budget, seeds, presets, settings by hand, measure, or versions."""
+    """Sentences about differences in budget, seeds, presets, settings, measures or versions between sides."""
     facts = [(one, _facts(one)) for one in found]
     said: dict[str, list[str]] = {}
     for env in dict.fromkeys(one.env for one in found):
@@ -94,7 +94,7 @@ def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
 
 
 def _by_hand(config: Mapping[str, Any]) -> str:
-    """Settings that neither the algorithm's defaults nor a preset explain; none of a user's own class."""
+    """Settings that neither the algorithm's defaults nor a preset explain; empty for a user's class."""
     import algos
 
     try:
@@ -123,7 +123,7 @@ def _few(words: Sequence[Any], last: str) -> str:
 
 
 def _each(values: Mapping[str, Any]) -> str:
-    """Sides by their value: `ppo 5; a2c and dqn 3`."""
+    """Sides grouped by value: `ppo 5; a2c and dqn 3`."""
     sides: dict[str, list[str]] = {}
     for side, value in values.items():
         sides.setdefault(str(value), []).append(side)
@@ -162,11 +162,11 @@ class Cell:
     Attributes:
       label: the side.
       env: the environment.
-      returns: `[seeds]`, final returns: those of the evaluation, else of the last tenth of the training; -inf
-        of a seed that failed, so that it is worse than all that did not.
-      areas: `[seeds]`, area under the training curve by its length: the mean return while training.
-      seeds: of each.
-      failed: the seeds that failed: losses, or evaluations, that are not finite, or no episode ended.
+      returns: `[seeds]`, final returns: of the evaluation, else of the last tenth of the training; -inf for a
+        failed seed, which ranks it below all others.
+      areas: `[seeds]`, the area under the training curve divided by its length: the mean return in training.
+      seeds: the seeds.
+      failed: the failed seeds: losses or evaluations are not finite, or no episode ended.
     """
 
     label: str
@@ -179,7 +179,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """An IQM over seeds, with its 95% interval (None of a single seed); -inf where too many seeds failed."""
+    """An IQM over seeds with its 95% interval (None for one seed); -inf if too many seeds failed."""
 
     value: float
     interval: tuple[float, float] | None
@@ -195,13 +195,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Sides (algorithms with their settings) in environments; printed, it is a page of Markdown.
+    """Sides (algorithms with their settings) in environments. Prints as Markdown.
 
     Attributes:
-      cells: one for each side and environment that has runs.
-      notes: what was unequal between the sides, and seeds that failed, as sentences.
-      random: of an environment the returns `[episodes]` of uniformly random actions, where known.
-      runs: the run directories, and `labels` of each; empty for what differs between them.
+      cells: one for each side and environment with runs.
+      notes: sentences about failed seeds and about what was unequal between sides.
+      random: returns `[episodes]` of uniformly random actions by environment, if known.
+      runs: the run directories, and `labels` of each; empty for the settings that differ.
     """
 
     cells: Sequence[Cell]
@@ -212,21 +212,21 @@ class Comparison:
 
     @property
     def sides(self) -> list[str]:
-        """Labels, in their order."""
+        """The labels of sides, in order."""
         return list(dict.fromkeys(cell.label for cell in self.cells))
 
     @property
     def environments(self) -> list[str]:
-        """Names, in their order."""
+        """The names of environments, in order."""
         return list(dict.fromkeys(cell.env for cell in self.cells))
 
     def values(self, side: str, env: str, measure: str = "returns") -> np.ndarray | None:
-        """`[seeds]` of a side in an environment; None where it has no runs."""
+        """`[seeds]` of a side in an environment; None without runs."""
         found = [cell for cell in self.cells if (cell.label, cell.env) == (side, env)]
         return getattr(found[0], measure) if found else None
 
     def estimate(self, side: str, env: str, measure: str = "returns") -> Estimate | None:
-        """The IQM of a side in an environment, or over those that all sides share (`TOGETHER`)."""
+        """The IQM of a side in an environment, or over the environments that all sides share (`TOGETHER`)."""
         if env == TOGETHER:
             if len(self.shared) < 2:
                 return None
@@ -247,7 +247,7 @@ class Comparison:
         return [env for env in self.environments if all((side, env) in there for side in self.sides)]
 
     def ends(self, env: str, measure: str = "returns") -> tuple[float, float]:
-        """What counts as 0 and as 1 in an environment: random's mean (else the worst seed), the best seed."""
+        """The returns normalised to 0 and 1: the random mean (else the worst seed), and the best seed."""
         known = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
         known = known[np.isfinite(known)]
         if not known.size:
@@ -262,14 +262,13 @@ class Comparison:
         return (values - low) / (high - low) if high > low else values - low
 
     def improvement(self, x: str, y: str) -> tuple[float, tuple[float, float]] | None:
-        """How probably `x` is better than `y` over the environments that both have; None if there is none."""
+        """The probability that `x` is better than `y` over their common environments; None without any."""
         both = [(self.values(x, env), self.values(y, env)) for env in self.environments]
         pairs = [(a, b) for a, b in both if a is not None and b is not None]
         return probability_of_improvement(pairs) if pairs else None
 
     def is_random(self, side: str, env: str) -> bool:
-        """Whether a side is not seen to be better than random actions: the interval of its IQM reaches into
-        that of random's mean."""
+        """Whether the interval of a side's IQM overlaps that of random actions."""
         found = self.estimate(side, env)
         if found is None or env not in self.random:
             return False
@@ -283,19 +282,19 @@ class Comparison:
 
     @functools.cached_property
     def text(self) -> comparison_text.Text:
-        """All that is said, as tables of cells and sentences."""
+        """The tables and sentences of the comparison."""
         return comparison_text.text(self)
 
     def markdown(self) -> str:
-        """As a page of Markdown."""
+        """The comparison in Markdown."""
         return comparison_text.markdown(self.text)
 
     def latex(self) -> str:
-        """As tables of LaTeX, with `booktabs`."""
+        """The tables in LaTeX, with `booktabs`."""
         return comparison_text.latex(self.text)
 
     def content(self) -> dict[str, Any]:
-        """All figures, as `comparison.json` has them; those of a seed that failed are null."""
+        """All figures for `comparison.json`; null for failed seeds."""
         return {
             "cells": [dataclasses.asdict(cell) for cell in self.cells],
             "random": dict(self.random),
@@ -307,10 +306,10 @@ class Comparison:
 
     @checked
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes `FILES` into a folder, which is made if need be; earlier ones are replaced.
+        """Writes `FILES` into a folder, which is created; earlier files are replaced.
 
         Raises:
-          FdgError: they cannot be written, or the folder is a run's.
+          FdgError: they cannot be written, or the folder is a run directory.
         """
         folder = check_folder(folder)
         texts = {
@@ -327,7 +326,7 @@ class Comparison:
         return [folder / name for name in FILES]
 
     def pictures(self) -> dict[str, Any]:
-        """Figures by the names of their files: learning curves, and final returns; a panel an environment."""
+        """Figures by file name: learning curves and final returns, with a panel for each environment."""
         drawn, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
         return {"curves.png": drawn, "intervals.png": comparison_text.draw_intervals(self)}
 
@@ -391,17 +390,17 @@ def _cell(label: str, env: str, group: Iterable[Curves]) -> Cell:
 
 
 def _area(x: np.ndarray, y: np.ndarray) -> float:
-    """The area under a curve by its length, by the trapezoid rule: the mean over its steps; nan of none."""
+    """The area under a curve divided by its length (trapezoidal rule); NaN for an empty curve."""
     if not len(y):
         return math.nan
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 and x[-1] > x[0] else float(y.mean())
 
 
 def check_folder(folder: str | Path) -> Path:
-    """The folder that a comparison can be written to.
+    """Checks that a comparison can be written to a folder.
 
     Raises:
-      FdgError: it cannot be, or is a run directory.
+      FdgError: it cannot, or it is a run directory.
     """
     path = Path(folder)
     for name in FILES:

@@ -1,4 +1,4 @@
-"""A comparison as tables of Markdown and LaTeX, and as a picture of its intervals.
+"""A comparison as tables in Markdown and LaTeX, and a plot of its intervals.
 
 `found` is a `Comparison` (`comparison.py`, which imports this module).
 """
@@ -19,7 +19,7 @@ _MARK = "†"  # of a side that is at the level of random actions
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells of text; those of `bold`, `(row, column)`, are the best of their row."""
+    """A table of text; `bold` has the (row, column) of the best cell of each row."""
 
     title: str
     head: Sequence[str]
@@ -29,7 +29,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What a comparison says: sentences on how to read it, what was unequal, tables."""
+    """The text of a comparison: how to read it, what was unequal, tables."""
 
     sentences: Sequence[str]
     notes: Sequence[str]
@@ -37,7 +37,7 @@ class Text:
 
 
 def text(found: Any) -> Text:
-    """All that is said of a comparison."""
+    """The text of a comparison."""
     tables = [_of_measure(found, measure, title) for measure, title in _MEASURES.items()]
     if len(found.sides) > 1:
         tables.append(_improvements(found))
@@ -118,7 +118,7 @@ def _improvements(found: Any) -> Table:
 
 
 def markdown(said: Text) -> str:
-    """As a page."""
+    """The text in Markdown."""
     parts = ["# Comparison", *said.sentences, "**Unequal between the sides:**"]
     parts.append("\n".join(f"- {_plain(note)}" for note in said.notes))
     for table in said.tables:
@@ -132,7 +132,7 @@ def markdown(said: Text) -> str:
 
 
 def latex(said: Text) -> str:
-    """As tables, one after the other, which need `booktabs`; notes are comments before them and captions."""
+    """The tables in LaTeX with `booktabs`; notes become comments and captions."""
     parts = ["% needs \\usepackage{booktabs}", *(f"% {_plain(one)}" for one in said.sentences)]
     parts += [f"% unequal: {_plain(note)}" for note in said.notes]
     for table in said.tables:
@@ -172,12 +172,12 @@ def _escaped(cell: str) -> str:
 
 
 def _plain(cell: str) -> str:
-    """A cell without what would end it: names may be of files of others."""
+    """Escapes a cell: names may come from untrusted files."""
     return re.sub(r"\s+", " ", cell).replace("|", "\\|")
 
 
 def draw_intervals(found: Any) -> Any:
-    """A figure of final returns: a panel an environment, with the interval of each side and each seed."""
+    """Plots final returns: a panel for each environment, with each side's interval and seeds."""
     figure, *panels = curves.figure_of(len(found.environments))
     sides = found.sides
     for env, axes in zip(found.environments, panels, strict=True):

@@ -54,18 +54,18 @@ class Curves:
 
 
 class Drawn(NamedTuple):
-    """A picture of runs: what `compare` returns.
+    """A plot of runs: what `compare` returns.
 
     Attributes:
       figure: a `matplotlib.figure.Figure`.
-      curves: what it shows.
+      curves: the plotted curves.
     """
 
     figure: Any
     curves: list[Curves]
 
     def savefig(self, file: Any, **options: Any) -> None:
-        """Writes the picture, as `figure.savefig` does."""
+        """Writes the plot, as `figure.savefig` does."""
         self.figure.savefig(file, **options)
 
     def _repr_png_(self) -> bytes:
@@ -93,17 +93,17 @@ def draw_run(
     counted: str = "steps",
     failed: Sequence[int] = (),
 ) -> None:
-    """Draws a run's `shown_metric` over its steps, as PNG: each agent faint, and means of them.
+    """Plots a run's `shown_metric` over its steps as PNG: each agent in a faint line, and means.
 
     Args:
-      rows: of `metrics.jsonl`.
-      title: what was trained.
+      rows: the rows of `metrics.jsonl`.
+      title: the title.
       solved: a return to mark with a line.
-      picture: a file, open for bytes.
-      dpi: dots an inch of a picture 7 inches wide.
-      points: names of a sweep's points, with equally many agents each; if there are few, one mean for each.
+      picture: a binary file to write to.
+      dpi: dots per inch; the plot is 7 inches wide.
+      points: names of a sweep's points, with equally many agents each; if there are few, each gets a mean.
       counted: the label of the x axis.
-      failed: positions of agents that failed. They are left out, unless all did, and counted in the label.
+      failed: positions of failed agents. They are left out, unless all failed, and counted in the label.
     """
     figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN
@@ -161,7 +161,7 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Evaluations during training, where there were any."""
+    """Plots evaluations during training, if there are any."""
     kinds = (("eval_return", "o", "greedy evaluation"), ("eval_return_sampled", "s", "sampled evaluation"))
     for (name, marker, label), colour in zip(kinds, _COLOURS[1:], strict=False):
         there = [(row["env_steps"], row[name]) for row in rows if row.get(name) is not None]
@@ -179,24 +179,24 @@ def compare(
     statistic: str = "mean",
     labels: Sequence[str] = (),
 ) -> "Drawn":
-    """A figure of several runs: a statistic over seeds, and its 95% bootstrap interval.
+    """Plots several runs: a statistic over seeds with its 95% bootstrap interval.
 
-    Runs that differ only in their seeds are one curve; so are the agents of one run with `num_seeds`. Each
+    Runs that differ only in their seeds form one curve, and so do the agents of a run with `num_seeds`. Each
     environment has a panel.
 
     Args:
       paths: run directories, or folders of them.
-      metric: what to draw, of `metrics.jsonl`.
-      x: over what: `env_steps` or `wall_s`.
+      metric: the metric to plot, from `metrics.jsonl`.
+      x: the x axis: `env_steps` or `wall_s`.
       statistic: `mean`, or `iqm` (the interquartile mean).
-      labels: of the runs, in their order; empty for what differs between them.
+      labels: labels of the runs, in their order; empty for the settings that differ.
 
     Returns:
-      A picture that a notebook shows by itself, with its `matplotlib.figure.Figure`, and what it shows.
+      A plot that notebooks display, with its `matplotlib.figure.Figure` and its curves.
 
     Raises:
-      FdgError: there is no run, one is there twice, none has the metric; `x` or `statistic` is none;
-        there are more or fewer labels than runs.
+      FdgError: there is no run, a run is given twice, no run has the metric, `x` or `statistic` is unknown,
+        or the number of labels is not that of the runs.
     """
     if x not in _AXES:
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
@@ -239,10 +239,10 @@ def runs_in(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def runs_once(paths: Iterable[str | Path]) -> list[Path]:
-    """As `runs_in`, where none may be there twice.
+    """As `runs_in`, but refuses duplicates.
 
     Raises:
-      FdgError: one is.
+      FdgError: a run is given twice.
     """
     folders = runs_in(paths)
     real = [one.resolve() for one in folders]
@@ -253,15 +253,15 @@ def runs_once(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def style(position: int) -> tuple[str, str]:
-    """Stroke and colour of a line, as matplotlib has them."""
+    """The line style and colour of line `i`, for matplotlib."""
     stroke, colour = divmod(position, len(_COLOURS))
     return _STROKES[stroke % len(_STROKES)], _COLOURS[colour]
 
 
 def returns_table(curves: Sequence[Curves]) -> str:
-    """Final returns, one line for each curve: mean and interquartile mean, each with its interval.
+    """A table of final returns, one line for each curve: mean and interquartile mean with their intervals.
 
-    Seeds that failed are left out, and named.
+    Failed seeds are left out, and named.
     """
     lines = []
     several = len({curve.env for curve in curves}) > 1
@@ -285,10 +285,10 @@ def returns_table(curves: Sequence[Curves]) -> str:
 
 
 def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str] = ()) -> list[Curves]:
-    """The curves of runs, those that differ only in seeds together; arguments as for `compare`.
+    """Reads the curves of runs; runs that differ only in seeds are merged. Arguments as for `compare`.
 
     Raises:
-      FdgError: there is no run, none has the metric, or there are more or fewer labels than runs.
+      FdgError: there is no run, no run has the metric, or the number of labels is not that of the runs.
     """
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
@@ -354,10 +354,10 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
-    """Short names of kinds of runs: the algorithm, and what else differs between runs of its environment.
+    """Short names for kinds of runs: the algorithm, and the settings that differ between runs of an
+    environment.
 
-    Only runs of the same algorithm are compared by hyperparameters: different algorithms are told apart by
-    their names.
+    Hyperparameters are compared only between runs of the same algorithm.
     """
     asked = [dict(kind) for kind in kinds]
     labels: dict[Any, str] = {}
@@ -391,7 +391,7 @@ def _differ(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
 def _columns(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`[rows]` of steps or seconds, `[rows, agents]` of the metric, `[rows]` of how much each row counts."""
+    """Steps or seconds `[rows]`, the metric `[rows, agents]`, and the weight of each row `[rows]`."""
     times = np.array([row[x] for row in rows], float)
     each = f"{metric}_per_seed"
     if rows and rows[0].get(each) is not None:
@@ -417,9 +417,9 @@ def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[n
 
 
 def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolates agents to one grid, where their curves overlap: `[points]` and `[agents, points]`.
+    """Interpolates agents to one grid where their curves overlap: `[points]` and `[agents, points]`.
 
-    Agents that failed are left out, unless all did.
+    Failed agents are left out, unless all failed.
     """
     counts = ~curve.failed | curve.failed.all()
     there = [(x, y) for x, y, use in zip(curve.x, curve.y, counts, strict=True) if len(x) and use]
@@ -431,7 +431,7 @@ def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
 
 
 def figure_of(panels: int = 1) -> tuple[Any, ...]:
-    """A figure, and the axes of each of its panels."""
+    """A figure and the axes of its panels."""
     # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -467,7 +467,7 @@ def _mark(axes: Any, value: float, label: str) -> None:
 
 
 def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
-    """Grid, units, and one legend below the axes, where it hides no curve."""
+    """Adds the grid, units, and one legend below the axes."""
     from matplotlib.ticker import EngFormatter
 
     shown: dict[str, Any] = {}

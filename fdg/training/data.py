@@ -1,4 +1,4 @@
-"""Data files of a run: copies in its directory, so that it can be used wherever it and they are moved."""
+"""Data files of a run: copies in its directory, so that it can be moved."""
 
 import functools
 import hashlib
@@ -18,12 +18,12 @@ _MOST = 64 << 20  # bytes of a file that is copied
 
 
 def keep_data(run: RunDirectory, algorithm: Any) -> None:
-    """Copies the files that an algorithm's problems are read from into the directory of its run.
+    """Copies an algorithm's data files into the directory of its run.
 
-    Of a file above 64 MiB the digest is kept. One that is not there was not read: of a source not used, say.
+    Of files above 64 MiB only the digest is kept. Missing files are skipped: they were not read.
 
     Raises:
-      FdgError: they are other than those that an earlier sitting of the run has kept.
+      FdgError: a file differs from the copy of an earlier session.
     """
     for field, path in _files(algorithm).items():
         if not os.path.isfile(path):
@@ -45,10 +45,10 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
 
 
 def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters of an environment that are files, as a run's directory has copies of them.
+    """An environment's file parameters, replaced by the copies in a run's directory.
 
     Raises:
-      FdgError: a file that the run names is not there, nor a copy.
+      FdgError: neither the file nor a copy exists.
     """
     found = {}
     for field, path in envs.files_of(name, parameters).items():
@@ -64,16 +64,16 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
 
 
 def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """The `dataset` of an algorithm's hyperparameters, where a run's directory has a copy of it.
+    """An algorithm's `dataset`, replaced by the copy in a run's directory.
 
-    Of one above 64 MiB the copy has the metadata alone, which is enough to act and to resume.
+    Of one above 64 MiB the copy has only metadata, which is enough to act and to resume.
     """
     copied = values.get("dataset") is not None and os.path.lexists(directory / DATA / METADATA)
     return {"dataset": os.path.abspath(directory)} if copied else {}
 
 
 def _files(algorithm: Any) -> Mapping[str, str]:
-    """The files by field, of the environment and of a data set: of a sweep, those of what is swept."""
+    """The files by field, of the environment and of a data set."""
     algorithm = getattr(algorithm, "algorithm", algorithm)
     env, _ = unwrapped(getattr(algorithm, "env", None))
     of_data = getattr(getattr(algorithm, "data", None), "files", {})

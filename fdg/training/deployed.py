@@ -1,7 +1,7 @@
-"""Policies at work: NumPy arrays of an environment's own observations in, its own actions out.
+"""Deployed policies: observations of the environment's own library in, its own actions out, as NumPy arrays.
 
-What the two kinds have in common: `Acting`, of an algorithm and its state, and `exported.Exported`, of a
-file. Both know the environment by its descriptions alone (`envs.native`).
+The base of `Acting` (an algorithm with its state) and `exported.Exported` (a file). Both know the environment
+only by its description (`envs.native`).
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ _MASK = ("action_mask",)  # where a library's observation has its mask
 
 
 class Deployed:
-    """A policy that answers to observations of one environment, and remembers from call to call.
+    """A policy for one environment, with a memory between calls.
 
     Args:
       whose: the environment's name, for messages.
-      observation, action: descriptions; `action` None in files of earlier versions, which have actions of one
-        array, as it is.
+      observation, action: descriptions; `action` is None in files of earlier versions, whose actions are a
+        single array.
     """
 
     def __init__(self, whose: str, observation: Description, action: Description | None):
@@ -44,7 +44,7 @@ class Deployed:
         self._going_on = np.zeros(0, bool)
 
     def reset(self) -> None:
-        """Forgets: the next observation begins an episode."""
+        """Clears the memory: the next observation starts an episode."""
         self.memory = self._count = None
 
     def _answer(
@@ -57,13 +57,13 @@ class Deployed:
         """An action for an observation, or actions for a batch of them.
 
         Args:
-          observation: as `Acting` and `Exported` take it.
-          start: bool, or `[N]`: an episode begins. None: at the first call, or if `N` changes.
-          empty_memory: of `N` environments.
+          observation: as for `Acting` and `Exported`.
+          start: bool, or `[N]`: whether an episode starts. None: at the first call, or if `N` changes.
+          empty_memory: makes the memory of `N` environments.
           call: `(arrays, mask, memory, starts [N]) -> arrays of the action, memory`.
 
         Raises:
-          FdgError: the observation is not one of the environment's, or is traced.
+          FdgError: the observation does not match the environment, or is traced.
         """
         arrays, mask, single = self._arrays(observation)
         count = len(arrays[0])
@@ -85,7 +85,7 @@ class Deployed:
         return rebuilt(self._action, iter(own))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
-        """The arrays of an observation, its mask, and whether it is of one environment."""
+        """The arrays of an observation, its mask, and whether it is of a single environment."""
         mask: Any = None
         if isinstance(observation, MaskedObservation):
             observation, mask = observation
@@ -112,7 +112,7 @@ class Deployed:
 
 
 def _part_of(given: Any, path: tuple[Any, ...]) -> str:
-    """Where all that reset or step returns is given as an observation: which part of it is one."""
+    """Names the part to pass if the whole result of `reset` or `step` was given as an observation."""
     if isinstance(given, EpisodeState | WrapperState):
         return "this is the state: reset gives (state, observation), in that order: give the observation"
     if isinstance(given, TimeStep):
@@ -135,7 +135,7 @@ def _part_of(given: Any, path: tuple[Any, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """An array of an observation: where it is, and what it must be."""
+    """An array of an observation: its path, shape and dtype."""
 
     path: tuple[Any, ...]
     shape: tuple[int, ...]
@@ -153,7 +153,7 @@ class _Input:
         return cls(path, tuple(leaf["shape"][1:]), _dtype(leaf["dtype"]), program, lowest, count, text)
 
     def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
-        """The array `[N, *shape]` of an observation, for a program, and whether it is of one environment."""
+        """The array `[N, *shape]` of an observation, and whether it is of a single environment."""
         value = observation
         for key in self.path:
             try:
@@ -221,11 +221,11 @@ class _Output:
         return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], low, high, leaf.get("kind") == "Discrete")
 
     def first(self, array: np.ndarray) -> Any:
-        """The one of an array `[1, ...]`."""
+        """The first element of an array `[1, ...]`."""
         return array[0] if self.is_category else array[0, ...]
 
     def own(self, array: np.ndarray) -> np.ndarray:
-        """The array as the library has it."""
+        """The array in the library's format."""
         if array.dtype == self.dtype:
             return array
         if self.lowest is not None:  # programs count in 32 bits, in which a high start wraps around
@@ -234,7 +234,7 @@ class _Output:
 
 
 def _categories(leaf: Description) -> tuple[Any, Any]:
-    """The lowest category, and how many there are: integers or arrays of them; None where there are none."""
+    """The lowest category and the number of categories; None if there are none."""
     if "start" not in leaf:
         return None, None
     start, count = np.asarray(leaf["start"]), np.asarray(leaf["n"] if "n" in leaf else leaf["nvec"])

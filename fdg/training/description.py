@@ -22,10 +22,10 @@ _KEPT_APART = ("env", *_DELAYS)
 
 
 def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
-    """Names and fields of an algorithm and a policy, as the command line names them.
+    """The names and fields of an algorithm and a policy, as on the command line.
 
-    A file cannot store a network, or an environment without a name. Then `"rebuilds": false` is stored, and
-    the caller has to give the algorithm to `fdg.load`.
+    A file cannot store a network object, or an environment without a name. Then it stores `"rebuilds":
+    false`, and `fdg.load` needs the algorithm from its caller.
     """
     if isinstance(algorithm, Sweep):
         return {**describe(algorithm.algorithm, policy), **algorithm.said()}
@@ -48,16 +48,16 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
 
 
 def rebuild(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> tuple[Any, Any]:
-    """The algorithm and the policy that a configuration describes.
+    """Rebuilds the algorithm and the policy of a configuration.
 
     Args:
-      config: of `describe`, or of a command line.
+      config: from `describe`, or from a command line.
       resolver: resolves the names in `config`; it imports modules only if their source is trusted.
       where: the run, for error messages.
 
     Raises:
-      FdgError: the run has values that a file cannot store, a name that only the caller may give, or values
-        that the installed code does not accept.
+      FdgError: a value cannot be stored in a file, a name may only come from the caller, or the installed
+        code does not accept a value.
     """
     if config.get("rebuilds") is False:
         raise FdgError(

@@ -1,4 +1,4 @@
-"""`fdg.diff`: where two runs part; `fdg.record`: what one machine did, for another to compare with."""
+"""`fdg.diff` finds where two runs differ; `fdg.record` records a run for a comparison on another machine."""
 
 import dataclasses
 import itertools
@@ -43,20 +43,20 @@ _SHOWN = 4  # settings, versions
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where two runs part; `print` it. What `fdg.diff` returns.
+    """Where two runs differ; `print` it. The result of `fdg.diff`.
 
     Attributes:
-      a, b: what was compared.
-      iteration: the first whose numbers differ; None if no difference was found. Iteration n ends with the
-        state of n iterations; 0 is the first state.
-      fragment: whose operations made the first value that differs; None where it was no fragment's.
-      call: which call of that fragment in the iteration, from 1; of a value made between two nested calls,
-        that of the fragment it was handed to.
-      where: the border at which it was seen.
-      arrays: those that differ there, the first in front.
-      start: the state that both were replayed from; "" where nothing was replayed.
-      compared: arrays that were equal before.
-      notes: metrics, settings and versions that differ, and what could not be done.
+      a, b: the compared runs.
+      iteration: the first iteration whose values differ; None if no difference was found. Iteration n ends
+        with the state after n iterations; 0 is the initial state.
+      fragment: the fragment that computed the first differing value; None if it was outside of fragments.
+      call: the call of that fragment in the iteration, from 1; for a value computed between nested calls,
+        that of the fragment that reads it.
+      where: the border at which the difference was seen.
+      arrays: the arrays that differ there, the first one first.
+      start: the state that both runs were replayed from; "" without a replay.
+      compared: the number of equal arrays before.
+      notes: differences in metrics, settings and versions, and limits of the comparison.
     """
 
     a: str
@@ -225,7 +225,7 @@ def record(
 
 
 class _Replay:
-    """A run, ready to be replayed: one agent's state, and its iteration step by step."""
+    """A run to be replayed: one agent's state, and its iteration fragment by fragment."""
 
     def __init__(self, run: Run, agent: int, trust: bool):
         self.notes: list[str] = []
@@ -256,14 +256,14 @@ class _Replay:
         self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
 
     def borders(self, begin: int, last: int) -> Iterator[Border]:
-        """What is at every border of the iterations after `begin`, up to `last`."""
+        """The arrays at every border of the iterations after `begin`, up to `last`."""
         return until(self.stepper.borders(begin, self.leaves), last)
 
     def take(self, recorded: Border) -> None:
-        """Goes on from a recorded state.
+        """Continues from a recorded state.
 
         Raises:
-          FdgError: it is of another state.
+          FdgError: the state has other leaves.
         """
         found = list(recorded.arrays.items())
         mine = self.stepper.state(recorded.iteration, self.leaves).arrays
@@ -285,7 +285,7 @@ class _Replay:
 
 
 def _opened(one: Comparable) -> Run | Path | Recording:
-    """A run, a run directory that has a configuration, or a recording."""
+    """Opens a run, a run directory or a recording."""
     if isinstance(one, Run):
         return one
     path = Path(one)
@@ -308,7 +308,7 @@ def _config(one: Any) -> Mapping[str, Any]:
 
 
 def _versions(one: Any, replayed_here: bool) -> Mapping[str, Any]:
-    """Those that a run's numbers are of: where it was recorded, here, or where it was trained."""
+    """The versions that computed a run's values: of the recording, of this process, or of the training."""
     if isinstance(one, Recording):
         return one.facts["versions"]
     trained = isinstance(one, Path) and not replayed_here
@@ -317,7 +317,7 @@ def _versions(one: Any, replayed_here: bool) -> Mapping[str, Any]:
 
 
 def _settings_and_versions(a: Any, b: Any) -> list[str]:
-    """A line on settings that differ, and one on versions."""
+    """Messages about settings and versions that differ."""
     lines = []
     if _config(a) and _config(b):
         both = {**changes(_config(b), _config(a)), **{
@@ -339,7 +339,7 @@ def _listed(different: Mapping[str, Any]) -> str:
 
 
 def _by_metrics(a: Any, b: Any, tolerance: float) -> tuple[int | None, list[str]]:
-    """The first iteration whose rows of metrics differ, None if none does, and a line on it."""
+    """The first iteration whose metrics differ, or None, and a message about it."""
     rows = []
     for one in (a, b):
         path = one if isinstance(one, Path) else one.path
@@ -356,7 +356,7 @@ def _by_metrics(a: Any, b: Any, tolerance: float) -> tuple[int | None, list[str]
 
 
 def _alike(one: Any, two: Any, tolerance: float) -> bool:
-    """Whether two numbers of metrics, or lists of them, are equal within a tolerance."""
+    """Whether two metrics (numbers or lists) are equal within a tolerance."""
     if isinstance(one, list) and isinstance(two, list):
         return len(one) == len(two) and all(_alike(x, y, tolerance) for x, y in zip(one, two, strict=True))
     if one is None or two is None or isinstance(one, list) or isinstance(two, list):
@@ -365,9 +365,9 @@ def _alike(one: Any, two: Any, tolerance: float) -> bool:
 
 
 def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tuple[int | None, int | None]:
-    """The last checkpoint that is equal in both, and the first that differs.
+    """The last checkpoint that is equal in both runs, and the first that differs.
 
-    The former is 0 (init) where none is, and None for runs without directories.
+    The former is 0 (init) if none is equal, and None for runs without directories.
     """
     paths = [one if isinstance(one, Path) else one.path for one in (a, b)]
     if None in paths:
@@ -396,7 +396,7 @@ def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tupl
 
 
 def _at(one: Any, start: int | None, trust: bool) -> Run:
-    """A run with the state of a checkpoint, or that of `init`."""
+    """A run with the state of a checkpoint, or the initial state."""
     if isinstance(one, Run) and (one.path is None or start is None):
         return one
     given, path = (one.algorithm, one.path) if isinstance(one, Run) else (None, one)
@@ -409,7 +409,7 @@ def _at(one: Any, start: int | None, trust: bool) -> Run:
 
 
 def _forward(replays: list[_Replay], begin: int, last: int, tolerance: float) -> int:
-    """Whole iterations up to the one before the last, or to the first whose states part: what was done."""
+    """Replays whole iterations up to the one before the last, or to the first that differs."""
     for iteration in range(begin, last - 1):
         ends = [list(each.stepper.whole(*each.leaves))[: len(each.leaves)] for each in replays]
         states = [each.stepper.state(iteration + 1, end) for each, end in zip(replays, ends, strict=True)]
@@ -466,7 +466,7 @@ def _difference(
 
 
 def _by(each: ArrayDifference) -> str:
-    """How much an array differs, in words."""
+    """The size of an array's difference as text."""
     if each.kinds[0] != each.kinds[1]:
         return "its dtype or shape"
     if each.count is None:

@@ -1,6 +1,6 @@
-"""Policies read from files that `fdg.training.exporting` wrote; they need nothing of what trained them.
+"""Policies read from files that `fdg.training.exporting` wrote; the code that trained them is not needed.
 
-What a file says is checked before it is used.
+The content of a file is checked before it is used.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ _CALLED = re.compile(
 
 
 class Exported(Deployed):
-    """A policy read from a file: `policy(observation)`, as `run.policy` but for the algorithm's code.
+    """A policy read from a file: `policy(observation)`, like `run.policy`.
 
     Attributes:
-      facts: what the file says of itself: arguments, results, spaces, environment, actions, versions.
+      facts: the file's metadata: arguments, results, spaces, environment, actions, versions.
     """
 
     def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
@@ -54,12 +54,12 @@ class Exported(Deployed):
         """An action for an observation, or actions for a batch of them.
 
         Args:
-          observation: as the environment gives it; see `run.policy`.
-          start: bool, or `[N]`: an episode begins here. None: at the first call, or if `N` changes.
-          seed: of what is drawn; None for the number of calls so far.
+          observation: as the environment returns it; see `run.policy`.
+          start: bool, or `[N]`: whether an episode starts. None: at the first call, or if `N` changes.
+          seed: the seed of a sampled action; None for the number of calls so far.
 
         Raises:
-          FdgError: the observation is not one of the environment's.
+          FdgError: the observation does not match the environment.
         """
 
         def empty(count: int) -> list[np.ndarray]:
@@ -122,10 +122,10 @@ def load_exported(path: str | Path) -> Exported:
 
 
 def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
-    """The program, which a JAX that is much older or newer than the one that wrote it does not read.
+    """Deserialises the program. JAX versions far from the one that wrote it cannot read it.
 
     Raises:
-      FdgError: it is of such a version, is none, or calls what no policy does.
+      FdgError: it is of such a version, is not a program, or calls functions that no policy needs.
     """
     wrote, version = facts.get("jax"), facts.get("calling_convention")
     oldest = jax.export.minimum_supported_calling_convention_version
@@ -148,10 +148,10 @@ def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
 
 
 def members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
-    """The members of a zip, read no further than its directory says, and that is bounded.
+    """Reads the members of a zip, no further than the bounded sizes in its directory.
 
     Raises:
-      FdgError: it has others than these, inflates to too much, is encrypted, or has another checksum.
+      FdgError: it has other members, inflates to too much, is encrypted, or has a wrong checksum.
     """
     most, found = max(_ROOM, 8 * len(content)), {}
     with zipfile.ZipFile(io.BytesIO(content)) as package:
@@ -175,7 +175,7 @@ def members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
 
 
 def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], where: str) -> None:
-    """Refuses facts that are not those of the function: `Exported` relies on them."""
+    """Checks that the metadata matches the function: `Exported` relies on it."""
     seen = list(_arrays(facts.get("observation"), where))
     done = list(_arrays(facts.get("action", {"shape": ["N"], "dtype": ""}), where))
     named = facts.get("arguments")
@@ -204,7 +204,7 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
 
 
 def _arrays(facts: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """The arrays of a description (`envs.native`), of which shapes and dtypes are there."""
+    """The arrays of a description (`envs.native`), with their shapes and dtypes."""
     match facts:
         case {"parts": dict(parts)} if parts:
             for part in parts.values():
@@ -219,13 +219,13 @@ def _arrays(facts: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _checked(exported: Any) -> Any:
-    """The function, unless its program calls more than computes: a program is a file, and may say anything.
+    """Checks that a program only computes, since the file is untrusted.
 
-    XLA runs a custom call by its name with what the program hands it, a pointer to a Python function among
-    that; `infeed` waits for ever.
+    XLA runs custom calls by name with arguments from the program, such as a pointer to a Python function;
+    `infeed` waits forever.
 
     Raises:
-      FdgError: names the call.
+      FdgError: it contains such a call; names it.
     """
     text = exported.mlir_module()
     named = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)

@@ -79,7 +79,7 @@ def _check_description(path: Path, description: Path) -> None:
     """Checks that the description would not overwrite another file, such as a run's `config.json`.
 
     Raises:
-      FdgError: names that.
+      FdgError: it would; names the file.
     """
     if path == description:
         raise FdgError(f"{path}: that is where the description of a policy goes: give it another ending")
@@ -101,12 +101,13 @@ _OF_FILES = (".onnx", ".jax", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".
 
 
 def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
-    """Writes what an algorithm's own `export(state, path)` does: a folder, such as that of a language model.
+    """Exports with the algorithm's own `export(state, path)`, which writes a folder, such as a language
+    model's.
 
-    Other formats are what it has in `export_formats`, functions of the same arguments by name.
+    `export_formats` of the algorithm has the functions for other formats, by name.
 
     Raises:
-      FdgError: it has no such format, or there is a file in the place of the folder.
+      FdgError: there is no such format, or a file is in the place of the folder.
     """
     ways = {None: algorithm.export, **getattr(algorithm, "export_formats", {})}
     if format not in ways:
@@ -176,7 +177,7 @@ class _Program:
         return [*self.acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self.held)]
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
-        """What a file says of itself."""
+        """The metadata of the file."""
         reader = {"jax": "fdg.load_exported, or jax.export.deserialize", "onnx": "onnxruntime"}[kind]
         return {
             "what": f"{_WHAT}: {file} is read by {reader}",
@@ -200,7 +201,7 @@ class _Program:
         return [jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"]) for leaf in self.inputs]
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
-        """The results, of arguments in order."""
+        """The results for arguments in order."""
         seen = len(self.observed)
         mask = None if self.mask is None else arguments[seen]
         after = list(arguments[seen + (mask is not None) :])
@@ -212,13 +213,13 @@ class _Program:
         return *self.native.decode(action), *jax.tree.leaves((kept, held))
 
     def greedy(self, *arguments: Any) -> Any:
-        """The function of a file."""
+        """The exported function."""
         # Greedy actions draw nothing: these keys are never looked at.
         words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
         return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
 
     def sampled(self, seed: Any, *arguments: Any) -> Any:
-        """The function of a file with sampled actions; callers pass a different seed at every step."""
+        """The exported function with sampled actions; callers pass a different seed at every step."""
         key = jax.random.key(seed, impl="threefry2x32")
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
         return self.act(arguments, keys, False)
@@ -246,7 +247,7 @@ def _json(facts: Mapping[str, Any]) -> str:
 
 
 def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
-    """A zip of the serialised function, the empty memory, and what a reader should know."""
+    """A zip of the serialised function, the empty memory and the metadata."""
     (batch,) = jax.export.symbolic_shape("N")
     arguments = program.arguments(batch)
     if not greedy:

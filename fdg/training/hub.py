@@ -1,4 +1,4 @@
-"""Packed folders to and from Hugging Face's hub, with `huggingface_hub`, which is an extra."""
+"""Packed folders on Hugging Face's hub, with `huggingface_hub` (an extra)."""
 
 import re
 from pathlib import Path
@@ -11,15 +11,15 @@ _PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # 
 
 
 def is_on_hub(path: object) -> bool:
-    """Whether a path is a repository of the hub: `hf://USER/NAME`, with `@REVISION` if need be."""
+    """Whether a path is a repository of the hub: `hf://USER/NAME`, optionally with `@REVISION`."""
     return str(path).startswith(SCHEME)
 
 
 def download(address: str) -> Path:
-    """The folder of a repository's files, which are kept for the next time, by their commit.
+    """Downloads a repository's files; returns their folder. They are cached by commit.
 
     Raises:
-      FdgError: the address is none, `huggingface_hub` is not installed, or the repository cannot be read.
+      FdgError: the address is invalid, `huggingface_hub` is not installed, or the repository cannot be read.
     """
     name, _, revision = address.removeprefix(SCHEME).partition("@")
     hub = _hub(address, name)
@@ -33,19 +33,19 @@ def download(address: str) -> Path:
 
 
 def check_name(name: str) -> Any:
-    """The library, for a name that can be pushed to.
+    """Checks a name to upload to; returns the library.
 
     Raises:
-      FdgError: the name is none, or `huggingface_hub` is not installed.
+      FdgError: the name is invalid, or `huggingface_hub` is not installed.
     """
     return _hub(f"--push {name}", name)
 
 
 def upload(folder: Path, name: str) -> str:
-    """Puts a packed folder into a repository of the hub, made if need be; returns its address.
+    """Uploads a packed folder to a repository of the hub, which is created; returns its address.
 
     Raises:
-      FdgError: the name is none, `huggingface_hub` is not installed, or the hub refuses it.
+      FdgError: the name is invalid, `huggingface_hub` is not installed, or the hub refuses it.
     """
     hub = check_name(name)
     try:

@@ -1,4 +1,4 @@
-"""`fdg.load`: a run directory as a `Run`, whose agents act."""
+"""`fdg.load`: opens a run directory as a `Run`."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -61,7 +61,7 @@ def load_with_names(
     trust: bool = False,
     flags: Collection[str] | None = None,
 ) -> Run:
-    """As `load`; `named` are values that the caller gives as well, by field. `flags`: see `NameResolver`."""
+    """As `load`; `named` has values that the caller gives too, by field. `flags`: see `NameResolver`."""
     given = algorithm
     if given is not None:
         checked_name(given)
@@ -113,7 +113,7 @@ def _is_delayed(config: Mapping[str, Any]) -> bool:
 
 
 def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
-    """Refuses an algorithm that has other hyperparameters than a run; those of its network come first."""
+    """Refuses an algorithm with other hyperparameters than the run; reports those of the network first."""
     described = describe(algorithm, None)
     now = {name: described[name] for name in ("algo", "env", "hyperparameters")}
     different = sorted(changes(config, now).items(), key=lambda item: item[0] not in OF_NETWORK)
@@ -126,7 +126,7 @@ def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
 
 
 def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
-    """Where the checkpoint is that was asked for, and its iteration."""
+    """The checkpoints and the iteration that `checkpoint` selects."""
     if checkpoint == "best":
         checkpoints = Checkpoints(path / BEST)
         iteration = checkpoints.latest()
@@ -148,6 +148,6 @@ def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
 
 
 def device_count(path: Path, config: dict[str, Any]) -> int:
-    """How many devices the run was planned for, or would be here."""
+    """The number of devices that the run was planned for, or would be on this machine."""
     trained_on = (read_summary(path) or {}).get("devices") or ()
     return config.get("devices") or config.get("devices_chosen") or len(trained_on) or len(jax.devices())

@@ -1,4 +1,4 @@
-"""Metrics to trackers of experiments: TensorBoard, Weights & Biases, MLflow; each is an extra."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow; each is an extra."""
 
 import importlib
 import os
@@ -15,20 +15,20 @@ _PACKAGES = {TENSORBOARD: "tensorboardX", WANDB: "wandb", MLFLOW: "mlflow"}
 
 
 class Logger(Protocol):
-    """Where metrics go beside the run directory."""
+    """Receives metrics besides the run directory."""
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Takes metrics, and the steps of one agent so far (of language models: responses)."""
+        """Logs metrics at a number of steps of one agent (responses for language models)."""
 
     def close(self) -> None:
-        """Writes all of it, and ends the connection."""
+        """Writes pending metrics and ends the connection."""
 
 
 def check_installed(wanted: Sequence[Tracker]) -> None:
-    """Refuses a tracker whose package is missing, before anything that takes long.
+    """Checks that the packages of trackers are installed, before anything slow starts.
 
     Raises:
-      FdgError: says what to install.
+      FdgError: one is missing; says what to install.
     """
     for kind, _ in wanted:
         _package(kind)
@@ -37,13 +37,13 @@ def check_installed(wanted: Sequence[Tracker]) -> None:
 def open_loggers(
     wanted: Sequence[Tracker], path: Path, config: Mapping[str, Any], steps: int
 ) -> list[Logger]:
-    """The trackers that a job wants.
+    """Opens the trackers of a job.
 
     Args:
       wanted: `Job.loggers`.
-      path: the run directory, where what is local is kept.
-      config: the run's, which goes along.
-      steps: steps of one agent (of language models: responses) that the run starts or resumes at.
+      path: the run directory, for local files.
+      config: the run's configuration, which is logged.
+      steps: steps of one agent at the start or resume.
 
     Raises:
       FdgError: a tracker cannot be reached, or its package is missing.
@@ -66,7 +66,7 @@ def open_loggers(
 
 
 def close_all(loggers: Sequence[Logger]) -> None:
-    """Closes each, whatever another raises."""
+    """Closes all loggers, even if one raises."""
     for logger in loggers:
         logger.close()
 

@@ -1,4 +1,4 @@
-"""A function of arrays as an ONNX model, by jax2onnx."""
+"""Converts functions of arrays to ONNX models with jax2onnx."""
 
 import contextlib
 import importlib
@@ -40,18 +40,18 @@ def to_onnx(
     outputs: Sequence[Output] = (),
     said: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """The model, serialised.
+    """Converts a function to a serialised ONNX model.
 
     Args:
-      function: pure, of arrays to arrays.
+      function: a pure function of arrays to arrays.
       arguments: shapes and dtypes; a first axis may be named "N".
-      name: the model's.
-      inputs: names and dtypes of the model's inputs, which may have 64 bits where the function's have 32.
-      outputs: of the model.
-      said: its metadata.
+      name: the model's name.
+      inputs: names and dtypes of the model's inputs; they may have 64 bits where the function's have 32.
+      outputs: the model's outputs.
+      said: the model's metadata.
 
     Raises:
-      FdgError: jax2onnx is not installed, or does not know an operation of the function.
+      FdgError: jax2onnx is not installed, or does not support an operation of the function.
     """
     with _functions_of_libraries_kept():
         within = list(zip(inputs, arguments, strict=True)) if inputs else []
@@ -79,12 +79,12 @@ def to_onnx(
 
 
 def _inner(name: str, dtype: str, program_dtype: str) -> str:
-    """The name within the model of an input or output that is of another dtype there."""
+    """The name inside the model of an input or output that has another dtype there."""
     return name if dtype == program_dtype else f"{name} as {program_dtype}"
 
 
 def _cast(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[Output]) -> None:
-    """Gives a model the dtypes that its inputs and outputs are to have; changes it."""
+    """Casts a model's inputs and outputs to their declared dtypes; changes the model."""
     onnx = importlib.import_module("onnx")
     node, graph = onnx.helper.make_node, model.graph
     kinds = onnx.TensorProto.DataType
@@ -118,7 +118,7 @@ def _cast(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[
 
 @contextlib.contextmanager
 def _without_its_log() -> Iterator[None]:
-    """Keeps off the terminal that some inner values have no type in the file, for every value a line."""
+    """Silences jax2onnx's line for every value without a type."""
     logger, root = logging.getLogger("onnx_ir"), logging.getLogger()
     level, handlers = logger.level, list(root.handlers)
     logger.setLevel(logging.ERROR)
@@ -134,7 +134,7 @@ _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 @contextlib.contextmanager
 def _functions_of_libraries_kept() -> Iterator[None]:
-    """Puts back what jax2onnx replaces for good: `jax.numpy.cumsum`, by one that takes no `cumsum(x, 0)`."""
+    """Restores `jax.numpy.cumsum`, which jax2onnx replaces by one that does not accept `cumsum(x, 0)`."""
     before = {
         module: {key: value for key, value in vars(module).items() if callable(value)}
         for name, module in list(sys.modules.items())
@@ -150,9 +150,9 @@ def _functions_of_libraries_kept() -> Iterator[None]:
 
 
 def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, the bodies of its calls, and of its loops of one turn, in their places.
+    """Inlines the bodies of calls and of loops with one trip.
 
-    jax2onnx 0.13 knows no loops, and in a function with a gradient of its own only simple operations.
+    jax2onnx 0.13 supports no loops, and only simple operations in functions with custom gradients.
     """
 
     return lambda *arguments: tuple(_evaluated(jax.make_jaxpr(function)(*arguments), arguments))
@@ -175,7 +175,7 @@ def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def _what_the_converter_misses() -> Iterator[None]:
-    """A name of JAX's that jax2onnx 0.13 asks for in its rules for `vmap`, and JAX 0.10 no longer has."""
+    """Adds a name that jax2onnx 0.13 uses in its `vmap` rules and JAX 0.10 has removed."""
     missing = not hasattr(batching, "not_mapped")
     if missing:
         setattr(batching, "not_mapped", None)  # noqa: B010 - the type checker knows that it is not there

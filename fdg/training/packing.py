@@ -1,7 +1,7 @@
-"""`fdg pack`: a folder to share of a run: one checkpoint, what was recorded, a video, and a card.
+"""`fdg pack`: a folder of a run to share: one checkpoint, metrics, a video, and a card.
 
-The folder is a run directory, so all that takes one takes it, `fdg.load` first; and loading it may do no more
-than loading a run directory may (docs/security.md).
+The folder is a run directory, so `fdg.load` and the commands accept it, and loading it is as restricted as
+loading a run directory (docs/security.md).
 """
 
 import json
@@ -40,12 +40,12 @@ def pack(
     Args:
       path: the run directory.
       out: the folder, new or empty.
-      checkpoint: "last", "best", or the number of an iteration.
-      trust: import modules of your own that the run names.
-      episodes: that the card's return is measured in, for each agent; None for as many as after training.
+      checkpoint: "last", "best", or an iteration.
+      trust: import your own modules that the run names.
+      episodes: episodes of each agent for the card's return; None for as many as after training.
 
     Raises:
-      FdgError: there is no such run or checkpoint, it keeps data of its own, or the folder is not empty.
+      FdgError: there is no such run or checkpoint, the run keeps data files, or the folder is not empty.
     """
     path, out = Path(path), Path(out)
     config = read_config(path, prefix="")
@@ -81,7 +81,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _video(run: Any, out: Path) -> str:
-    """Films the first agent; returns an empty text, or why there is no video."""
+    """Records a video of the first agent; returns "", or why there is none."""
     try:
         own = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
         own.play(out / VIDEO, max_steps=_VIDEO_STEPS)
@@ -154,5 +154,5 @@ def _table(head: Any, rows: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text without what would end a cell, or begin HTML: names may be of files of others."""
+    """Escapes a table cell: names may come from untrusted files."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")

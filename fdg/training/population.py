@@ -1,8 +1,8 @@
-"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), inside the program that trains.
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846) inside the training program.
 
-Every so many iterations each of the worst agents takes over weights and hyperparameters of one of the best
-(*exploit*, by truncation selection: section 4.1.1), and goes on with hyperparameters a little off those that
-it took over (*explore*, by a factor). Environments, replayed experience and random keys stay an agent's own.
+Every `every` iterations, each of the worst agents copies weights and hyperparameters of one of the best
+(*exploit*, by truncation selection: section 4.1.1) and perturbs the hyperparameters by a factor (*explore*).
+Environments, replay buffers and random keys stay with the agent.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ FACTORS = (0.8, 1.2)  # of section 4.1.1, by one of which a hyperparameter is mu
 
 
 class Membership(NamedTuple):
-    """What an agent of a population carries along."""
+    """The part of an agent's state that belongs to the population."""
 
     key: jax.Array  # its own, of its choices
     iterations: jax.Array  # [] int32, since the last exchange
@@ -30,17 +30,17 @@ class Membership(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """When and how agents take over from each other: `fdg.agents.BetweenAgents`.
+    """When and how agents copy from each other: `fdg.agents.BetweenAgents`.
 
     States are those of `fdg.training.sweep.Sweep`: `hyperparameters`, `state`, `membership`.
 
     Attributes:
-      every: iterations from one exchange to the next.
-      bounds: of each hyperparameter, `(name, lowest, highest)`, which it never leaves.
-      share: of the agents, which are the worst that are replaced, and the best that they are replaced by.
+      every: iterations between exchanges.
+      bounds: `(name, lowest, highest)` of each hyperparameter.
+      share: the share of agents that are replaced, and of those that are copied.
 
     Raises:
-      FdgError: (construction) a number out of range.
+      FdgError: (construction) a number is out of range.
     """
 
     every: int
@@ -55,7 +55,7 @@ class Population:
 
     @property
     def note(self) -> str:
-        """When agents exchange what."""
+        """The sentence about exchanges in the plan."""
         often = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
             f"every {often}, the worst {self.share:.0%} of the agents take over what the best have learned;"
@@ -63,12 +63,12 @@ class Population:
         )
 
     def joined(self, key: jax.Array) -> Membership:
-        """An agent's at first, from the key that it is initialised with."""
+        """An agent's initial membership, from its key."""
         own = jax.random.fold_in(key, 0x504254)  # another stream than the algorithm's
         return Membership(own, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
 
     def counted(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
-        """After one more iteration, whose `episode_return` is the mean of so many `episodes`."""
+        """The membership after one more iteration, whose `episode_return` is the mean of `episodes`."""
         if "episode_return" not in metrics:
             raise FdgError(
                 "exploit_every: the algorithm's metrics have no episode_return, by which to compare"
@@ -85,16 +85,16 @@ class Population:
     # --- what the engine asks ---
 
     def due(self, state: Any) -> jax.Array:
-        """Whether so many iterations have gone by."""
+        """Whether agents exchange after this iteration."""
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since the last exchange; where no episode ended, that before it."""
+        """The mean return since the last exchange; without a finished episode, the one before it."""
         member = state.membership
         return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 
     def source(self, everyone: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
-        """For one of the worst, any of the best that is better; for all others themselves."""
+        """One of the best agents that is better, for one of the worst; else the agent itself."""
         count = max(1, int(self.share * everyone.shape[0]))
         ranked = jnp.where(jnp.isfinite(everyone), everyone, -jnp.inf)
         order = jnp.argsort(-ranked)  # stable: of equals the first is the better
@@ -103,7 +103,7 @@ class Population:
         return jnp.where(is_bad & (ranked[chosen] > ranked[agent]), chosen, agent).astype(jnp.int32)
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """Hyperparameters, and of the algorithm's state what is no key and not of single environments."""
+        """Which leaves are copied: all but keys and those of environments."""
         marked = state._replace(
             hyperparameters=jax.tree.map(lambda _: True, state.hyperparameters),
             state=jax.tree.map(lambda leaf: not is_key(leaf.dtype), state.state),
@@ -112,7 +112,7 @@ class Population:
         return [may and axis is None for may, axis in zip(jax.tree.leaves(marked), axes, strict=True)]
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
-        """Explores, if it has taken over, and begins to count anew."""
+        """Perturbs the hyperparameters of an agent that has copied, and restarts its counters."""
         replaced, key = source != agent, state.membership.key
         explored = {}
         for i, (name, low, high) in enumerate(self.bounds):

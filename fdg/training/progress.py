@@ -1,4 +1,4 @@
-"""How far a run has come: a live display on a terminal, elsewhere (in logs) a line now and then."""
+"""Progress of a run: a live display in a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -13,15 +13,15 @@ SECONDS = 30.0  # ... and one at least this often
 
 
 class Progress:
-    """Shows iterations, steps, steps a second, episode return, and the time gone and left.
+    """Shows iterations, steps, steps per second, the episode return, and elapsed and remaining time.
 
-    Use as a context manager, and call `update` as results arrive.
+    Use as a context manager; call `update` as results arrive.
 
     Args:
-      num_iterations: of the whole run.
-      steps_per_iteration: steps of all agents (of language models: responses).
-      start: iterations that were done before, in a run that is resumed.
-      file: where to; standard output if None.
+      num_iterations: iterations of the whole run.
+      steps_per_iteration: steps of all agents (responses for language models).
+      start: iterations completed before a resume.
+      file: the output; None for standard output.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Progress:
             self._bar.stop()
 
     def update(self, iteration: int, episode_return: float | None = None, stream: str = "") -> None:
-        """Shows that `iteration` iterations are done. `episode_return=None` keeps showing the last return.
+        """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return.
 
         Args:
-          stream: a line of its own on what a stream has done since the last time (`stream_line`).
+          stream: a line about a stream (`stream_line`).
         """
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
@@ -77,7 +77,7 @@ class Progress:
                 print("    ", stream, file=self._file, flush=True)
 
     def say(self, line: str) -> None:
-        """Prints a line, above the display where there is one."""
+        """Prints a line, above the display if there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
@@ -129,7 +129,7 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
 
 
 def _fitted(parts: list[str], width: int) -> str:
-    """Parts in a line of so many columns; where they do not fit, the least important ones are left out.
+    """Joins parts to a line of limited width; the least important ones are dropped.
 
     >>> _fitted(["iteration 10/100", "0:05 elapsed", "0:45 left", "500 steps/s"], 45)
     'iteration 10/100 | 0:45 left | 500 steps/s'
@@ -141,7 +141,7 @@ def _fitted(parts: list[str], width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, and hours where there are any.
+    """Seconds as minutes and seconds, with hours if there are any.
 
     >>> clock(75), clock(3675)
     ('1:15', '1:01:15')

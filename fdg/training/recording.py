@@ -1,11 +1,11 @@
-"""A recording: what was at every border of some iterations, in a file that another machine compares with.
+"""Recordings: the arrays at every border of some iterations, in a file for a comparison on another machine.
 
 The file is a zip that `numpy.load` reads:
 
-    recording.json    where it is from, and for each border the digest of each array
-    DIGEST.npy        arrays by their digest: the state that it begins with, and others up to a limit
+    recording.json    metadata, and for each border the digest of each array
+    DIGEST.npy        arrays by digest: the initial state, and others up to a size limit
 
-Nothing in it is code. Arrays of equal bits have equal digests; every NaN counts as the same.
+It contains no code. Arrays with equal bits have equal digests; all NaNs are equal.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class Known:
     """An array of a recording.
 
     Attributes:
-      digest: of its bits.
-      array: itself; None where the recording has no room for it.
+      digest: the digest of its bits.
+      array: the array; None if only its digest was stored.
     """
 
     dtype: str
@@ -54,13 +54,13 @@ class Known:
 
 
 class Digests:
-    """Digests of arrays; one that does not change from border to border is read once."""
+    """Computes digests of arrays; caches them by identity."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
 
     def __call__(self, array: np.ndarray) -> str:
-        """Of an array's dtype, shape and bits, 32 hexadecimal digits."""
+        """The digest of an array's dtype, shape and bits: 32 hexadecimal digits."""
         at = id(array)
         if at in self._known and self._known[at][0]() is array:
             return self._known[at][1]
@@ -71,12 +71,12 @@ class Digests:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether arrays of this dtype are floating numbers, those of few bits too."""
+    """Whether a dtype is floating-point, narrow ones such as float8 included."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """The bits of an array as unsigned integers; every NaN as the same ones."""
+    """The bits of an array as unsigned integers; all NaNs get the same bits."""
     if array.dtype.kind == "c":
         array = array.reshape((*array.shape, 1)).view(array.real.dtype)
     found = array.reshape(array.shape or (1,)).view(f"u{array.dtype.itemsize}").reshape(array.shape)
@@ -88,12 +88,12 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Iterations that were carried out elsewhere.
+    """Recorded iterations.
 
     Attributes:
-      facts: `of` (the run), `iteration` (how many were done before it), `iterations` (recorded), `versions`,
+      facts: `of` (the run), `iteration` (completed before it), `iterations` (recorded), `versions`,
         `settings`.
-      recorded: each border, whose arrays are `Known`.
+      recorded: the borders; their arrays are `Known`.
     """
 
     facts: Mapping[str, Any]
@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def start(self) -> Border:
-        """The state that it begins with."""
+        """The state before the first recorded iteration."""
         return self.recorded[0]
 
 
@@ -109,13 +109,13 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
     """Writes a recording.
 
     Args:
-      path: the file; it replaces one of the same name.
-      facts: as of `Recording`.
-      borders: of the recorded iterations, the first state in front.
-      limit: bytes of arrays that are kept beside the first state, the earliest first.
+      path: the file, which is replaced.
+      facts: as in `Recording`.
+      borders: the borders of the recorded iterations, the initial state first.
+      limit: the most bytes of arrays to store besides the initial state, the earliest first.
 
     Raises:
-      FdgError: it cannot be written.
+      FdgError: the file cannot be written.
     """
     digest, there, room = Digests(), set[str](), limit
     told: list[Any] = []
@@ -140,10 +140,10 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file; everything that it says is checked.
+    """Reads a recording and checks its content.
 
     Raises:
-      FdgError: it is none, or damaged.
+      FdgError: the file is not a recording, or is damaged.
     """
     content = read_bytes(path, _MOST_BYTES)
     try:
@@ -179,7 +179,7 @@ def _checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _borders(told: Any, arrays: Mapping[str, np.ndarray]) -> Iterator[Border]:
-    """Borders as JSON has them; the first has all of its arrays."""
+    """Parses borders from JSON; the first one has all of its arrays."""
     for number, (iteration, fragment, call, inside, side, values) in enumerate(told):
         if (type(iteration), type(call)) != (int, int) or side not in _SIDES:
             raise ValueError(f"border {number} is none")
@@ -212,7 +212,7 @@ def _known(dtype: Any, shape: Any, digest: Any, arrays: Mapping[str, np.ndarray]
 
 
 def _npy(array: np.ndarray) -> bytes:
-    """An array as `numpy.save` writes it; one of a dtype that NumPy lacks as unsigned integers."""
+    """An array in NumPy's format; dtypes that NumPy lacks become unsigned integers."""
     file = io.BytesIO()
     np.save(
         file,
@@ -222,7 +222,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def until(borders: Iterator[Border], last: int) -> Iterator[Border]:
-    """Borders up to the state after the iteration `last`."""
+    """The borders up to the state after iteration `last`."""
     for border in borders:
         yield border
         if border.side == "state" and border.iteration >= last:

@@ -1,10 +1,10 @@
-"""Jobs to time, in children of this process: a calibration fits to them what is no rate (`costs/fitting.py`).
+"""Reference jobs for calibration: times jobs in child processes, to fit overheads (`costs/fitting.py`).
 
     python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: a round for each line read
 
-A child has as many host devices as its jobs need, for what a program takes depends on how many devices its
-process has. All children live until the end and have their rounds in turns: a machine that is shared is slow
-for a minute, and that minute must not have all jobs of one kind.
+A child has as many host devices as its jobs need, since a program's time depends on the number of devices in
+its process. All children stay alive and run in turns, so that a slow minute of a shared machine affects all
+jobs alike.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ class ReferenceJob:
     Attributes:
       algorithm: the name of its class.
       env: as in `envs.make`.
-      fields: of the algorithm.
+      fields: the algorithm's fields.
       policy: the name of its class.
-      sizes: its fields.
-      devices: that it has.
+      sizes: the policy's fields.
+      devices: the number of devices.
     """
 
     algorithm: str
@@ -56,13 +56,13 @@ class ReferenceJob:
 
     @classmethod
     def of_key(cls, key: str) -> "ReferenceJob":
-        """What `key` was made of."""
+        """The inverse of `key`."""
         algorithm, env, fields, policy, sizes, devices = json.loads(key)
         return cls(algorithm, env, _pairs(fields), policy, _pairs(sizes), devices)
 
     @property
     def key(self) -> str:
-        """JSON of all of it."""
+        """The job as JSON."""
         return json.dumps(dataclasses.astuple(self))
 
     def build(self) -> tuple[Any, Any]:
@@ -125,9 +125,9 @@ REFERENCE_JOBS: Sequence[ReferenceJob] = tuple(
 def timed(
     jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device], say: Say
 ) -> Mapping[ReferenceJob, float]:
-    """Seconds of an iteration of each job that there are devices for, and that can be compiled.
+    """Seconds of an iteration of each job that has enough devices and compiles.
 
-    CPU devices are those of children; others are the ones that are given.
+    CPU jobs run in child processes, others on the given devices.
     """
     on_cpu = devices[0].platform == "cpu"
     found: dict[ReferenceJob, float] = {}
@@ -151,7 +151,7 @@ def timed(
 
 
 def fitted_to_jobs(calibration: Calibration) -> Calibration:
-    """The same, with what is no rate fitted to its jobs, where it has any."""
+    """The calibration with overheads fitted to reference jobs, if there are any."""
     samples = []
     for key, seconds in calibration.jobs.items():
         job = ReferenceJob.of_key(key)
@@ -164,14 +164,14 @@ def fitted_to_jobs(calibration: Calibration) -> Calibration:
 
 
 class _Rounds(Protocol):
-    """Jobs that are compiled."""
+    """A set of compiled jobs."""
 
     def round(self) -> Sequence[float | None]:
-        """Seconds of an iteration of each, in the best round so far; None of what cannot be timed."""
+        """The best seconds of an iteration of each job so far; None if it cannot be timed."""
 
 
 class _Here:
-    """In this process."""
+    """Jobs in this process."""
 
     def __init__(self, jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device]):
         self._ready: list[Iterations | None] = []
@@ -188,7 +188,7 @@ class _Here:
 
 
 class _Child:
-    """In a process with so many host devices; nothing of one that ends early, or takes too long."""
+    """Jobs in a child process; None for each if it ends early or takes too long."""
 
     def __init__(self, jobs: Sequence[ReferenceJob], count: int):
         words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
@@ -215,14 +215,14 @@ class _Child:
             return self._nothing
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._watchdog.cancel()
         self._process.kill()
         self._process.communicate()
 
 
 def run_child(count: int, keys: Sequence[str]) -> None:
-    """The child: a line when all are compiled, and one after each round."""
+    """The child: prints a line when all jobs are compiled, and one after each round."""
     make_host_devices(count)
     jobs = _Here([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
     print("compiled", flush=True)

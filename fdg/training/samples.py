@@ -1,8 +1,7 @@
-"""Sample tables: what an algorithm that answers in text says to held-out problems, while it learns.
+"""Sample tables: responses of a language model to held-out prompts during training.
 
-Such an algorithm has `examples(state, key, count) -> arrays`, traced, and `example_rows(arrays) -> rows` of
-what they say. At each checkpoint its rows go into `RUN/samples/ITERATION.jsonl`; who trains the same again
-writes the same.
+Such an algorithm has `examples(state, key, count) -> arrays`, traced, and `example_rows(arrays) -> rows`. Its
+rows are written to `RUN/samples/ITERATION.jsonl` at each checkpoint; equal runs write equal files.
 """
 
 import functools
@@ -27,13 +26,13 @@ _WIDTH = 60  # characters of a prompt, or of a response, in a line
 def write_samples(
     job: Job, engine: fdg.Engine, state: Any, run: RunDirectory, iteration: int
 ) -> list[dict[str, Any]]:
-    """Writes the table of one iteration, of the first agent if there are several.
-
-    `iteration` is the one that `state` is after. Of several processes all have to call it, and the first one
+    """Writes the table of one iteration, of the first agent. A collective: all processes call it; process 0
     writes.
 
+    `iteration` is the number of iterations before `state`.
+
     Returns:
-      The rows; none where the algorithm has no examples, or another process writes them.
+      The rows; empty if the algorithm has no examples, or another process writes them.
     """
     if not callable(getattr(job.algorithm, "examples", None)):
         return []

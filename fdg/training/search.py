@@ -43,12 +43,12 @@ class Trial:
     """One trial.
 
     Attributes:
-      run: its directory, below `trials/`.
-      values: hyperparameters by name, choices as they are written.
-      state: "done", "ended early" (it was behind) or "refused" (it could not be trained).
+      run: its folder below `trials/`.
+      values: hyperparameters by name, as in the search space.
+      state: "done", "ended early" (pruned) or "refused" (it could not be trained).
       value: mean return (of a sweep, that of its best point); NaN unless the trial is done.
       returns: the return of each agent.
-      refused: the error, if its state is "refused".
+      refused: the error, if the state is "refused".
     """
 
     run: str
@@ -60,20 +60,20 @@ class Trial:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% bootstrap interval of the mean over agents; None of one, or of a trial that is not done."""
+        """95% bootstrap interval of the mean over agents; None for one agent or an unfinished trial."""
         if self.state != "done" or len(self.returns) < 2 or not np.isfinite(self.returns).all():
             return None
         return interval(np.array(self.returns))
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The trial of the highest return, of equals the first; None while none is done."""
+    """The trial with the highest return, the first of equal ones; None if none is done."""
     done = [trial for trial in trials if trial.state == "done" and math.isfinite(trial.value)]
     return max(done, key=lambda trial: trial.value, default=None)
 
 
 def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agents: int | None) -> list[str]:
-    """Writes `search.json` and `search.png`; returns the table, and which trial was best, as lines."""
+    """Writes `search.json` and `search.png`; returns the table and the best trial as lines."""
     best = best_trial(trials)
     content = {
         "search": {one.name: str(one).partition("=")[2] for one in space},
@@ -97,7 +97,7 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
 
 
 def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
-    """The trials, best first, as a table of at most twenty lines."""
+    """A table of at most twenty trials, best first."""
     rows = []
     for trial in sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf):
         shown = (
@@ -109,7 +109,7 @@ def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
 
 
 def _draw(trials: Sequence[Trial], picture: Any) -> None:
-    """Draws each trial's return, and the best so far."""
+    """Plots each trial's return and the best so far."""
     figure, axes = figure_of()
     (_, points), (_, line) = style(0), style(1)
     values = np.array([trial.value for trial in trials], float)
@@ -163,13 +163,13 @@ def require_optuna() -> None:
 def carry_out_search(
     job: Job, space: Space, devices: Any = None, quiet: bool = False
 ) -> tuple[Path, list[Trial], int | None]:
-    """Runs trials until the job has its number of them; trials before a resume count.
+    """Runs trials until the job's number is reached; trials before a resume count.
 
     Returns:
-      The search's directory, its trials, and the signal that interrupted it (None if none did).
+      The search's directory, its trials, and the signal that interrupted it, or None.
 
     Raises:
-      FdgError: the search is not valid; nothing has been written then.
+      FdgError: the search is invalid; nothing has been written.
     """
     require_optuna()
     check_search(job.algorithm, space)
@@ -263,7 +263,7 @@ class _Search:
         ]
 
     def _trial(self, study: Any, number: int, total: int) -> int | None:
-        """Runs one trial; returns the signal that interrupted it, None if none did."""
+        """Runs one trial; returns the signal that interrupted it, or None."""
         self.run.check_there()  # else a trial would create a removed directory again
         trials = files.make_folder(self.run.path / "trials")
         trial = study.ask()

@@ -1,12 +1,16 @@
-"""Values of hyperparameters to try, as text and as values: the grid of a sweep, the space of a search.
+"""Hyperparameter values to try, as text and as values: the grid of a sweep, the space of a search.
 
-learning_rate=1e-4,3e-4,1e-3                       of a grid: values
-learning_rate=log:1e-4..1e-2x8                     eight from 1e-4 to 1e-2, equal factors apart
-discount=lin:0.9..0.99x4                           four, equal differences apart
+Grid:
 
-hidden=64,64/128,128/256      of a space: choices of a tuple, with / or |
-num_steps=64,128              choices of anything else, with , or |
-learning_rate=log:1e-4..1e-2  a range; of an integer, of its whole numbers
+    learning_rate=1e-4,3e-4,1e-3          these values
+    learning_rate=log:1e-4..1e-2x8        eight values from 1e-4 to 1e-2, spaced logarithmically
+    discount=lin:0.9..0.99x4              four values, spaced linearly
+
+Space:
+
+    hidden=64,64/128,128/256              choices of a tuple, separated by / or |
+    num_steps=64,128                      choices of any other value, separated by , or |
+    learning_rate=log:1e-4..1e-2          a range; for an integer, its integers
 """
 
 import dataclasses
@@ -31,10 +35,10 @@ _MOST = 10_000  # values of one name, and points of a grid
 
 
 def parse_grid(text: str) -> Grid:
-    """The grid that a text spells.
+    """Parses a grid.
 
     Raises:
-      FdgError: a word that is none; says which, and what it should be.
+      FdgError: a word is invalid; says which, and what it should be.
 
     >>> parse_grid("learning_rate=1e-3,3e-3 entropy_coefficient=0")
     (('learning_rate', (0.001, 0.003)), ('entropy_coefficient', (0.0,)))
@@ -45,10 +49,10 @@ def parse_grid(text: str) -> Grid:
 
 
 def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
-    """A grid from values by name: numbers, a range as a text, or one number.
+    """Makes a grid from values by name: numbers, a range as text, or one number.
 
     Raises:
-      FdgError: there are no values, one is no number, or one is there twice.
+      FdgError: there are no values, a value is not a number, or one is given twice.
 
     >>> make_grid({"learning_rate": [1e-3, 3e-3], "discount": "lin:0.5..1x2"})
     (('learning_rate', (0.001, 0.003)), ('discount', (0.5, 1.0)))
@@ -68,7 +72,7 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
 
 
 def in_programs_of_their_own(*names: str) -> str:
-    """How to try values of what no sweep is of."""
+    """The fix for hyperparameters that cannot be swept: `fdg.search`."""
     choices = ", ".join(f"{name!r}: [...]" for name in names)
     options = " ".join(f"{name}=..." for name in names)
     return (
@@ -78,7 +82,7 @@ def in_programs_of_their_own(*names: str) -> str:
 
 
 def grid_text(grid: Grid) -> str:
-    """A grid as it is spelled, which `parse_grid` reads.
+    """A grid as text, the inverse of `parse_grid`.
 
     >>> grid_text((("learning_rate", (0.001, 0.003)), ("discount", (1.0,))))
     'learning_rate=0.001,0.003 discount=1.0'
@@ -87,7 +91,7 @@ def grid_text(grid: Grid) -> str:
 
 
 def points_of(grid: Grid) -> list[dict[str, float]]:
-    """Every combination of a grid's values, the last name's changing fastest.
+    """Every combination of a grid's values; the last name varies fastest.
 
     >>> points_of((("learning_rate", (0.1, 0.2)), ("discount", (1.0,))))
     [{'learning_rate': 0.1, 'discount': 1.0}, {'learning_rate': 0.2, 'discount': 1.0}]
@@ -99,7 +103,7 @@ def points_of(grid: Grid) -> list[dict[str, float]]:
 
 
 def spelled(point: Mapping[str, float]) -> str:
-    """The values of one point, for reading.
+    """A point as text.
 
     >>> spelled({"learning_rate": 0.001, "discount": 0.99})
     'learning_rate=0.001, discount=0.99'
@@ -108,7 +112,7 @@ def spelled(point: Mapping[str, float]) -> str:
 
 
 def _pairs(text: str, of: str, right: str) -> list[tuple[str, str]]:
-    """The words of a text, each split at its first `=`."""
+    """Splits a text into words `NAME=VALUES`."""
     pairs = []
     for word in text.split():
         name, equals, values = word.partition("=")
@@ -179,10 +183,10 @@ _RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, both included, by equal factors (`log`) or differences.
+    """All numbers from `low` to `high`, inclusive, on a logarithmic (`log`) or linear scale.
 
     Raises:
-      FdgError: (construction) no range.
+      FdgError: (construction) the range is invalid.
     """
 
     name: str
@@ -200,7 +204,7 @@ class Range:
             raise FdgError(f"search: {self}: {self.name} is an integer: give whole numbers")
 
     def suggested(self, trial: Any) -> Any:
-        """A value from Optuna's trial."""
+        """A value suggested by Optuna."""
         if self.whole:
             return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(self.name, self.low, self.high, log=self.log)
@@ -213,10 +217,10 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Some values, in no order.
+    """A set of values.
 
     Raises:
-      FdgError: (construction) none, or one twice.
+      FdgError: (construction) there are no values, or one is given twice.
     """
 
     name: str
@@ -230,11 +234,11 @@ class Choices:
 
     @property
     def labels(self) -> list[str]:
-        """The values as they are written."""
+        """The values as text."""
         return [value_text(value) for value in self.values]
 
     def suggested(self, trial: Any) -> Any:
-        """A value from Optuna's trial, which knows it by its label."""
+        """A value suggested by Optuna, which stores its label."""
         return self.values[self.labels.index(trial.suggest_categorical(self.name, self.labels))]
 
     def __str__(self) -> str:
@@ -245,20 +249,20 @@ Space = tuple[Range | Choices, ...]
 
 
 def space_text(space: Space) -> str:
-    """A space as `parse_space` reads it."""
+    """A space as text, the inverse of `parse_space`."""
     return " ".join(map(str, space))
 
 
 def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], bool, bool]]) -> Space:
-    """The space that a text spells.
+    """Parses a search space.
 
     Args:
-      text: words `NAME=VALUES`, a space between them.
-      read: from a hyperparameter's name to a function that reads one value (its ValueError says what was
+      text: words `NAME=VALUES`, separated by spaces.
+      read: maps a hyperparameter's name to a function that parses one value (its ValueError says what was
         expected), whether it is a tuple, and whether it is an integer.
 
     Raises:
-      FdgError: a word that is none; says which, and what it should be.
+      FdgError: a word is invalid; says which, and what it should be.
     """
     found: list[Range | Choices] = []
     for raw_name, values in _pairs(text, "search", "NAME=VALUES (hidden=64,64/128,128)"):
@@ -278,11 +282,11 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
 
 
 def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space:
-    """A space from values by name: a sequence of choices, or a range as a text.
+    """Makes a space from values by name: a sequence of choices, or a range as text.
 
     Args:
-      values: by name.
-      whole: whether a hyperparameter is an integer.
+      values: choices or ranges by name.
+      whole: whether a hyperparameter is an integer, by its name.
 
     >>> print(space_text(make_space({"hidden": [(64, 64), (128,)], "size": "lin:1..8"}, "size".__eq__)))
     hidden=64,64|128 size=lin:1..8
@@ -304,10 +308,10 @@ def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space
 
 
 def named_once(space: Sequence[Range | Choices]) -> Space:
-    """The space, unless it is empty or names something twice.
+    """Checks that a space is not empty and has no name twice.
 
     Raises:
-      FdgError: it does.
+      FdgError: it is, or has.
     """
     if not space:
         raise FdgError("search: nothing to try: give values, such as hidden=64,64|128,128")
@@ -319,7 +323,7 @@ def named_once(space: Sequence[Range | Choices]) -> Space:
 
 
 def check_choices(space: Space, trials: int) -> None:
-    """Warns of a tuple that is the only choice of its name, which several numbers may have been meant as.
+    """Warns about a name with a single tuple as its only choice: several numbers may have been meant.
 
     Raises:
       FdgError: the space has one point, and there are several trials.
@@ -337,7 +341,7 @@ def check_choices(space: Space, trials: int) -> None:
 
 
 def value_text(value: Any) -> str:
-    """A value as a command line has it.
+    """A value as on the command line.
 
     >>> value_text((64, 64)), value_text(None), value_text(True), value_text(0.5)
     ('64,64', 'none', 'true', '0.5')

@@ -19,7 +19,7 @@ def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The mean over an axis of the elements that are finite; nan where none is."""
+    """The mean of the finite elements along an axis; NaN without any."""
     known = np.isfinite(values)
     total = np.where(known, values, 0.0).sum(axis)
     return np.where(known.any(axis), total / np.maximum(known.sum(axis), 1), np.nan)
@@ -83,12 +83,12 @@ def stratified_interval(
 ) -> tuple[float, float]:
     """95% interval of a statistic of several groups of values, `[n_i]` each, by the stratified bootstrap.
 
-    Values are drawn again within each group (Agarwal et al. 2021, section 4.1), where a group is the seeds in
-    one environment. A value may be -inf, that of a seed that failed; then an end of the interval may be too.
+    Values are resampled within each group (Agarwal et al. 2021, section 4.1); a group has the seeds of one
+    environment. A value may be -inf (a failed seed), and so may the ends of the interval.
 
     Args:
-      groups: values, independent of each other.
-      statistic: of `[resamples, n]` over the last axis, `n` the number of all values.
+      groups: independent values.
+      statistic: a function of `[resamples, n]` over the last axis; `n` is the number of all values.
     """
     rng = np.random.default_rng(0)
     drawn = [group[rng.integers(len(group), size=(RESAMPLES, len(group)))] for group in groups]
@@ -98,13 +98,13 @@ def stratified_interval(
 def probability_of_improvement(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[float, tuple[float, float]]:
-    """How probably a seed of one side is better than one of another, and the 95% interval.
+    """The probability that a seed of one side is better than one of another, and its 95% interval.
 
-    In an environment it is the Mann-Whitney statistic, `P(X > Y) + P(X = Y) / 2` over all pairs of seeds;
-    over environments the mean (Agarwal et al. 2021, section 4.3 and equation A.4, as `rliable` has it).
+    In an environment this is the Mann-Whitney statistic, `P(X > Y) + P(X = Y) / 2` over all pairs of seeds;
+    over environments, the mean (Agarwal et al. 2021, section 4.3 and equation A.4; `rliable`).
 
     Args:
-      pairs: for each environment, the values `[n]` of the one and `[m]` of the other.
+      pairs: for each environment, the values `[n]` of one side and `[m]` of the other.
 
     >>> probability_of_improvement([(np.array([1.0, 3.0]), np.array([2.0, 2.0]))])[0]
     0.5
@@ -120,7 +120,7 @@ def probability_of_improvement(
 
 
 def _draws(rng: np.random.Generator, count: int) -> np.ndarray:
-    """How often each of `count` values is in a resample: `[RESAMPLES, count]`."""
+    """How often each of `count` values occurs in a resample: `[RESAMPLES, count]`."""
     return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
 
 

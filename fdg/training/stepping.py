@@ -1,9 +1,9 @@
-"""Iterations carried out one fragment call at a time, with the arrays at each border at hand.
+"""Runs iterations one fragment call at a time, with access to the arrays at each border.
 
     state -> act inputs, act results, step inputs, step results, ..., learn results -> state and metrics
 
-Loops around fragments run in Python. Each fragment is a program of its own, on the devices that a plan gives
-it; so are the operations between two fragments. Every array is fetched to the host.
+Loops around fragments run in Python. Each fragment is a separate program on the devices of its group, and so
+are the operations between two fragments. Every array is copied to the host.
 """
 
 import collections
@@ -33,15 +33,15 @@ _CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """The arrays on one side of one call of a fragment, or the state around an iteration.
+    """The arrays before or after one call of a fragment, or the state around an iteration.
 
     Attributes:
-      iteration: that they are of; of a state, the iterations done.
+      iteration: the iteration; for a state, the completed iterations.
       fragment: the fragment; "" for the state.
-      call: which call of the fragment in the iteration, from 1.
-      inside: the fragment that this one is nested in; "" at the top.
+      call: the call of the fragment in the iteration, from 1.
+      inside: the fragment that contains this one; "" at the top level.
       side: "input", "result" or "state".
-      arrays: by name; keys are their words. Of a recording, what describes them.
+      arrays: arrays by name, random keys as their words; in a recording, their descriptions.
     """
 
     iteration: int
@@ -53,17 +53,17 @@ class Border:
 
     @property
     def place(self) -> tuple[int, str, int, str, str]:
-        """All but the arrays: equal where two programs do the same."""
+        """All fields but the arrays: equal if two programs run the same calls."""
         return self.iteration, self.fragment, self.call, self.inside, self.side
 
 
 class Stepper:
-    """Carries out iterations of a graph.
+    """Runs iterations of a graph call by call.
 
     Args:
       graph: the traced iteration.
-      plan: where fragments run; None for all on JAX's first device.
-      devices: of the plan.
+      plan: the placement of fragments; None for all on JAX's first device.
+      devices: the plan's devices.
     """
 
     def __init__(self, graph: FDG, plan: Plan | None = None, devices: Sequence[jax.Device] = ()):
@@ -80,12 +80,12 @@ class Stepper:
         self.whole = _compiled(core.jaxpr_as_fun(graph.jaxpr))
 
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
-        """The state after so many iterations, as a border."""
+        """The border of a state after `iteration` iterations."""
         names = [*self._names[0], *self._names[1][: len(metrics)]]
         return Border(iteration, "", 0, "", "state", _described(names, [*leaves, *metrics]))
 
     def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
-        """What is at every border from a state on, without end: the state itself comes first."""
+        """An endless iterator over the borders from a state on; the state itself is first."""
         leaves = [host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
         for self._iteration in itertools.count(iteration + 1):
@@ -114,7 +114,7 @@ class Stepper:
         return read(jaxpr.outvars)
 
     def _equation(self, eqn: core.JaxprEqn, values: list[Any], inside: str) -> Steps:
-        """The results of an equation that calls fragments, or has them in its bodies."""
+        """Evaluates an equation that is a fragment call or contains some."""
         mark = FragmentMark.of(eqn)
         if mark is not None:
             return (yield from self._fragment(eqn, mark.name, values, inside))
@@ -172,7 +172,7 @@ class Stepper:
         return results
 
     def _alone(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
-        """A fragment without others in it, on the devices of its group."""
+        """Runs a fragment without nested ones on its group's devices."""
         if self._plan is None:
             return _compiled(lambda *values: jaxprs.bind(eqn, values))
         site = self._sites[name]
@@ -192,7 +192,7 @@ class Stepper:
 
 
 def host(value: Any) -> Any:
-    """An array on the host; random keys stay an array of JAX's, on no device in particular."""
+    """Copies an array to the host; random keys stay JAX arrays."""
     if value is None:
         return None
     if keys.is_key(value.dtype):
@@ -202,12 +202,12 @@ def host(value: Any) -> Any:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A program, with the options of XLA that the engine compiles with."""
+    """Compiles a function with the engine's XLA options."""
     return jax.jit(function, compiler_options=xla_options(jax.default_backend()))
 
 
 def _parts(jaxpr: core.Jaxpr) -> list[Any]:
-    """A jaxpr in order: (equation with fragments, None), or (None, operations up to the next)."""
+    """Splits a jaxpr in order: (equation with fragments, None), or (None, operations up to the next one)."""
     parts: list[Any] = []
     read_by: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
@@ -230,7 +230,7 @@ def _parts(jaxpr: core.Jaxpr) -> list[Any]:
 
 
 def _has_fragments(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation is stepped into; one of a kind without a loop in Python runs as a whole."""
+    """Whether an equation contains fragments and can be stepped into."""
     name = eqn.primitive.name
     return (name in ("scan", "while", "cond") or name in _CALLS) and bool(fragments_in([eqn]))
 
@@ -242,13 +242,13 @@ def _stacked(rows: Sequence[Any], aval: Any) -> Any:
 
 
 def _described(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Arrays by name, without results that nothing reads."""
+    """Arrays by name, without unused results."""
     found = zip(names, values, strict=True)
     return {name: np.asarray(keys.words(value)) for name, value in found if value is not None}
 
 
 def _named(known: Any, values: Sequence[Any], word: str) -> list[str]:
-    """Names as JAX noted them in tracing, or by position where it has none for each."""
+    """The argument names that JAX recorded in tracing, or positions if a name is missing."""
     known = list(known or ()) if not callable(known) else []
     if len(known) != len(values) or not all(isinstance(name, str) and name for name in known):
         known = [f"{word} {i}" for i in range(len(values))]

@@ -1,4 +1,4 @@
-"""What came of a sweep: the worth of each point and its interval; as a table, files and a picture."""
+"""Results of a sweep: the return of each point with its interval; a table, files and a plot."""
 
 import csv
 import dataclasses
@@ -26,14 +26,14 @@ _ROWS = 20  # of the printed table; the files hold all
 
 @dataclasses.dataclass(frozen=True)
 class PointResult:
-    """One combination of values, and what its agents were worth in the end.
+    """The results of one combination of values.
 
     Attributes:
       values: the hyperparameters.
       agents: positions of its agents in the run.
-      returns: `[seeds]` float, of each agent; nan for one that has none.
-      training: mean return over the whole training, of all its agents: how quickly it learned.
-      failed_seeds: seeds of its agents whose losses are not finite in the end.
+      returns: `[seeds]` float, the final return of each agent; NaN if unknown.
+      training: mean return over the whole training and all agents, which shows how fast it learned.
+      failed_seeds: seeds of agents whose final losses are not finite.
     """
 
     values: Mapping[str, float]
@@ -44,12 +44,12 @@ class PointResult:
 
     @property
     def mean(self) -> float:
-        """Over agents; nan if one of them has no return: a point that loses agents is no good one."""
+        """Mean over agents; NaN if an agent has no return."""
         return float(np.mean(self.returns))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% bootstrap interval of the mean over seeds; None where there is one, or an agent was lost."""
+        """95% bootstrap interval of the mean over seeds; None with one seed, or if an agent has no return."""
         if len(self.returns) < 2 or not np.isfinite(self.returns).all():
             return None
         return interval(self.returns)
@@ -60,7 +60,7 @@ class PointResult:
         return float(interquartile_mean(self.returns)) if np.isfinite(self.returns).all() else math.nan
 
     def said(self) -> dict[str, Any]:
-        """As `sweep.json` has it."""
+        """The entry in `sweep.json`."""
         return {
             "values": dict(self.values),
             "mean": self.mean,
@@ -80,17 +80,17 @@ def point_results(
     failed: Sequence[int] = (),
     seed: int = 0,
 ) -> list[PointResult]:
-    """What each point was worth, in the order of the sweep's points.
+    """The results of each point, in the order of the sweep's points.
 
-    Of a population, in which hyperparameters change, each agent is a point, with those that it ended with.
+    In a population, whose hyperparameters change, each agent is a point with its final hyperparameters.
 
     Args:
       sweep: the run's algorithm.
-      rows: of `metrics.jsonl`.
-      evaluated: `[agents]`, mean return of each in the evaluation after training; None where there was none:
-        then the mean of the last tenth of the training counts.
-      failed: positions of agents that failed: they have no return.
-      seed: the run's.
+      rows: the rows of `metrics.jsonl`.
+      evaluated: `[agents]`, mean returns of the evaluation after training; None to use the last tenth of the
+        training.
+      failed: positions of failed agents, which have no return.
+      seed: the run's seed.
     """
     steps, curves = per_agent(rows, sweep.agents)
     late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
@@ -125,7 +125,7 @@ def point_results(
 def per_agent(
     rows: Sequence[Mapping[str, Any]], agents: int, metric: str = "episode_return"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Environment steps `[rows]`, and a metric of each agent `[rows, agents]`; nan where it is not known."""
+    """Environment steps `[rows]`, and a metric of each agent `[rows, agents]`; NaN if unknown."""
     each = f"{metric}_per_seed"
     there = [row for row in rows if len(row.get(each) or ()) == agents]
     steps = np.array([row["env_steps"] for row in there], float)
@@ -133,7 +133,7 @@ def per_agent(
 
 
 def best_of(found: Sequence[PointResult]) -> int:
-    """The position of the point of the highest mean; one without a mean comes last, of equals the first."""
+    """The position of the point with the highest mean; the first of equal ones."""
     return max(range(len(found)), key=lambda i: (math.isfinite(found[i].mean), _ranked(found[i].mean), -i))
 
 
@@ -145,7 +145,7 @@ def write_sweep(
     failed: Sequence[int] = (),
     seed: int = 0,
 ) -> list[str]:
-    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines."""
+    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table and the best point as lines."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
     found = point_results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
@@ -185,7 +185,7 @@ def write_sweep(
 
 
 def points_table(found: Sequence[PointResult], measure: str) -> str:
-    """The points, best first, as a table of at most twenty lines."""
+    """A table of at most twenty points, best first."""
     rows = []
     for one in sorted(found, key=lambda one: -_ranked(one.mean)):
         values = [f"{value:g}" for value in one.values.values()]
@@ -202,7 +202,7 @@ def points_table(found: Sequence[PointResult], measure: str) -> str:
 
 
 def first_rows(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> str:
-    """The first twenty rows of a table, flush right, and how many more there are."""
+    """The first twenty rows of a table, right-aligned, and the number of further ones."""
     lines = words.table(header, [tuple(row) for row in rows[:_ROWS]], range(len(header)))
     left = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
     return "\n".join([*([title] if title else []), *lines, *left])
@@ -214,7 +214,7 @@ def shown_interval(ends: tuple[float, float] | None) -> str:
 
 
 def draw_points(found: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
-    """Draws each point's mean and interval over the hyperparameter of most values; the others make lines."""
+    """Plots means and intervals over the hyperparameter with the most values."""
     names = list(found[0].values)
     counts = {name: len({one.values[name] for one in found}) for name in names}
     x = max(names, key=lambda name: counts[name])
@@ -245,7 +245,7 @@ def draw_points(found: Sequence[PointResult], title: str, measure: str, picture:
 def draw_schedules(
     rows: Sequence[Mapping[str, Any]], sweep: Sweep, best: int, title: str, picture: Any
 ) -> None:
-    """Draws the hyperparameters of a population's agents over the training, the best agent's on top."""
+    """Plots the hyperparameters of a population's agents over the training, the best agent's on top."""
     from matplotlib.figure import Figure
 
     names = [name for name, values in sweep.grid if len(values) > 1] or [sweep.grid[0][0]]
@@ -266,7 +266,7 @@ def draw_schedules(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What `sweep.json` of a run says.
+    """Reads `sweep.json` of a run.
 
     Raises:
       FdgError: the run is no sweep, or has not ended.
@@ -282,7 +282,7 @@ def _ranked(value: float) -> float:
 
 
 def shown_return(value: float) -> str:
-    """A return; "-" for one that is not known."""
+    """A return as text; "-" if unknown."""
     return format_numbers(value)[0] if math.isfinite(value) else "-"
 
 
@@ -293,7 +293,7 @@ def _return_text(one: PointResult) -> str:
 
 
 def _rivals(found: Sequence[PointResult], best: int) -> list[str]:
-    """Says how many other points may be as good: those whose mean is within the interval of the best."""
+    """A message about other points whose mean is within the interval of the best."""
     interval = found[best].interval
     if interval is None:
         return []

@@ -1,4 +1,4 @@
-"""`fdg.sweep` and `fdg.search`: many values of hyperparameters, in one program, or in trials one by one."""
+"""`fdg.sweep` and `fdg.search`: hyperparameters in one program, or in one trial after another."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -65,12 +65,12 @@ def sweep(
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What `fdg.search` returns.
+    """The result of `fdg.search`.
 
     Attributes:
-      path: its directory.
-      trials: in the order in which they were made.
-      interrupted: whether Ctrl-C ended it early; the same call goes on, with `resume=True`.
+      path: the search's directory.
+      trials: the trials, in order.
+      interrupted: whether Ctrl-C ended it; the same call with `resume=True` continues.
     """
 
     path: Path

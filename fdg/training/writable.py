@@ -1,4 +1,4 @@
-"""Files that are to be written once the work for them is done: whether they can be, before it."""
+"""Checks that output files can be written, before the work for them starts."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from fdg.files import check_own, refusal
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within, a file is written, into folders that are made for it; what the system refuses is one line.
+    """A context in which a file is written; creates its folders, and turns the system's errors into one line.
 
     Raises:
       FdgError: it cannot be written.
@@ -26,11 +26,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file that could not be written; makes nothing.
+    """Checks that a file can be written; creates nothing.
 
     Raises:
-      FdgError: it is a folder or a FIFO, a link in a run directory, it or its folder is read-only, or what
-        should be a folder is a file.
+      FdgError: it is a folder, a FIFO or a link in a run directory, it or its folder is read-only, or a file
+        is in the place of its folder.
 
     >>> check_writable(Path("/dev/null/video.gif"))
     Traceback (most recent call last):
