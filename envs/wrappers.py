@@ -77,7 +77,7 @@ class Wrapper(Whole):
         return self.env.observation_space
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """What to keep, `[B, ...]` each, and to show, of the first observation of episodes."""
+        """The state to keep (`[B, ...]` leaves) and the output, for the first observation of episodes."""
         return (), observation
 
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
@@ -202,8 +202,7 @@ class FrameStack(Wrapper):
     repeated.
 
     Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
-    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. A `Discrete` becomes a `MultiDiscrete`. Each
-    part of a `Dict` or `Tuple` is stacked.
+    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -222,7 +221,7 @@ class FrameStack(Wrapper):
         return _mapped(self._stacked, self.env.observation_space)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """As many of the first observation."""
+        """Repeats the first observation."""
         stacked = self._map(lambda new: jnp.concatenate([new] * self.frames, axis=-1), observation)
         return stacked, stacked
 
@@ -338,7 +337,7 @@ class HideObservations(Wrapper):
         return Box(bound(low), bound(high), low.shape, space.dtype)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """What is left."""
+        """The remaining parts."""
         return (), self._chosen(observation)
 
     @property

@@ -1,7 +1,7 @@
-"""`fdg train ...`, or `python -m fdg train ...`: every command by its name.
+"""`fdg train ...` or `python -m fdg train ...`: runs a command by its name.
 
-Commands of installed packages are entry points of the group `fdg.commands`, functions of the words after the
-name that return the exit status (docs/how-to/command.md). A package is imported when its command is named.
+Commands of installed packages are entry points of the group `fdg.commands`: functions of the words after the
+name that return the exit status (docs/how-to/command.md). A package is imported when its command is used.
 """
 
 import importlib
@@ -35,7 +35,7 @@ _ELSEWHERE = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command that the first word names with the words after it; gives its exit status."""
+    """Runs the command that the first word names with the remaining words; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _UNDER
     known |= dict.fromkeys(using.SUMMARIES, using.__name__)

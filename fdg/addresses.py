@@ -1,15 +1,15 @@
-"""Reading HOST:PORT, wherever one is written."""
+"""Parses HOST:PORT."""
 
 from fdg.errors import FdgError
 
 
 def split_address(address: str, named: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
-    """HOST:PORT as host and port.
+    """Splits HOST:PORT into host and port.
 
     Args:
-      address: as it was written; an IPv6 host in brackets.
-      named: where it was written, as it begins the error: `--ray-address x`.
-      example: one as it could be.
+      address: the address; an IPv6 host in brackets.
+      named: the start of the error message: `--ray-address x`.
+      example: a valid address.
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))
@@ -23,7 +23,7 @@ def split_address(address: str, named: str | None = None, example: str = "10.0.0
     fdg.errors.FdgError: 'far.away:ssh': write HOST:PORT, such as 10.0.0.1:1234
 
     Raises:
-      FdgError: it is none.
+      FdgError: it is invalid.
     """
     host, _, port = address.rpartition(":")
     # What is no ASCII is a digit to Python too.

@@ -58,7 +58,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def ours(name: str) -> str | None:
-    """Our name of what other libraries call `name`, in any spelling; None if there is none.
+    """fdg's name for what other libraries call `name`, in any spelling; None if there is none.
 
     >>> ours("total_timesteps"), ours("lr"), ours("learning_rate")
     ('total_steps', 'learning_rate', None)
@@ -67,7 +67,7 @@ def ours(name: str) -> str | None:
 
 
 def instead(name: str) -> str | None:
-    """What to do here for a setting of other libraries that has no counterpart; None if it is not known.
+    """The fix for a setting of other libraries that has no counterpart, or None.
 
     >>> instead("policy_kwargs")
     'the network is that of --hidden and --activation, or of --network module:name'
@@ -80,7 +80,7 @@ def _key(name: str) -> str:
 
 
 def variant(name: str) -> str | None:
-    """How an algorithm is written that is another one here, with some of its settings; None if none is known.
+    """The fix for an algorithm that is another one with other settings in fdg, or None.
 
     >>> variant("ddqn")
     'it is dqn with double=True: --algo dqn --double true'
@@ -95,7 +95,7 @@ def variant(name: str) -> str | None:
 
 
 def not_a_policy(name: object) -> str | None:
-    """What to do here with a policy network of Stable-Baselines3; None if it is none.
+    """The fix for a policy network of Stable-Baselines3 given as a policy, or None.
 
     >>> not_a_policy("MlpPolicy")
     "'MlpPolicy' is a network, which follows from the observation here: leave it out"

@@ -1,4 +1,4 @@
-"""How many cores this process has, and what the processes of a run have in common."""
+"""CPU cores of this process, and cores shared between the processes of a run."""
 
 import contextlib
 import math
@@ -10,18 +10,18 @@ _common: int | None = None
 
 
 def share_among(processes: int, cores: int | None = None) -> None:
-    """Says what the processes of a run have found out together (`processes.distributed` does).
+    """Records what the processes of a run found out together (called by `processes.distributed`).
 
     Args:
-      processes: so many of them share cores, where most do.
-      cores: that each of them has at least; None for one process.
+      processes: the largest number of processes that share cores.
+      cores: the fewest cores of any process; None for one process.
     """
     global _processes, _common
     _processes, _common = processes, cores
 
 
 def common_cores() -> int:
-    """Cores that every process of the run may use: programs that they run together are made for so many."""
+    """The fewest cores of any process of the run; programs that all run are made for these."""
     return usable_cores() if _common is None else _common
 
 
@@ -37,7 +37,7 @@ def affinity() -> set[int]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: of those there are, by its affinity and its control group's quota."""
+    """Cores that this process may use, by its affinity and its control group's quota."""
     cores = len(affinity())
     with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

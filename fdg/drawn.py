@@ -1,11 +1,11 @@
-"""Values that print as text and are drawn in notebooks and documents."""
+"""Values that print as text and are drawn in notebooks and documentation."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 
 class Drawings(NamedTuple):
-    """How to show values of a type."""
+    """How values of a type are shown."""
 
     text: Callable[[Any], str]
     mermaid: Callable[[Any], str]
@@ -13,7 +13,7 @@ class Drawings(NamedTuple):
 
 
 class Drawable:
-    """Base of values that are shown by the `drawings` of their class, which `fdg.showing` sets."""
+    """Base of values shown by their class's `drawings`, which `fdg.showing` sets."""
 
     drawings: ClassVar[Drawings]
 
@@ -21,7 +21,7 @@ class Drawable:
         return self.drawings.text(self)
 
     def to_mermaid(self) -> str:
-        """As a Mermaid flowchart (rendered by notebooks, GitHub and most documentation tools)."""
+        """A Mermaid flowchart (rendered by notebooks, GitHub and most documentation tools)."""
         return self.drawings.mermaid(self)
 
     def _repr_svg_(self) -> str:

@@ -159,7 +159,7 @@ def host_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    r"""Any exception as one line.
+    """Any exception as one line.
 
     >>> one_line(ValueError("a\\n  b")), one_line(KeyError())
     ('ValueError: a b', 'KeyError: no message')

@@ -46,10 +46,10 @@ def refusal(there: Path) -> OSError | None:
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a folder unless it exists, and returns it; its parent must exist.
+    """Creates a folder unless it exists, and returns it; its parent must exist.
 
     Raises:
-      OSError: it cannot be made, or something else has its name.
+      OSError: it cannot be created, or something else has its name.
     """
     check_own(path, is_folder=True)
     with contextlib.suppress(FileExistsError):
@@ -58,10 +58,10 @@ def make_folder(path: Path) -> Path:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """A regular file, made if it is not there, to be written at its end.
+    """Opens a regular file for appending; creates it if it is missing.
 
     Raises:
-      OSError: it cannot be opened, or something else has its name.
+      OSError: it cannot be opened, or is not a regular file.
     """
     check_own(path)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -70,7 +70,7 @@ def open_to_append(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` once all of it is written; if that fails, nothing is left.
+    """A context with a new file that atomically replaces `path` at its end; on failure nothing is left.
 
     Raises:
       OSError: it cannot be written.
@@ -90,7 +90,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file atomically, in place of one of the same name.
+    """Writes a file atomically, replacing one of the same name.
 
     Raises:
       OSError: it cannot be written.

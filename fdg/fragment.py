@@ -1,9 +1,9 @@
-"""`fragment`: mark a pure function as a node of the dataflow graph.
+"""`fragment`: marks a pure function as a node of the dataflow graph.
 
 A marked function is traced as a *named jit* (the node), and each array at its border passes through
-`boundary`, an identity primitive that carries the array's batch axis. Both survive tracing, `grad`,
-`vmap`, `scan` and `jit`, so the graph can be read from the jaxpr of any program that calls the
-function, also from its derivative; and both cost nothing when the function runs on its own.
+`boundary`, an identity primitive that carries the array's batch axis. Both survive tracing, `grad`, `vmap`,
+`scan` and `jit`, so the graph can be read from the jaxpr of any program that calls the function, or of its
+derivative. Neither costs anything without an engine.
 """
 
 import copy
@@ -57,7 +57,7 @@ ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "rew
 
 
 class FragmentMark(NamedTuple):
-    """Role and name of a fragment, as the name of the jit that a call of it is traced to carries them."""
+    """Role and name of a fragment, as encoded in the name of its jit."""
 
     role: str
     name: str
@@ -67,7 +67,7 @@ class FragmentMark(NamedTuple):
 
     @staticmethod
     def of(eqn: core.JaxprEqn) -> "FragmentMark | None":
-        """The mark of an equation that calls a fragment; None for any other equation."""
+        """The mark of an equation that calls a fragment, or None."""
         if eqn.primitive.name not in ("jit", "pjit"):
             return None
         parts = str(eqn.params["name"]).split(":")
@@ -75,11 +75,11 @@ class FragmentMark(NamedTuple):
 
 
 def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) -> tuple[str, ...]:
-    """Names of the fragments that equations call at any depth, in program order.
+    """The names of the fragments that equations call at any depth, in program order.
 
     Args:
-      equations: of a jaxpr whose fragments have names of their own, as in `FDG.jaxpr`.
-      outermost: whether those within others are left out.
+      equations: equations of a jaxpr with unique fragment names, such as `FDG.jaxpr`.
+      outermost: whether to omit nested fragments.
     """
     found: list[str] = []
     for eqn in equations:
@@ -98,7 +98,7 @@ def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) ->
 
 
 class _Shared:
-    """An axis of None, as a leaf: inside a pytree None itself would be an empty subtree."""
+    """An axis of None as a leaf: in a pytree, None is an empty subtree."""
 
 
 _SHARED = _Shared()
@@ -108,10 +108,10 @@ def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
     Args:
-      mark: of the fragment, for messages.
+      mark: the fragment's mark, for messages.
       side: "in" for arguments, "out" for results.
       axes: pytree prefix of `values`, of integers and None.
-      values: arrays, or what `jax.numpy.asarray` takes.
+      values: arrays, or arguments of `jax.numpy.asarray`.
 
     Returns:
       The values, and the size of the batch axis by the path of each array that has one.
@@ -211,7 +211,7 @@ class FragmentFunction:
         return self._call((), {}, args, kwargs)
 
     def __get__(self, instance, owner=None):
-        """A fragment may be a method; its object is static, in_axes speaks of the arguments after it."""
+        """A fragment may be a method: `self` is static, and in_axes apply to the arguments after it."""
         if instance is None:
             return self
         return functools.partial(self._call_on, instance)
@@ -230,7 +230,7 @@ class FragmentFunction:
         return self._call((instance,), numbers, args, kwargs)
 
     def _refused(self, what: str, args: Sequence[Any], fix: str) -> GraphError:
-        """The error of a call, which may be meant for a method of another library's."""
+        """The error of a wrong call, possibly of another library's method."""
         theirs = METHODS.get(self.mark.name) if len(args) < 2 else None
         if theirs is not None:
             fix = f"{fix}; {theirs}" if args else theirs
@@ -241,7 +241,7 @@ class FragmentFunction:
 
 
 def _array_fields(instance: Any) -> dict[str, jax.Array]:
-    """The fields of a dataclass that hold a floating number as an array, traced ones too."""
+    """The fields of a dataclass that hold a float as an array, possibly traced."""
     if not dataclasses.is_dataclass(instance):
         return {}
     values = {field.name: getattr(instance, field.name, None) for field in dataclasses.fields(instance)}
@@ -255,7 +255,7 @@ def _array_fields(instance: Any) -> dict[str, jax.Array]:
 
 
 class _GivenApart:
-    """In place of a number that a fragment gets as an argument."""
+    """The placeholder of a number that a fragment gets as an argument."""
 
     def __repr__(self) -> str:
         return "given as an argument"
@@ -265,7 +265,7 @@ _GIVEN_APART = _GivenApart()
 
 
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass with other fields, made without its checks: they may be traced.
+    """A copy of a dataclass with changed fields, made without its checks: they may be traced.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -280,7 +280,7 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
 
 
 def _why_unhashable(instance: Any) -> str:
-    """What to do about an object that does not hash: about one of its fields, or about its class.
+    """The fix for an object that is not hashable: one of its fields, or its class.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -310,19 +310,19 @@ def fragment(
 ) -> Callable[[Callable], FragmentFunction]:
     """Marks a pure function as a fragment of the dataflow graph.
 
-    It declares and does not map: the function receives and returns whole arrays, with or without an
-    engine around it. Random keys that a split fragment uses are best taken one per batch element.
+    The function is not mapped: it receives and returns whole arrays, with or without an engine. Use one
+    random key per batch element in a fragment whose batch may be split.
 
     Args:
-      role: what the fragment does; policies place roles. `environment`, `actor`, `buffer`, `learner`,
-        and inside a learner `gradient` and `update`; any other word is allowed.
-      in_axes: which axis of each positional argument is the batch, read as in `jax.vmap`: an integer,
-        None (shared by the whole batch), or a tuple of pytree prefixes. Keyword arguments: axis 0.
-      out_axes: the same for the results.
-      name: the node's name; the function's own if None.
+      role: what the fragment does; policies place roles. `environment`, `actor`, `buffer`, `learner`, and
+        inside a learner `gradient` and `update`; any other word is allowed.
+      in_axes: the batch axis of each positional argument, as in `jax.vmap`: an integer, None (shared by the
+        whole batch), or a tuple of pytree prefixes. Keyword arguments: axis 0.
+      out_axes: the batch axis of each result.
+      name: the node's name; None for the function's name.
 
     Raises:
-      GraphError: (a call) axes that do not fit the arguments, or batch axes that differ in size.
+      GraphError: (in a call) axes do not match the arguments, or batch axes differ in size.
 
     >>> @fragment("actor", in_axes=(None, 0))
     ... def act(weight, observation):  # [], [B] -> [B]

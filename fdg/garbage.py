@@ -1,4 +1,4 @@
-"""How often Python looks for garbage while programs are traced, planned and lowered."""
+"""Less frequent garbage collection while programs are traced, planned and lowered."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ _SELDOM = (200_000, 50, 100)
 
 @contextlib.contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """As often as after 200,000 objects; as before when it is left. What others have set higher stays.
+    """A context in which garbage is collected only every 200,000 objects; a higher threshold is kept.
 
     >>> before = gc.get_threshold()
     >>> with infrequent_gc():

@@ -1,4 +1,4 @@
-"""Mistakes with the names that our packages have: an unknown one, and a module in the place of its class."""
+"""Errors for unknown names of fdg's packages, and for calls of a module instead of its class."""
 
 import difflib
 import sys
@@ -10,13 +10,13 @@ from fdg.errors import FdgError, NoAttributeError
 
 
 def no_attribute(package: str, name: str, known: Iterable[str], meant: str | None = None) -> AttributeError:
-    """Error for an unknown name of a package; an `FdgError` too where it can say what to write.
+    """The error for an unknown name of a package; an `FdgError` if it can suggest a fix.
 
     Args:
-      package: its name.
-      name: the unknown one.
+      package: the package's name.
+      name: the unknown name.
       known: the package's public names.
-      meant: what to say in place of the nearest of these.
+      meant: the fix, instead of the nearest known name.
 
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
@@ -29,7 +29,7 @@ def no_attribute(package: str, name: str, known: Iterable[str], meant: str | Non
 
 
 class _Module(types.ModuleType):
-    """A module that says what to call in its place."""
+    """A module whose call explains what to call instead."""
 
     instead = ""
 
@@ -38,11 +38,11 @@ class _Module(types.ModuleType):
 
 
 def explain_calls(package: str, classes: Mapping[str, type]) -> None:
-    """Makes a call of a module that is named as its class an `FdgError` that says what to write.
+    """Makes calls of modules raise an `FdgError` that names the class to call.
 
     Args:
       package: the package's name.
-      classes: those of its modules that have one, by the module's name.
+      classes: classes by the name of their module.
     """
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")

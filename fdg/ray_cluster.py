@@ -1,7 +1,6 @@
-"""Joining a Ray cluster (docs.ray.io): the one that is there, or one of this machine alone.
+"""Connects to a Ray cluster (docs.ray.io): a running one, or one on this machine.
 
-Ray is imported when it is asked for, and speaks only of errors: what it has to say otherwise is for those who
-program with it.
+Ray is imported on use and logs only errors.
 """
 
 import contextlib
@@ -45,15 +44,15 @@ _THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "K
 
 
 def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
-    """Joins a cluster, and gives the module `ray`.
+    """Connects to a cluster and returns the module `ray`.
 
     Args:
-      address: HOST:PORT of the cluster's head; None: RAY_ADDRESS, a cluster that this machine is part of,
-        or else one that is started here and ends with this process.
-      local_cpus: how many CPUs one that is started here says it has; None: as many as there are.
+      address: HOST:PORT of the cluster's head; None for RAY_ADDRESS, a cluster that this machine is part of,
+        or a new one that ends with this process.
+      local_cpus: CPUs of a new cluster; None for all.
 
     Raises:
-      FdgError: Ray is not installed, or nobody is there.
+      FdgError: Ray is not installed, or there is no cluster at the address.
     """
     ray = module()
     if ray.is_initialized():
@@ -104,7 +103,7 @@ def module() -> Any:
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a driver that its processes get on other hosts.
+    """The environment variables that processes on other hosts inherit from the driver.
 
     >>> passed_on({"XLA_FLAGS": "--x", "HOME": "/home/me", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
     {'XLA_FLAGS': '--x', 'WANDB_MODE': 'offline'}
@@ -117,9 +116,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_this_machine() -> str | None:
-    """Address of the cluster that this machine is part of, None if there is none.
+    """The address of the running cluster that this machine is part of, or None.
 
-    Ray looks for it too, but waits for minutes for one that was killed: here only one counts that listens.
+    Ray itself would wait minutes for one that was killed.
     """
     candidates = []
     with contextlib.suppress(OSError):
@@ -151,7 +150,7 @@ def _check_listens(address: str, named: str) -> None:
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and forks a process in which JAX has threads: neither is noticed."""
+    """Undoes Ray's SIGTERM handler, and silences JAX's warning that Ray forks a process."""
     main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

@@ -1,7 +1,7 @@
-"""Files of others, read as data: regular files only, of bounded size; JSON within bounds.
+"""Reads untrusted files: only regular files of bounded size, and JSON within limits.
 
-Every reader of a checkpoint folder or a package opens its files here. A FIFO, a device or a socket is refused
-and not waited for, no more is read than a limit, and whatever is wrong is one line.
+All files of checkpoint folders and packages are opened here. FIFOs, devices and sockets are refused without
+waiting, sizes are limited, and every error is one line.
 """
 
 import io
@@ -32,7 +32,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file, or a link to one, for reading.
 
     Raises:
-      FdgError: there is none, it cannot be opened, or it is a directory, a FIFO, a device or a socket.
+      FdgError: it does not exist, cannot be opened, or is a directory, a FIFO, a device or a socket.
 
     >>> open_regular("/dev/zero")
     Traceback (most recent call last):
@@ -100,16 +100,17 @@ def read_json(
 
 
 def json_object(content: bytes, where: object, any_number: bool = False) -> dict[str, Any]:
-    """A JSON object with no key twice, no NaN, integers of 64 bits, whole characters, and 64 levels at most.
+    """Parses a JSON object without duplicate keys, NaN, integers above 64 bits, lone surrogates or deep
+    nesting.
 
     Args:
-      content: in UTF-8.
-      where: what begins errors.
-      any_number: whether NaN, infinity and integers beyond 64 bits are read too, as floats, for a reader that
-        checks each value that it uses. Transformers writes `int(1e30)` and Infinity for "no limit".
+      content: JSON in UTF-8.
+      where: the start of error messages.
+      any_number: accept NaN, infinity and larger integers too, as floats, if the caller checks each value.
+        Transformers writes `int(1e30)` and Infinity for "no limit".
 
     Raises:
-      FdgError: it is none of that kind.
+      FdgError: it is not such an object.
 
     >>> json_object(b'{"a": [1, 2.5]}', "some.json")
     {'a': [1, 2.5]}
@@ -175,7 +176,7 @@ def _decoded(content: bytes, where: object) -> str:
 
 
 def check_encoding(content: bytes, where: object) -> None:
-    """Refuses text in UTF-16 or UTF-32, by its first characters.
+    """Refuses text in UTF-16 or UTF-32, recognised by its first characters.
 
     Raises:
       EncodingError: it is.
@@ -190,15 +191,15 @@ def check_encoding(content: bytes, where: object) -> None:
 
 
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
-    """Refuses the directory of a run where a folder of Hugging Face's format is wanted.
+    """Refuses a run directory in place of a folder in Hugging Face's format.
 
     Args:
-      directory: that may be one.
-      what: is wanted, for the message.
-      options: of `fdg export`, with a blank behind.
+      directory: the folder.
+      what: what is wanted, for the message.
+      options: options of `fdg export`, followed by a blank.
 
     Raises:
-      FdgError: it is one; says what makes such a folder of it.
+      FdgError: it is a run directory; says how to export it.
     """
     try:
         said = read_json(os.path.join(directory, "config.json"), any_number=True)
@@ -216,7 +217,7 @@ _OTHERS = {
 
 
 def _depth(found: Any) -> int:
-    """How many objects and arrays are in each other."""
+    """The nesting depth of objects and arrays."""
     level, depth = [found], 0
     while level:
         depth += 1

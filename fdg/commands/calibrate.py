@@ -42,7 +42,7 @@ _ABOUT = "Measures this machine's rates, in about three minutes; keep it quiet m
 
 
 def _calibrate(given: dict[str, Any]) -> None:
-    """Measures, writes the file, prints the figures."""
+    """Measures, writes the file and prints the figures."""
     make_host_devices(max(2, usable_cores()))
     devices = jax.local_devices()
     out = Path(given["out"]) if given["out"] else machine.path_of(devices[0].device_kind)
@@ -110,7 +110,7 @@ def calibration_table(calibration: Calibration) -> str:
 
 
 def _fitted(calibration: Calibration) -> list[str]:
-    """What was fitted to jobs, beside what the platform has."""
+    """Overheads that were fitted to reference jobs."""
     kind = calibration.kind
     if kind.joined is None or kind.overheads is None:
         return []

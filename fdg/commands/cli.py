@@ -25,10 +25,10 @@ _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that brok
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.train`: trains, and returns the exit status.
+    """`python -m fdg.train`: trains; returns the exit status.
 
     Args:
-      argv: the flags; those of the process if None.
+      argv: the flags; None for those of the process.
     """
 
     def run(argv: Sequence[str]) -> int:
@@ -69,9 +69,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.plan`: prints graph and plan for the same flags, and runs nothing.
+    """`python -m fdg.plan`: prints graph and plan for the flags of `fdg.train`, without running.
 
-    The devices that `--devices` counts need not exist.
+    The devices of `--devices` need not exist.
     """
 
     def run(argv: Sequence[str]) -> int:
@@ -120,10 +120,10 @@ def _said_if_slow(line: str) -> Iterator[None]:
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Runs a command. An error that the user can fix becomes one line on standard error and exit status 2.
+    """Runs a command. An `FdgError` becomes one line on standard error and exit status 2.
 
-    A failure on the host during a run becomes one line and exit status 1. In a run of several processes, one
-    that fails ends the others.
+    A failure on the host during a run becomes one line and exit status 1. With several processes, one that
+    fails ends the others.
     """
     try:
         sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started

@@ -1,4 +1,4 @@
-"""`python -m fdg.plan --cluster FILE`: what a job would do on a cluster that is not here."""
+"""`python -m fdg.plan --cluster FILE`: predicts a job on a cluster that need not exist."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from fdg.training.settings import AUTO_LAG
 
 @dataclasses.dataclass(frozen=True)
 class Halved:
-    """A rate at half of what it is.
+    """The prediction with one rate of the cluster halved.
 
     Attributes:
-      rate: its name; "" for all as they are.
-      seconds: of an iteration of the policy that was chosen with all rates as they are.
-      chosen: the policy that is chosen now, and on how many devices.
-      best_seconds: of an iteration of that one.
+      rate: the rate's name; "" for none.
+      seconds: of an iteration of the policy that was chosen with the original rates.
+      chosen: the policy that is chosen now, and its number of devices.
+      best_seconds: of an iteration of the new choice.
     """
 
     rate: str
@@ -37,16 +37,16 @@ class Halved:
 
     @property
     def loses(self) -> float:
-        """By how much the first choice is slower than the new one; 0 where it stays."""
+        """How much slower the original choice is than the new one; 0 if they are equal."""
         return self.seconds / self.best_seconds - 1
 
 
 def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
-    """Chooses again with each rate made half as good.
+    """Repeats the choice with each rate halved.
 
     Args:
       choose: the choice on a cluster, such as `lambda cluster: policies.auto(algorithm, cluster)`.
-      cluster: with its rates as they are.
+      cluster: the cluster, with its original rates.
     """
     first = choose(cluster)
     kept = str(first.candidate), first.devices
@@ -63,7 +63,7 @@ _LINKS = ("inside", "between")
 
 
 def _rates(cluster: Cluster) -> dict[str, float]:
-    """Of a cluster, by name, also those that are taken; of its links as "inside/latency" and so on."""
+    """The rates of a cluster by name, assumed ones included; those of links as "inside/latency" etc."""
     known = dict.fromkeys([name for name in RATES if not name.startswith("product/")])
     found = {name: cluster.kind.rate(name) for name in {**known, **cluster.kind.figures}}
     for word in _LINKS:
@@ -73,7 +73,7 @@ def _rates(cluster: Cluster) -> dict[str, float]:
 
 
 def _halved(cluster: Cluster, name: str) -> Cluster:
-    """The cluster with one of its rates half as good; times double."""
+    """The cluster with one rate halved, or one time doubled."""
     word, _, part = name.partition("/")
     value = _rates(cluster)[name]
     figure = Figure(value * 2 if name in TIMES or part in ("latency", "call") else value / 2)
@@ -90,7 +90,7 @@ def _as_chosen(choice: Choice) -> str:
 
 
 def sensitivity_table(halved: Sequence[Halved]) -> str:
-    """As a table, the most telling first."""
+    """The table of halved rates, the most influential first."""
     first, *others = halved
     others.sort(key=lambda one: (-one.loses, -one.seconds))
     rows = [("as they are", f"{first.seconds * 1e3:.4g} ms", "", first.chosen, "")]
@@ -127,10 +127,10 @@ ABOUT = (
 
 
 def take_flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Takes the values of these flags out of all that are given, with --devices, whose need not be here.
+    """Removes the flags of this module, and --devices, from the given flags; returns their values.
 
     Raises:
-      FdgError: one of them without --cluster.
+      FdgError: one of them is given without --cluster.
     """
     mine = {flag.name: given.pop(flag.name) for flag in FLAGS if flag.name in given}
     if mine and "cluster" not in mine:
@@ -143,10 +143,10 @@ def take_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
-    """What to print of a job on a cluster.
+    """The lines to print about a job on a cluster.
 
     Raises:
-      FdgError: the file, a number or a policy is wrong.
+      FdgError: the file, a number or a policy is invalid.
     """
     cluster = read_cluster(Path(given["cluster"]))
     counts = given.get("scale") or (given.get("devices") or cluster.devices,)
@@ -196,7 +196,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
 
 
 def _policy(name: str, asked: Any) -> Any:
-    """The policy of a name, with what the command line says of the fields of `asked`.
+    """The policy of a name, with the fields that the command line gives for `asked`.
 
     Raises:
       FdgError: it has no such field.
@@ -210,7 +210,7 @@ def _policy(name: str, asked: Any) -> Any:
 
 
 def _named(policy: Any) -> dict[str, Any]:
-    """Fields of a policy that differ from their defaults."""
+    """A policy's fields that differ from their defaults."""
     fields = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
     values = {field.name: (getattr(policy, field.name), field.default) for field in fields}
     return {name: value for name, (value, default) in values.items() if value != default}
@@ -221,7 +221,7 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def _chosen(policy: Any, algorithm: Any, cluster: Cluster, graph: fdg.FDG, agents: int | None) -> Any:
-    """What is quickest on all devices of a cluster, within what an `Auto` allows."""
+    """The fastest policy on all devices of a cluster, within the limits of an `Auto`."""
     allowed = policy if isinstance(policy, policies.Auto) else policies.Auto()
     return policies.auto(
         algorithm,
@@ -237,7 +237,7 @@ def _chosen(policy: Any, algorithm: Any, cluster: Cluster, graph: fdg.FDG, agent
 def _grown(
     algorithm: Any, given: Mapping[str, Any], count: int, graphs: dict[int | None, tuple[Any, fdg.FDG]]
 ) -> tuple[Any, fdg.FDG]:
-    """The algorithm with as many environments as so many devices get, and its graph."""
+    """The algorithm with its number of environments scaled to the devices, and its graph."""
     each = given.get("envs_per_device")
     number = None if each is None else each * count
     if number not in graphs:

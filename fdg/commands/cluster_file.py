@@ -50,10 +50,10 @@ _KNOWN = (*_WHOLE, *_NUMBERS, "kind", "inside", "between", "kinds", "links", "de
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file describes.
+    """Reads a cluster from a TOML file.
 
     Raises:
-      FdgError: there is no such file, it is no TOML, or something in it is wrong: names it and the fix.
+      FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
     """
     try:
         content = tomllib.loads(path.read_text())
@@ -75,7 +75,7 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
     """The cluster that the content of such a file describes.
 
     Raises:
-      FdgError: something in it is wrong.
+      FdgError: an entry is invalid.
     """
     for name in content:
         if name not in _KNOWN:
@@ -140,14 +140,14 @@ def _whole(name: str, value: Any) -> int:
 def _number(
     name: str, value: Any, what: str, example: float, odd: Callable[[float], str] | None = None
 ) -> float:
-    """A number of the file.
+    """Checks a number of the file.
 
     Args:
       name: its key.
-      value: in the file.
-      what: it is, and in which unit.
-      example: such a number.
-      odd: what looks wrong about one; empty where nothing does.
+      value: its value in the file.
+      what: what it is, with its unit.
+      example: a valid number.
+      odd: why it looks wrong; "" if it does not.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = parse_quantity(value) if isinstance(value, str) else None
@@ -163,7 +163,8 @@ def _number(
 
 
 def _odd_rate(name: str, known: Mapping[str, Sequence[float]], value: float) -> str:
-    """What looks wrong about a rate, beside those that are known of each name: another one's, or its unit."""
+    """Why a rate looks wrong: it is as large as one of another kind, or has another unit; "" if it does
+    not."""
 
     def within(other: str, by: float) -> bool:
         return bool(known[other]) and min(known[other]) / by <= value <= max(known[other]) * by

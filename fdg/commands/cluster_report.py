@@ -1,10 +1,10 @@
-"""What a plan gives on a cluster: throughput, cost, and what stragglers and failures leave of it.
+"""Throughput, cost and goodput of a plan on a cluster with stragglers and failures.
 
-A job on N devices fails at N times the rate of one. After a failure it loads the last checkpoint, and repeats
-the work since then. The best interval between checkpoints is known to first order (Young 1974, "A First Order
-Approximation to the Optimum Checkpoint Interval") and to higher order (Daly 2006, "A Higher Order Estimate of
-the Optimum Checkpoint Interval for Restart Dumps", equation 37); `simulate` draws failures, and needs
-neither. Goodput is the fraction of time that is useful work.
+A job on N devices fails N times as often as a device. After a failure it loads the last checkpoint and
+repeats the work since then. The best interval between checkpoints is known to first order (Young 1974, "A
+First Order Approximation to the Optimum Checkpoint Interval") and to higher order (Daly 2006, "A Higher Order
+Estimate of the Optimum Checkpoint Interval for Restart Dumps", equation 37); `simulate` draws failures
+instead. Goodput is the fraction of time that is useful work.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from fdg.training.curves import figure_of, finish, style
 
 @dataclasses.dataclass(frozen=True)
 class Failing:
-    """A job that may fail.
+    """A job with failures.
 
     Attributes:
-      between: mean seconds from failure to failure of the whole job; infinite for none.
-      save: seconds that saving takes, in which nothing else is done.
+      between: mean seconds between failures of the whole job; infinite for none.
+      save: seconds to save a checkpoint, in which nothing else runs.
       restart: seconds from a failure until the last checkpoint is loaded.
     """
 
@@ -47,14 +47,14 @@ class Failing:
 
 
 def failing(cluster: Cluster, devices: int, state_bytes: float) -> Failing:
-    """A job: its number of devices of a cluster, and the size of its state."""
+    """The failure rates of a job, from its number of devices on a cluster and the size of its state."""
     rate = cluster.failures * devices / 3600
     between = 1 / rate if rate else math.inf
     return Failing(between, state_bytes / cluster.storage, cluster.restart)
 
 
 def young(job: Failing) -> float:
-    """The best seconds of work between two checkpoints, to first order.
+    """The best seconds of work between checkpoints, to first order.
 
     >>> young(Failing(between=86_400, save=60, restart=300))
     3219.9...
@@ -63,7 +63,7 @@ def young(job: Failing) -> float:
 
 
 def daly(job: Failing) -> float:
-    """The same to higher order.
+    """The best seconds of work between checkpoints, to higher order.
 
     >>> daly(Failing(between=86_400, save=60, restart=300))
     3180.06...
@@ -92,13 +92,13 @@ def expected_goodput(job: Failing, interval: float) -> float:
 
 
 def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float:
-    """Goodput in a simulation with randomly drawn failures.
+    """Goodput in a simulation with random failures.
 
     Args:
-      job: the job, with its rates.
+      job: the job with its failure rates.
       interval: seconds of work between checkpoints.
-      work: seconds of work to be done in all.
-      seed: of the failures.
+      work: total seconds of work.
+      seed: the seed of the failures.
     """
     random = np.random.default_rng(seed)
     most = 1e3 * (work + job.restart + job.save)
@@ -144,17 +144,17 @@ class Point:
     """A plan on a cluster.
 
     Attributes:
-      devices: given to the plan.
-      policy: that made it, as text.
-      prediction: of an iteration where all devices are alike.
-      straggling: of an iteration with stragglers, in times of that; 1 without.
-      steps_per_s: environment steps a second, stragglers counted, failures not.
-      job: how it fails.
-      save_every: (Young, Daly, best of the simulated) seconds of work between checkpoints.
-      goodput: the part of the time that is work which is kept: (by Daly's formula, simulated).
-      price_per_million: of a million steps, failures counted.
-      memory: estimated peak on a device of each group, in bytes (`Plan.memory`).
-      idle: devices that the placement does not use, and why: a sentence each.
+      devices: number of devices of the plan.
+      policy: the policy, as text.
+      prediction: the predicted iteration without stragglers.
+      straggling: slow-down of an iteration by stragglers; 1 for none.
+      steps_per_s: environment steps per second, with stragglers, without failures.
+      job: its failures.
+      save_every: best seconds of work between checkpoints: (Young, Daly, best simulated).
+      goodput: (by Daly's formula, simulated).
+      price_per_million: price of a million steps, with failures.
+      memory: estimated peak bytes on a device of each group (`Plan.memory`).
+      idle: sentences about devices that the placement does not use.
     """
 
     devices: int
@@ -171,11 +171,11 @@ class Point:
 
 
 def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
-    """Predicts a plan, with stragglers and failures.
+    """Predicts a plan with stragglers and failures.
 
     Args:
-      plan: on as many devices as the cluster has.
-      cluster: to run on.
+      plan: a plan on all devices of the cluster.
+      cluster: the cluster.
       steps: environment steps of an iteration, of all agents together.
     """
     alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
@@ -204,7 +204,7 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
 
 
 def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, float]]:
-    """How often to save, and what is kept then."""
+    """The checkpoint interval and the goodput."""
     if math.isinf(job.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
     first_order, higher_order = young(job), daly(job)
@@ -215,7 +215,7 @@ def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, floa
 
 
 def points_report(points: Sequence[Point], price: bool) -> str:
-    """The points as a table, with what fails below it."""
+    """The table of points, and notes on failures below it."""
     header = [
         "devices",
         "policy",

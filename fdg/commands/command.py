@@ -1,4 +1,4 @@
-"""A command with flags of its own."""
+"""Commands with their own flags."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +15,16 @@ RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A function of the words after its name (None: those of the process), which returns the exit status.
+    """A command: called with the words after its name (None for those of the process), it returns the exit
+    status.
 
     Attributes:
-      name: with its program, for `--help`: "fdg pack".
-      about: what it does, for `--help`.
-      flags: its own.
-      act: called with the values of all flags and positional words by name; it returns the exit status, or
-        None for 0. What it refuses names flags.
-      takes: positional words by name, with their settings of `argparse.ArgumentParser.add_argument`.
+      name: program and command, for `--help`: "fdg pack".
+      about: the description for `--help`.
+      flags: the command's flags.
+      act: called with the values of all flags and positional words by name; returns the exit status, or None
+        for 0. Its `FdgError`s name flags.
+      takes: positional words by name, with arguments of `argparse.ArgumentParser.add_argument`.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Command:
     takes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Parses the words and carries them out."""
+        """Parses the words and runs the command."""
         return guarded(self._run, argv)
 
     def _run(self, argv: Sequence[str]) -> int:

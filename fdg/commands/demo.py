@@ -1,4 +1,4 @@
-"""`fdg demo`: trains an agent in a minute, on one device and on four, and shows plan, curves and agent."""
+"""`fdg demo`: trains on one and on four devices within a minute; shows the plan, the curves and the agent."""
 
 import time
 from pathlib import Path
@@ -67,7 +67,7 @@ def _demo(given: dict[str, Any]) -> None:
 
 
 def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
-    """Draws the curve of each number of devices, the thinner on top of the thicker."""
+    """Plots the curve of each number of devices, thinner lines on top."""
     import numpy as np
 
     from fdg.training import curves

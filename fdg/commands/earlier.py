@@ -1,4 +1,4 @@
-"""The configuration that a command line begins with, of an earlier run, and what a new run keeps of both."""
+"""The configuration that a command line starts from (`--resume`, `--from`, `--config`)."""
 
 import os
 import shlex
@@ -22,16 +22,16 @@ _OF_EARLIER_RUN = ("eval_every", "stop_at")
 
 
 def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The configuration that a job begins with: of `--resume RUN`, `--from RUN` or `--config FILE`.
+    """The configuration that a job starts from: of `--resume RUN`, `--from RUN` or `--config FILE`.
 
     Args:
-      given: what the command line gives, as far as it is read.
+      given: the flags read so far.
 
     Returns:
-      The configuration's file, and what it holds; nothing, where the command line names no configuration.
+      The configuration's file and its content; nothing if the command line names no configuration.
 
     Raises:
-      FdgError: there is no such run or file, it is no configuration, or the flags do not go together.
+      FdgError: there is no such run or file, it is not a configuration, or the flags exclude each other.
     """
     start, config = given.get("start_from"), given.get("config")
     if given.get("out") == "":
@@ -83,10 +83,10 @@ def _checked(file: Path, config: Any) -> dict[str, Any]:
 
 
 def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuses flags that contradict the run that is resumed.
+    """Checks that flags do not contradict the resumed run.
 
     Raises:
-      FdgError: names the flag.
+      FdgError: one does; names it.
     """
     found = contradiction(config, given)
     if found is not None:
@@ -105,7 +105,7 @@ def record_of(
     given: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `config.json` keeps beside values."""
+    """The entries of `config.json` besides settings."""
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},

@@ -1,4 +1,4 @@
-"""Flags: from the fields of dataclasses to argparse, with errors of one line.
+"""Command-line flags from dataclass fields, by argparse, with one-line errors.
 
 See docs/decisions/005-command-line-is-argparse.md.
 """
@@ -30,7 +30,7 @@ _ONE = "give one value, and start another run for each other value"
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag of a command line."""
+    """A flag."""
 
     name: str  # as in Python: `num_envs`, which is given as --num-envs or --num_envs
     kind: Any  # annotation of its value
@@ -41,7 +41,7 @@ class Flag:
 
     @property
     def option(self) -> str:
-        """As it is written."""
+        """The flag as written on the command line."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -62,19 +62,19 @@ def fields_of(cls: type) -> list[Flag]:
 
 
 class Words:
-    """The words of a command line. Each parser takes those of its flags; what it takes is not read again."""
+    """The words of a command line. Each parser removes the words of its flags."""
 
     def __init__(self, argv: Sequence[str]):
         self._strays, self._flags = _by_flag(normalise(argv))
 
     @property
     def options(self) -> dict[str, str]:
-        """The flags that are left, as they are written, and the value of each (the last one; "" for none)."""
+        """The remaining flags with their last values ("" for none)."""
         left = ((*words[0].partition("=")[::2], words[1:]) for words in self._flags)
         return {option: value or " ".join(after) for option, value, after in left}
 
     def take(self, parser: "Parser") -> dict[str, Any]:
-        """What is given of a parser's flags, by name."""
+        """Removes a parser's flags and returns the given values by name."""
         known = parser.options()
         mine = [words for words in self._flags if words[0].partition("=")[0] in known]
         self._flags = [words for words in self._flags if words not in mine]
@@ -89,17 +89,17 @@ class Words:
         return len(before) > len(self._flags)
 
     def take_all(self, parser: "Parser") -> dict[str, Any]:
-        """The same for all words that are left; refuses what is no flag."""
+        """As `take`, for all remaining words; refuses words that are no flags."""
         return parser.parse_strictly(self.left)
 
     @property
     def left(self) -> list[str]:
-        """The words that are left."""
+        """The remaining words."""
         return [*self._strays, *(word for words in self._flags for word in words)]
 
 
 def _by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
-    """The words in front of all flags, and each flag with the words up to the next."""
+    """The words before all flags, and each flag with the words up to the next one."""
     flags: list[list[str]] = [[]]
     for word in words:
         if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
@@ -109,7 +109,8 @@ def _by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """`--num_envs` as `--num-envs`, and `--x -1e-3` as `--x=-1e-3` (argparse knows -1 and -0.1 only)."""
+    """Turns `--num_envs` into `--num-envs`, and `--x -1e-3` into `--x=-1e-3` (argparse only parses -1 and
+    -0.1)."""
     words: list[str] = []
     for word in argv:
         if "\0" in word:
@@ -127,18 +128,18 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that returns only the flags that were given, and raises instead of exiting."""
+    """An `ArgumentParser` that returns only given flags, and raises instead of exiting."""
 
     def __init__(self, **settings: Any):
         formatter = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)  # noqa: E731
         super().__init__(argument_default=argparse.SUPPRESS, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse would print below its usage."""
+        """Raises the message that argparse would print."""
         raise FdgError(message.removeprefix("argument "))
 
     def parse_strictly(self, words: Sequence[str]) -> dict[str, Any]:
-        """What was given, by name; refuses what is no flag."""
+        """The given values by name; refuses words that are no flags."""
         known, rest = self.parse_known_args(words)
         unknown = [word for word in rest if word.startswith("-")]
         if unknown:
@@ -148,7 +149,7 @@ class Parser(argparse.ArgumentParser):
         return vars(known)
 
     def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
-        """The error for a word that is not the value of a flag: one value too many, or a stray word."""
+        """The error for a word that belongs to no flag."""
         actions = {option: action for action in self._actions for option in action.option_strings}
         for option, *values in flags:
             name, equals, value = option.partition("=")
@@ -163,7 +164,7 @@ class Parser(argparse.ArgumentParser):
         return FdgError(f"'{word}' belongs to no flag: {fix} (--help lists them all)")
 
     def options(self) -> dict[str, str]:
-        """The flag's name by every way in which it may be written: `--seed`, `--random-seed`, ..."""
+        """Maps every spelling of a flag to its name: `--seed`, `--random-seed`, ..."""
         return {option: action.dest for action in self._actions for option in action.option_strings}
 
 
@@ -183,9 +184,10 @@ def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
 
 
 def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
-    """Adds flags to a parser or to a group of one.
+    """Adds flags to a parser or an argument group.
 
-    What is not given stays out of the result: it may come from a preset or an earlier run.
+    Flags that are not given are absent from the result: their values may come from a preset or an earlier
+    run.
     """
     for flag in flags:
         _add_argument(parser, flag, flag.option, _help(flag))
@@ -201,12 +203,12 @@ def _help(flag: Flag) -> str:
 
 
 def spellings(flag: Flag) -> tuple[str, ...]:
-    """All ways in which a flag may be written: `--learning-rate`, `--lr`, ..."""
+    """All spellings of a flag: `--learning-rate`, `--lr`, ..."""
     return (flag.option, *(f"--{alias}" for alias in ALIASES.get(flag.name, ())))
 
 
 def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
-    """Adds the other names of flags, unless they are flags themselves: after all flags were added."""
+    """Adds the other names of flags, unless they are flags. Call it after all flags are added."""
     for flag in flags:
         for alias in spellings(flag)[1:]:
             with contextlib.suppress(argparse.ArgumentError):
@@ -247,7 +249,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
 
 
 def _fix(flag: Flag, word: str) -> str:
-    """What to write in place of a word that a flag cannot have, where its kind says so."""
+    """The fix for an invalid value, if its annotation has one."""
     if fix := as_number(word, flag.kind, flag.name):
         return fix
     several = [part for part in word.strip("[]()").split(",") if part.strip()]
@@ -268,14 +270,14 @@ def _is_readable(kind: Any, word: str) -> bool:
 
 
 class _Joined(argparse.Action):
-    """`--sweep learning_rate=1e-3,3e-3 discount=0.9,0.99`, as one string; `--sweep none` is None."""
+    """Joins `--sweep learning_rate=1e-3,3e-3 discount=0.9,0.99` to one string; `--sweep none` is None."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, None if values == ["none"] else " ".join(values))
 
 
 class _Tuple(argparse.Action):
-    """`--hidden 64 64`, `--hidden 64,64` and `--hidden none`."""
+    """Parses `--hidden 64 64`, `--hidden 64,64` and `--hidden none`."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         parts = [part for part in values if part is not None]
@@ -283,7 +285,7 @@ class _Tuple(argparse.Action):
 
 
 def _searched(flag: Flag) -> Flag:
-    """A hyperparameter, several values of which are a sweep or a search."""
+    """The fix for several values of a hyperparameter: a sweep or a search."""
     how = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
     return dataclasses.replace(flag, several=f"give one; {how} {flag.name}={{}} tries several")
 
@@ -309,12 +311,12 @@ def add_earlier(parser: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class JobFlags:
-    """The flags of a job: those that every job has (`fdg.training.settings`), and those of what it is of.
+    """The flags of a job: those of every job (`fdg.training.settings`), of its policy and of its algorithm.
 
     Attributes:
-      policy: fields of its policy.
-      own: hyperparameters of its algorithm.
-      has_length: whether `total_steps` is a flag of the run: none is of the algorithm.
+      policy: flags of the policy's fields.
+      own: flags of the algorithm's hyperparameters.
+      has_length: whether `total_steps` is a setting of the run instead of a hyperparameter.
     """
 
     policy: Sequence[Flag] = ()
@@ -323,7 +325,7 @@ class JobFlags:
 
     @classmethod
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
-        """The flags of an algorithm's class under a policy's."""
+        """The flags of a class of algorithms and a class of policies."""
         taken = {option[2:].replace("-", "_") for option in cls().parser().options()}
         taken |= {"measure"} if is_auto else set()
         placing = [flag for flag in fields_of(policy) if flag.name not in taken]
@@ -332,18 +334,18 @@ class JobFlags:
         return cls(placing, own, all(flag.name != "total_steps" for flag in own))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
-        """The same with the values of a preset in place of the algorithm's defaults."""
+        """The flags with a preset's values as defaults."""
         own = [dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own]
         return dataclasses.replace(self, own=own)
 
     @property
     def run(self) -> Sequence[Flag]:
-        """Those of the run."""
+        """The flags of the run."""
         return [flag for flag in fields_of(Settings) if self.has_length or flag.name != "total_steps"]
 
     @property
     def groups(self) -> Mapping[str, Sequence[Flag]]:
-        """All of them, by the titles under which `--help` has them; the algorithm's own under none."""
+        """All flags by their titles in `--help`; the algorithm's without a title."""
         names, run, *others = GROUPS
         return {
             names: [*fields_of(GROUPS[names]), *self.policy],
@@ -353,7 +355,7 @@ class JobFlags:
         }
 
     def parser(self, own_title: str = "", more: Sequence[Flag] = (), **settings: Any) -> Parser:
-        """A parser of them and of their aliases."""
+        """A parser of these flags and their aliases."""
         parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
         for title, flags in self.groups.items():
             group = parser.add_argument_group(title or own_title)

@@ -1,6 +1,6 @@
-"""`python -m fdg.launch`: `fdg.train` as several processes, on this machine or on a Ray cluster.
+"""`python -m fdg.launch`: runs `fdg.train` in several processes, on this machine or on a Ray cluster.
 
-Elsewhere, start `fdg.train` with the cluster's own launcher (`srun`, Kubernetes) and `--distributed`.
+On other clusters, start `fdg.train` with the cluster's launcher (`srun`, Kubernetes) and `--distributed`.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the processes, and waits for them; gives the exit status of the one that failed, or 0."""
+    """Starts the processes and waits; returns the exit status of the one that failed, or 0."""
 
     def run(argv: Sequence[str]) -> int:
         given, words = _read(argv)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The launcher's own flags, checked (None after `--help`), and those of `fdg.train`."""
+    """The launcher's flags (None after `--help`), and those of `fdg.train`."""
     parser = Parser(
         prog="python -m fdg.launch", description=__doc__, usage=_USAGE, allow_abbrev=False, add_help=False
     )
@@ -102,7 +102,7 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 class _Words:
-    """The words of a run: as they were given, and as they are where it goes on."""
+    """The words of a run, as given and as used to resume."""
 
     def __init__(self, argv: Sequence[str], may_restart: bool):
         self._words, left = list(argv), Words(argv)
@@ -125,12 +125,12 @@ class _Words:
         self._directory = Path(directory)
 
     def of(self, first: int, count: int, again: bool) -> list[str]:
-        """What `fdg.train` gets.
+        """The words for `fdg.train`.
 
         Args:
-          first: how many processes there were at first.
-          count: how many there are now: each has as many devices as it had.
-          again: whether the run goes on; it begins anew if it had not come to its first file.
+          first: the original number of processes.
+          count: the current number of processes; each keeps its number of devices.
+          again: whether the run is restarted; it starts afresh if it had not written any file.
         """
         try:
             config = read_config(self._directory) if again else None
@@ -144,5 +144,5 @@ class _Words:
 
 
 def _fewer(devices: Any, first: int, count: int) -> list[str]:
-    """`--devices` for another number of processes, where it was said before."""
+    """Adjusts `--devices` to another number of processes."""
     return [] if not isinstance(devices, int) else ["--devices", str(max(1, devices // first) * count)]

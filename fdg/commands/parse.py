@@ -1,8 +1,8 @@
-"""From a command line to a checked `Job`.
+"""Parses a command line to a checked `Job`.
 
-Each setting of a run is a flag, and so is each hyperparameter of the chosen algorithm and each field of the
-chosen policy. So a command line is read in two steps: the settings, which name algorithm and policy, and then
-what is left, by the flags of these two.
+Each setting of a run, each hyperparameter of the algorithm and each field of the policy is a flag. So parsing
+has two steps: first the settings, which name the algorithm and the policy, then the remaining flags, which
+are those of these two.
 """
 
 import dataclasses
@@ -28,30 +28,30 @@ _NAMES = ("algo", "env", "policy")
 
 
 def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Any:
-    """The `Job` of a command line, which is read and checked.
+    """The `Job` of a command line.
 
     Args:
       argv: the words after the program's name.
-      program: its name, for `--help`.
-      description: what it does, for `--help`.
-      runs: whether the job will run; a plan may be of a job that is too short to.
+      program: the program's name, for `--help`.
+      description: the description for `--help`.
+      runs: False for a job that is only planned, which may be shorter than an iteration.
 
     Raises:
-      FdgError: with the one line to show.
+      FdgError: with the line to print.
       SystemExit: after `--help`.
     """
     return CommandLine(argv).job(program, description, runs)
 
 
 class CommandLine:
-    """A command line of a job.
+    """The command line of a job.
 
     Attributes:
-      given: settings by name, as far as they are given; `job` adds the rest.
+      given: the given settings by name; `job` adds the others.
 
     Args:
       argv: the words after the program's name.
-      more: further flags, whose values are among `given`.
+      more: further flags, whose values are in `given`.
     """
 
     def __init__(self, argv: Sequence[str], more: Sequence[Flag] = ()):
@@ -60,10 +60,10 @@ class CommandLine:
         distributed.check(self.given)
 
     def join(self) -> None:
-        """Makes this process one of several, if the command line says so; before `job`, which may start JAX.
+        """Joins a multi-process run if the command line says so; before `job`, which may start JAX.
 
         Raises:
-          FdgError: as `distributed.initialize`, or the flags do not fit together.
+          FdgError: as `distributed.initialize`, or flags exclude each other.
         """
         given = self.given
         named = {flag.name: given.get(flag.name) for flag in fields_of(Processes) if flag.kind is not bool}
@@ -183,7 +183,7 @@ class CommandLine:
         return fields | {name: self.given[name] for name in fields if name in self.given}
 
     def _make_devices(self, before: Mapping[str, Any], chooses: bool) -> int | None:
-        """Makes host devices, and says how many there are to choose from; None for no choice."""
+        """Configures host devices; returns how many there are to choose from, or None."""
         given = self.given
         keep_programs(given.get("program_cache"))
         choose_xla_options(given.get("xla_options"))
@@ -197,10 +197,10 @@ class CommandLine:
         return device_a_core() if chooses and devices is None and distributed.count() == 1 else None
 
     def _resolve(self, file: Path, base: Mapping[str, Any], before: Mapping[str, Any]) -> "_Resolved":
-        """What names of the command line, or else of the configuration that it begins with, stand for.
+        """Resolves the names on the command line, or else those of the configuration that it starts from.
 
         Raises:
-          FdgError: there is no such, it is not trusted, or an algorithm and its environment do not fit.
+          FdgError: a name is unknown or not trusted, or the algorithm cannot act in the environment.
         """
         import envs
         from fdg.training.name_resolver import NameResolver
@@ -239,7 +239,7 @@ class CommandLine:
         return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
 
     def _check_owners(self, of: "_Resolved", known: Container[str]) -> None:
-        """Refuses a flag that only other algorithms, or other policies, have."""
+        """Refuses a flag that only other algorithms or policies have."""
         import algos
         import policies
 
@@ -275,8 +275,8 @@ class _Resolved:
       policy: the policy's name.
       policy_class: its class.
       env_name: the environment's name, with its parameters.
-      registered: the same without.
-      env: the environment; None where the algorithm has its own.
+      registered: its name without parameters.
+      env: the environment; None if the algorithm has its own.
     """
 
     resolver: Any
@@ -290,12 +290,12 @@ class _Resolved:
 
     @property
     def title(self) -> str:
-        """What `--help` calls the algorithm's own flags."""
+        """The title of the algorithm's flags in `--help`."""
         return f"hyperparameters of {self.algo}" + ("" if self.env is None else f" for {self.env_name}")
 
 
 def _options_of(policy: str) -> set[str]:
-    """The flags of a policy's fields, as they are written."""
+    """The flags of a policy's fields."""
     import policies
 
     return {flag.option for flag in fields_of(policies.Auto if policy == "auto" else policies.get(policy))}
@@ -304,7 +304,7 @@ def _options_of(policy: str) -> set[str]:
 def _hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """An earlier run's: all of one of this algorithm; of another one that gives weights, its network's."""
+    """Hyperparameters of an earlier run: all for the same algorithm, else those of its network."""
     from fdg.settings.fields import OF_NETWORK
     from fdg.training.description import read_fields
 
@@ -318,7 +318,7 @@ def _hyperparameters(
 
 
 def _workers(name: str, given: Mapping[str, Any], before: Mapping[str, Any]) -> int | None:
-    """How many workers an environment was asked to have; None where it has none, or chooses itself."""
+    """The number of workers that an environment was given, or None."""
     asked = given.get("env_workers")
     settings.check_range("env_workers", asked)
     if name.startswith(("ray:", "gymnasium:")):
@@ -332,7 +332,7 @@ def _workers(name: str, given: Mapping[str, Any], before: Mapping[str, Any]) -> 
 
 
 def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
-    """An environment; parameters that are not its defaults are tried out on it, without running a step."""
+    """Makes an environment and tries parameters that are not defaults, without running a step."""
     import envs
     from envs.text import is_text
 

@@ -1,6 +1,6 @@
-"""Chooses the preset of a command line: that of its environment, the one that it names, or none.
+"""Chooses the preset of a command line: the environment's, a named one, or none.
 
-`algos` is imported inside functions: the import may start JAX, too early for the first reading of flags.
+`algos` is imported inside functions: importing it may start JAX, too early for the first parsing step.
 """
 
 from __future__ import annotations

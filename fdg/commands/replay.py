@@ -1,7 +1,7 @@
-"""What a stream will do: its clock, carried out by `fdg.stream` itself, of responses that are lengths alone.
+"""Predicts what a stream does: runs its clock (`fdg.stream`) with response lengths in place of tokens.
 
-The clock knows no seconds, so what it says needs no devices: how many slots are busy, how old what is trained
-on is, and which of the stream's sizes is in the way.
+The clock counts ticks, not seconds, so the result is independent of devices: the share of busy slots, the age
+of tokens, and which size of the stream limits them.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ _KINDS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Lengths of responses, in tokens.
+    """Lengths of responses in tokens.
 
     Attributes:
-      tokens: of each response in turn, `[_DRAWN]`.
-      said: where they are from.
+      tokens: the length of each response, `[_DRAWN]`.
+      said: where they come from.
     """
 
     tokens: np.ndarray
@@ -59,20 +59,20 @@ class Lengths:
 
     @property
     def step(self) -> int:
-        """Ticks that are carried out as one: shares do not change, and the time to find them does."""
+        """Ticks simulated as one, which saves time and changes no share."""
         return -(-int(np.max(self.tokens)) // _LONGEST)
 
     @property
     def ticks(self) -> np.ndarray:
-        """Steps that each is in a slot: the first token is drawn as it begins."""
+        """Steps that each response is in a slot; its first token is sampled when it starts."""
         return np.maximum(-(-(self.tokens - 1) // self.step), 1)
 
 
 def distribution(text: str) -> Lengths:
-    """Lengths by a word.
+    """Parses a distribution of lengths.
 
     Args:
-      text: `lognormal:MEAN,LONGEST` (of a thousand responses, one would be longer, and is cut),
+      text: `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer, and is cut),
         `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     Raises:
@@ -106,10 +106,10 @@ def distribution(text: str) -> Lengths:
 
 
 def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
-    """Lengths as those of a run: lognormal, with the mean and the longest of its last iterations.
+    """Lognormal lengths with the mean and the longest of a run's last iterations.
 
     Raises:
-      FdgError: it has none.
+      FdgError: the run has no lengths.
     """
     found = [row for row in rows[-_LAST:] if row.get("response_length") and row.get("response_length_max")]
     if not found:
@@ -120,7 +120,7 @@ def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
 
 
 def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
-    """With that mean, one in a thousand being longer than `longest`."""
+    """A lognormal sample with this mean, of which one in a thousand is longer than `longest`."""
     from statistics import NormalDist
 
     spread = math.log(longest / mean)
@@ -135,7 +135,7 @@ def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray
 
 
 class _Ages:
-    """A `fdg.stream.Source` that draws no tokens: it counts how many each version would have drawn."""
+    """A `fdg.stream.Source` without tokens: it counts how many each version would have sampled."""
 
     def __init__(self, ticks: np.ndarray):
         self._ticks = jnp.asarray(ticks, jnp.int32)
@@ -170,15 +170,15 @@ class _Ages:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What a stream did, once it was under way.
+    """The simulated stream in its steady state.
 
     Attributes:
-      ticks: of an iteration.
-      busy: share of the slots.
-      lag: updates that a token is older than the newest parameters, on average.
-      oldest: and at most.
-      masked: share of the tokens that `late="mask"` gives no weight.
-      rate: tokens a tick that are trained on.
+      ticks: ticks of an iteration.
+      busy: share of busy slots.
+      lag: mean age of tokens in updates.
+      oldest: the largest age.
+      masked: share of tokens that `late="mask"` gives no weight.
+      rate: trained tokens per tick.
     """
 
     ticks: float
@@ -196,14 +196,14 @@ def replay(
     max_age: int | None = None,
     iterations: int = 24,
 ) -> Replay:
-    """Carries out a stream's clock.
+    """Simulates a stream's clock.
 
     Args:
-      lengths: of the responses.
+      lengths: lengths of the responses.
       sizes: the fields of `fdg.stream.Stream`, without its source.
-      lag: the policy's, in micro-batches.
+      lag: the policy's lag, in micro-batches.
       max_age: with `late="mask"`; None for `ahead`.
-      iterations: that count; those before, in which slots fill, do not.
+      iterations: measured iterations; earlier ones, which fill the slots, are dropped.
     """
     stream = Stream(_Ages(lengths.ticks), **sizes)
     before = 2 * (stream.ahead + 1)
@@ -240,7 +240,7 @@ def replay(
 
 
 def _fitting(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
-    """The smallest `ahead` of some with which slots are busy; None if they are with none of these."""
+    """The smallest `ahead` that keeps the slots busy, or None."""
     for more in (1, 2, 4, 8):
         one = {**sizes, "ahead": sizes["ahead"] + more}
         if replay(lengths, one, lag, max_age, iterations=12).busy >= _FULL:
@@ -249,7 +249,7 @@ def _fitting(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | N
 
 
 def eta(ahead: int, lag: int, micro_batches: int) -> int:
-    """Updates that a token is older than the newest parameters at most, `ahead + ceil(lag / micro_batches)`.
+    """The largest age of a token in updates, `ahead + ceil(lag / micro_batches)`.
 
     >>> eta(2, 3, 8), eta(2, 9, 8), eta(0, 0, 8)
     (3, 4, 0)
@@ -258,7 +258,7 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 
 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and of what else it might be, and what binds."""
+    """A table of a stream and of alternatives, with what limits it."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
     most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
@@ -355,7 +355,7 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
 
 
 def idle(plan: Plan, cluster: Cluster) -> str:
-    """A line on how long the groups of a plan are predicted to be idle, and what most of an iteration is."""
+    """A line about the predicted idle time of a plan's groups, and the largest part of an iteration."""
     prediction = predict(plan, cluster)
     shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())
     return (

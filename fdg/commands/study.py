@@ -5,12 +5,12 @@ environments = ["CartPole-v1", "Acrobot-v1"]
 total_steps = 100_000            # or {short = 100_000, long = 1_000_000}: a comparison for each
 seeds = 10
 first_seed = 0
-random_episodes = 128            # of random actions, for the level that agents have to leave; 0: none
+random_episodes = 128            # episodes of random actions, as a baseline; 0 for none
 
-[settings]                       # flags of `fdg train` that all cells have
+[settings]                       # flags of `fdg train` for all cells
 eval_episodes = 32
 
-[variants.default]               # further flags: each variant is a side of its own
+[variants.default]               # further flags: each variant is a side of the comparison
 [variants.wide]
 hidden = [128, 128]
 """
@@ -52,12 +52,12 @@ _MOST_CELLS = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class StudyCell:
-    """One algorithm with its settings in one environment, for one budget; of several seeds.
+    """One algorithm with its settings in one environment, for one budget and all seeds.
 
     Attributes:
-      algo, env: as the command line names them.
-      side: what the comparison calls it.
-      budget: the name of its budget; empty where there is one.
+      algo, env: as on the command line.
+      side: its name in the comparison.
+      budget: the name of its budget; "" if there is one budget.
       total_steps: steps of each seed.
       words: further flags of `fdg train`.
     """
@@ -71,24 +71,24 @@ class StudyCell:
 
     @property
     def name(self) -> str:
-        """That of its run directory."""
+        """The name of its run directory."""
         parts = (self.budget, self.env, self.side)
         return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part)
 
     def command(self, seeds: range) -> list[str]:
-        """The flags of `fdg train` for these seeds, without where they are written."""
+        """The flags of `fdg train` for these seeds, without `--out`."""
         words = ["--algo", self.algo, "--env", self.env, "--total-steps", str(self.total_steps)]
         return [*words, "--seed", str(seeds[0]), "--num-seeds", str(len(seeds)), *self.words]
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What a study file says.
+    """The content of a study file.
 
     Attributes:
-      cells: all of them.
-      seeds: those of each cell.
-      random_episodes: of random actions in each environment; 0 for none.
+      cells: all cells.
+      seeds: the seeds of each cell.
+      random_episodes: episodes of random actions in each environment; 0 for none.
     """
 
     cells: Sequence[StudyCell]
@@ -97,10 +97,10 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """The study that a TOML file describes.
+    """Reads a study from a TOML file.
 
     Raises:
-      FdgError: there is no such file, it is no TOML, or something in it is wrong: names it and the fix.
+      FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
     """
     text = read_text(path)
     try:
@@ -117,7 +117,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
     """The study that the content of such a file describes.
 
     Raises:
-      FdgError: something in it is wrong.
+      FdgError: an entry is invalid.
     """
     for name in content:
         if name not in _KNOWN:
@@ -196,7 +196,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _words(where: str, settings: Any) -> tuple[str, ...]:
-    """Settings of a table as flags of `fdg train`."""
+    """A table of settings as flags of `fdg train`."""
     if not isinstance(settings, dict):
         raise FdgError(
             f"{where} = {settings!r:.60}: it must be a table of flags, such as learning_rate = 1e-3"
@@ -226,14 +226,14 @@ _ABOUT = (
 
 
 def carry_out_study(study: Study, out: Path) -> int:
-    """Trains the cells that are not done, and writes what came of all; returns the exit status.
+    """Trains the cells that are not done and writes the comparisons; returns the exit status.
 
-    Each cell is a run directory in `out/cells`; `study.json` keeps what each was begun with. A cell that ends
-    with an error of its run (losses that are not finite) is a failed one, and the others go on.
+    Each cell is a run directory in `out/cells`; `study.json` records the settings of each cell. A cell whose
+    run fails (such as by losses that are not finite) is marked as failed, and the others continue.
 
     Raises:
-      FdgError: a cell cannot be trained as asked, which is found before the first is; or `out` is another
-        study's.
+      FdgError: a cell's settings are invalid (checked before any training), or `out` belongs to another
+        study.
     """
     _check(study, out)
     cells = files.make_folder(out / "cells")
@@ -254,7 +254,7 @@ def carry_out_study(study: Study, out: Path) -> int:
 
 
 def _check(study: Study, out: Path) -> None:
-    """Refuses what cannot be, before anything is trained; writes `study.json`."""
+    """Checks all cells before any training; writes `study.json`."""
     check_writable(out / "study.json")
     if (out / "config.json").exists():
         raise FdgError(f"--out {out} is a run directory: give another folder for the study")
@@ -275,7 +275,7 @@ def _check(study: Study, out: Path) -> None:
 
 
 def _differing(before: Any, now: Sequence[str]) -> str:
-    """What a cell was begun with that it has no longer."""
+    """The settings of a cell that have changed since it was started."""
     words = before if isinstance(before, list) else []
     pairs = [f"{flag} {value}" for flag, value in zip(words[::2], words[1::2], strict=False)]
     new = {f"{flag} {value}" for flag, value in zip(now[::2], now[1::2], strict=False)}
@@ -283,7 +283,7 @@ def _differing(before: Any, now: Sequence[str]) -> str:
 
 
 def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
-    """The job of a cell: a new run, or that which is in its directory."""
+    """The job of a cell: a new run, or the one in its directory."""
     from fdg.commands.parse import parse
 
     there = (path / "config.json").exists()
@@ -296,7 +296,7 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
 
 
 def _runs(path: Path, seeds: range, job: Any = None) -> list[tuple[Path, range]]:
-    """Run directories of a cell with their seeds: one, or of environments on the host one for each seed."""
+    """The run directories of a cell with their seeds: one, or for host environments one for each seed."""
     from envs.host import HostEnvironment
     from envs.wrappers import unwrapped
 
@@ -314,7 +314,7 @@ def _is_done(path: Path, seeds: range) -> bool:
 
 
 def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
-    """Trains what is left of a cell; returns the signal that interrupted it."""
+    """Trains the rest of a cell; returns the signal that interrupted it, or None."""
     path = cells / cell.name
     if _is_done(path, seeds):
         print("  done before", flush=True)
@@ -344,7 +344,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
 
 
 def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
-    """Returns of random actions in each environment, measured once; `random.json` keeps them."""
+    """Returns of random actions in each environment, measured once and kept in `random.json`."""
     import envs
     from fdg.training.evaluation import random_returns
 
@@ -362,7 +362,7 @@ def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
 
 
 def _compare(study: Study, budget: str, out: Path, random: dict[str, np.ndarray]) -> None:
-    """Writes the comparison of the cells of one budget, and prints it."""
+    """Writes and prints the comparison of one budget's cells."""
     from fdg.training.comparison import compare
 
     runs, labels, notes = [], [], []

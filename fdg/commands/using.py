@@ -1,4 +1,4 @@
-"""The commands that use what was trained: `evaluate`, `answer`, `play`, `export`, `plot`, `collect`, ...
+"""The commands that use trained runs: `evaluate`, `answer`, `play`, `export`, `plot`, `collect`, ...
 
 `fdg compare` and `fdg diff` have no modules `fdg.compare` and `fdg.diff`, which are functions.
 """
@@ -282,7 +282,7 @@ def _diff(given: dict[str, Any]) -> int:
 
 
 def _devices_of(run: str) -> int:
-    """How many host devices a run had; 1 of a recording, and of what cannot be read, as is said later."""
+    """The number of host devices of a run; 1 for a recording or an unreadable run, which fails later."""
     from fdg.training.run_directory import read_config, read_summary
 
     with contextlib.suppress(FdgError):

@@ -1,1 +1,1 @@
-"""Starting the processes of a run, here or on a Ray cluster, and starting them again where one was lost."""
+"""Starts the processes of a run, on this machine or on a Ray cluster, and restarts them after a failure."""

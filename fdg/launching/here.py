@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine, and waits for them."""
+"""Starts the processes of a run on this machine and waits for them."""
 
 import contextlib
 import os
@@ -111,9 +111,9 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
 def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
     """Waits for the processes; returns how each ended, in the order of their ends.
 
-    After a failure the others have some seconds to end; those that do not are left out (`run` kills them).
-    A process that is stopped (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if another one has
-    failed, which was waiting for it.
+    After a failure the others have some seconds to end; those that do not are left out (`run` kills them). A
+    stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if another one that waited for
+    it has failed.
     """
     ended: dict[int, Process] = {}
     stopped: dict[int, float] = {}  # seconds, without those when this process was suspended
@@ -152,7 +152,7 @@ def _who(index: int, process: subprocess.Popen) -> str:
 
 
 def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:
-    """Whether a process is stopped; notes its exit status, if it has ended."""
+    """Whether a process is stopped; records its exit status if it has ended."""
     while process.returncode is None:
         try:
             found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)

@@ -1,4 +1,4 @@
-"""The processes of a run on a Ray cluster: one a node, through a placement group."""
+"""Runs the processes of a run on a Ray cluster: one on each node, in a placement group."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ _ACCELERATORS = ("GPU", "TPU")
 
 @dataclasses.dataclass
 class _Started:
-    """One process of a run, and the actor that watches it."""
+    """A process of the run, and the actor that watches it."""
 
     index: int
     actor: Any
@@ -44,15 +44,15 @@ class _Started:
 
 
 class OnRay:
-    """An engine that starts a process on each node of a Ray cluster.
+    """A launcher that starts a process on each node of a Ray cluster.
 
     Args:
-      address: of the cluster; see `ray_cluster.connect`.
-      nodes: how many to use; None: all that have room for a process.
-      cpus: CPUs that a process takes of its node, in Ray's account.
+      address: the cluster's address; see `ray_cluster.connect`.
+      nodes: the number of nodes; None for all with room for a process.
+      cpus: CPUs that Ray reserves for a process.
 
     Raises:
-      FdgError: there is no cluster, or it has not so many nodes.
+      FdgError: there is no cluster, or it has too few nodes.
     """
 
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
@@ -75,11 +75,11 @@ class OnRay:
 
     @property
     def address(self) -> str:
-        """Of the cluster."""
+        """The cluster's address."""
         return self._ray.get_runtime_context().gcs_address
 
     def reserve(self, first: bool) -> int:
-        """Takes room for a process on each node; of those that are left, where it is not the first time.
+        """Reserves room for a process on each node; in later calls, on the remaining nodes.
 
         Raises:
           FdgError: the nodes have no room.
@@ -110,7 +110,7 @@ class OnRay:
         raise RunError(f"no node of the Ray cluster at {self.address} has {wanted} free to go on with")
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` on each node reserved, and waits for their end, telling what they say."""
+        """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
         with _signals() as asked:
             started: list[_Started] = []
             try:
@@ -125,12 +125,12 @@ class OnRay:
             return ending_of(ended, bool(asked))
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Disconnects from the cluster."""
         self._release()
         self._ray.shutdown()
 
     def _place(self) -> tuple[list[_Started], Mapping[str, Any]]:
-        """An actor on each node reserved, and where the first one is: there the processes meet."""
+        """An actor on each reserved node, and the address of the first one, where the processes meet."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self._bundle
@@ -157,7 +157,7 @@ class OnRay:
     def _start(
         self, started: Sequence[_Started], first: Mapping[str, Any], words: Sequence[str]
     ) -> Process | None:
-        """Starts all; the one that could not be."""
+        """Starts all processes; returns one that could not be started, or None."""
         host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
         address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
         environment = {
@@ -178,7 +178,7 @@ class OnRay:
         return None
 
     def _follow(self, started: Sequence[_Started], asked: Sequence[int]) -> list[Process]:
-        """Tells what the processes say until all have ended; how each did, in that order."""
+        """Forwards the output until all have ended; returns how each ended, in that order."""
         ended: list[Process] = []
         waiting = {self._look(one): one for one in started}
         deadline, sent, before = math.inf, 0, time.monotonic()
@@ -214,7 +214,7 @@ class OnRay:
         return [dataclasses.replace(one, how=_NODE_LOST) if one.who in lost else one for one in ended]
 
     def _stop(self, started: Sequence[_Started]) -> None:
-        """Ends all that is left: who starts next needs the run directory, which a process locks."""
+        """Kills the remaining processes, which hold the lock of the run directory."""
         stopping = [one.actor.stop.remote() for one in started]
         self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOPPED_SECONDS)
         for one in started:
@@ -224,7 +224,7 @@ class OnRay:
         return one.actor.follow.remote(_FOLLOW_SECONDS)
 
     def _told(self, one: _Started, look: Any) -> Process | None:
-        """Prints what a process has said; how it ended, None if it goes on."""
+        """Prints a process's output; returns how it ended, or None if it is running."""
         try:
             said, status = self._ray.get(look)
         except self._ray.exceptions.RayError as error:
@@ -240,7 +240,7 @@ class OnRay:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _wanted(self) -> dict[str, float]:
-        """What a process takes of its node: all accelerators, of as many as each node has that has any."""
+        """The resources of a process: all accelerators of a node, or its CPUs."""
         wanted = {"CPU": self._cpus}
         for name in _ACCELERATORS:
             amounts = [node["Resources"].get(name, 0) for node in self._alive()]
@@ -272,7 +272,8 @@ def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Which signals came; they go to the processes, which save first. A third one ends this one at once."""
+    """Collects signals to forward to the processes, which save first. A third one ends this process at
+    once."""
     asked: list[int] = []
 
     def keep(number: int, _: Any) -> None:

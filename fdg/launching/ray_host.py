@@ -1,6 +1,6 @@
-"""What runs on each host of a Ray cluster: it starts one process of a run there, and tells how it goes.
+"""The Ray actor on each host: it starts one process of a run and reports its output.
 
-Ray sends this file's code to the hosts. It imports nothing of ours, so it costs them no start of JAX.
+Ray sends this file's code to the hosts. It imports nothing of fdg, so that hosts need not import JAX.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing conn
 
 
 class Host:
-    """A Ray actor. The process that it starts ends with it, however it ends (`fdg.process_exit`)."""
+    """A Ray actor. The process that it starts ends with it (`fdg.process_exit`)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -27,7 +27,7 @@ class Host:
         self._readers: list[threading.Thread] = []
 
     def describe(self) -> dict[str, Any]:
-        """Where this is: `host`, `ip`, `node` (Ray's name), a free `port`, and the cluster's `address`."""
+        """The host's `host`, `ip`, `node` (Ray's name), a free `port`, and the cluster's `address`."""
         import ray
 
         context, ip = ray.get_runtime_context(), ray.util.get_node_ip_address()
@@ -40,10 +40,10 @@ class Host:
         }
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> tuple[int, str]:
-        """Starts `python WORDS` in a folder, with more environment variables than this process has.
+        """Starts `python WORDS` in a folder, with additional environment variables.
 
         Returns:
-          Its process id, and nothing; or 0, and why it cannot be started.
+          Its process id and ""; or 0 and the reason why it cannot be started.
         """
         if not os.path.isdir(folder):
             return 0, f"there is no folder {folder} on that host: start from one that all hosts share"
@@ -66,11 +66,11 @@ class Host:
         return process.pid, ""
 
     def follow(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
-        """Waits so long for output.
+        """Waits at most this long for output.
 
         Returns:
-          Lines of it, each with the stream ("out", "err") that it is of; and the exit status, once the
-          process has ended and all of its output was told.
+          Lines with their stream ("out", "err"), and the exit status once the process has ended and all of
+          its output was returned.
         """
         assert self._process is not None
         lines: list[tuple[str, str]] = []
@@ -93,7 +93,7 @@ class Host:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Kills the process, if it is still there, and waits for its end."""
+        """Kills the process if it is running, and waits for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -15,13 +15,12 @@ _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """One process of a run that has ended.
+    """A process of a run that has ended.
 
     Attributes:
-      who: as errors name it.
-      status: exit status, the negative number of the signal that killed it, or None if it is gone without a
-        word: its machine or what watched it.
-      how: what became of it, where `status` does not say.
+      who: its name in errors.
+      status: exit status, the negative number of the signal that killed it, or None if it vanished.
+      how: what happened to it, if `status` is None.
     """
 
     who: str
@@ -29,7 +28,7 @@ class Process:
     how: str = ""
 
     def reason(self) -> str:
-        """Why it ended, in words; empty if the process printed its own error."""
+        """Why it ended; "" if the process printed its own error."""
         if self.status is None:
             return f"{self.who} is gone: {self.how}"
         if self.status < 0:
@@ -42,8 +41,8 @@ class Ending:
     """The end of all processes of a run.
 
     Attributes:
-      status: to exit with; 0 if all went well.
-      reason: which process failed first and how; empty where it has said so itself.
+      status: the exit status; 0 for success.
+      reason: which process failed first and how; "" if it printed its own error.
       asked: whether the user ended it.
     """
 
@@ -53,7 +52,8 @@ class Ending:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether another start from the last checkpoint can help: not what was refused, or ended by hand."""
+        """Whether a restart from the last checkpoint can help: not after a refusal or by the user's
+        request."""
         return not self.asked and self.status not in (0, REFUSED, *_ENDED_BY_USER)
 
 
@@ -88,26 +88,26 @@ def _name(number: int) -> str:
 
 
 class Launcher(Protocol):
-    """What starts the processes of a run."""
+    """Starts the processes of a run."""
 
     def reserve(self, first: bool) -> int:
-        """Makes room for processes, of what is there now; how many."""
+        """Reserves resources for processes; returns their number."""
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` with these words in each, and waits for their end."""
+        """Starts `fdg.train` with these words in each process, and waits for their end."""
 
 
 def carry_out(launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int) -> int:
-    """Runs, and runs again where that can help.
+    """Runs, and restarts after failures.
 
     Args:
-      launcher: that starts the processes.
-      words: for `fdg.train`, from the number of processes at first, the number now, and whether this is a
-        restart.
-      restarts: how often it may be started again.
+      launcher: starts the processes.
+      words: the words for `fdg.train`, from the original number of processes, the current number, and whether
+        this is a restart.
+      restarts: the most restarts.
 
     Returns:
-      The exit status of the last time.
+      The exit status of the last run.
     """
     first = count = launcher.reserve(True)
     for done in range(restarts + 1):

@@ -57,14 +57,14 @@ def hyperparameter(
 
 
 def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
-    """The absolute path of a folder that a field holds; any other value as it is."""
+    """The absolute path of a folder that a field holds; any other value unchanged."""
     kind, _, word = str(field.metadata.get("holds")).partition(" or ")
     is_path = kind == "folder" and isinstance(value, str | os.PathLike) and value not in ("", word)
     return os.path.abspath(value) if is_path else value
 
 
 def keep_absolute(algorithm: Any) -> None:
-    """Makes the folders that a frozen dataclass names absolute."""
+    """Makes the folder paths of a frozen dataclass absolute."""
     for field in dataclasses.fields(algorithm):
         object.__setattr__(algorithm, field.name, absolute_folder(field, getattr(algorithm, field.name)))
 
@@ -93,7 +93,7 @@ def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is traced, and has no number yet.
+    """Whether a value is traced, so that its number is unknown.
 
     >>> is_traced(0.5), bool(jax.vmap(lambda x: x * is_traced(x))(jax.numpy.ones(1))[0])
     (False, True)
@@ -113,13 +113,13 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 
 
 def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
-    """Checks that each field, but some, has the type of its annotation, as far as that can be checked.
+    """Checks fields against their annotations, except some.
 
-    A number may be NumPy's, or a traced one where a float is expected. Whole numbers are at most `MOST`,
+    A number may be NumPy's, and a traced one where a float is expected. Integers are at most `MOST`,
     `total_steps` at most `MOST_STEPS`.
 
     Raises:
-      FdgError: names the field, its value, what is expected and, where it is obvious, what to write.
+      FdgError: names the field, its value, what is expected and, if obvious, what to write.
     """
     cls: Any = type(algorithm)
     annotations = _annotations(cls)

@@ -1,7 +1,7 @@
 """Modules of Linen, NNX and Equinox as pairs of pure functions, `init` and `apply`.
 
-The libraries are recognised by their classes, and imported only for their own modules. Modules of Linen and
-NNX see batches `[N, ...]`; those of Equinox see one sample, and are mapped. Parameters are dictionaries.
+The libraries are recognised by their classes and imported only for their own modules. Linen and NNX modules
+get batches `[N, ...]`; Equinox modules get one sample and are mapped. Parameters are dictionaries.
 """
 
 import dataclasses
@@ -65,13 +65,13 @@ def is_network(value: Any) -> bool:
 
 
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`init` and `apply` of a module, of a module class, or of a `functools.partial` of one.
+    """`init` and `apply` of a module, a module class, or a `functools.partial` of one.
 
-    An NNX or Equinox module has its parameters, which are the initial ones; a class is called with random
-    keys of the run. Equal modules give equal functions.
+    An NNX or Equinox module holds its initial parameters; a class is called with random keys of the run.
+    Equal modules give equal functions.
 
     Raises:
-      FdgError: a class with arguments of its own, or a module with more than parameters.
+      FdgError: a class needs arguments, or a module has state besides parameters.
     """
     match library_of(network):
         case "linen":
@@ -184,7 +184,7 @@ class _EquinoxApply:
 
 
 def _refuse_state(field: str, names: list[str]) -> None:
-    """Refuses a module with more than parameters: an iteration would not carry it on."""
+    """Refuses a module with state besides parameters: iterations would not update it."""
     if names:
         raise FdgError(
             f"{field}: the module keeps {', '.join(names[:3])} beside its parameters, which nothing would"

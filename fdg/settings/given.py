@@ -1,4 +1,4 @@
-"""Checks of what a user's functions give."""
+"""Checks results of a user's functions."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from fdg.errors import FdgError
 
 
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
-    """Refuses what a user's function gives where structure, shape or dtype are not those of a value.
+    """Checks that a result of a user's function has the structure, shapes and dtypes of a value.
 
     Args:
-      what: the start of the message, the value's name at its end: "transform gives rows".
-      before: arrays, or their shapes, that are as they should be.
-      after: what the function gives.
-      how: the fix where the structure is another; empty: the structure that is expected.
-      dtypes: whether dtypes count.
+      what: the start of the message, such as "transform gives rows".
+      before: the expected arrays or shapes.
+      after: the function's result.
+      how: the fix if the structure differs; "" for the expected structure.
+      dtypes: whether to compare dtypes.
 
     Raises:
       FdgError: they differ; names the first leaf that does.

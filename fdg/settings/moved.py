@@ -1,4 +1,4 @@
-"""Modules that have another name now: `__getattr__ = moved("algos.old", "algos.new")`."""
+"""Renamed modules: `__getattr__ = moved("algos.old", "algos.new")`."""
 
 import importlib
 import warnings
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def moved(old: str, new: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a deprecated module, which gives what another has, with a warning."""
+    """The `__getattr__` of a renamed module: forwards to the new one, with a deprecation warning."""
 
     def attribute(name: str) -> Any:
         value = None if name.startswith("_") else getattr(importlib.import_module(new), name, None)

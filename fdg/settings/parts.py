@@ -1,4 +1,4 @@
-"""Settings that several algorithms share, as small values whose fields become fields of the algorithm."""
+"""Settings that several algorithms share, as small values whose fields become the algorithm's fields."""
 
 import dataclasses
 import inspect
@@ -9,11 +9,11 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Part:
-    """Base of frozen dataclasses of settings that belong together, such as `algos.layers.Layers`.
+    """Base of frozen dataclasses of related settings, such as `algos.layers.Layers`.
 
-    A class attribute that is a part stands for its fields: the class gets each of them, in that place and
-    with the part's value as its default, so flags, files and sweeps see flat fields. Of an instance the
-    attribute is the part made of that instance's values.
+    A class attribute that is a part is replaced by its fields, in that place and with the part's values as
+    defaults, so flags, files and sweeps see flat fields. On an instance, the attribute is the part made of
+    the instance's values.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Momentum(Part):
@@ -28,14 +28,14 @@ class Part:
     """
 
     def __get__(self, instance: Any, owner: Any = None) -> Self:
-        """The part of an instance; of a class its default."""
+        """The part of an instance; on the class, its default."""
         if instance is None:
             return self
         own: Any = self
         return type(self)(**{field.name: getattr(instance, field.name) for field in dataclasses.fields(own)})
 
     def check(self, algorithm: Any) -> None:
-        """Raises an `FdgError`, which names the algorithm, if a value is out of range."""
+        """Raises an `FdgError` that names the algorithm if a value is out of range."""
 
 
 def check_parts(instance: Any) -> None:
@@ -49,9 +49,9 @@ def check_parts(instance: Any) -> None:
 
 
 def flattened(cls: _Class) -> _Class:
-    """The class with the fields of each part in its place; for `dataclasses.dataclass` to read.
+    """Replaces parts by their fields; apply it before `dataclasses.dataclass`.
 
-    The algorithms of this package are flattened where they are defined; another class says so itself.
+    Subclasses of fdg's algorithms are flattened automatically.
     """
     own = inspect.get_annotations(cls)
     annotations: dict[str, Any] = {}

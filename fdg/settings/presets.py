@@ -1,4 +1,4 @@
-"""What a class has that begins with the settings found good for an environment."""
+"""Presets: settings that were found good for an environment, as an algorithm's defaults."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -17,13 +17,12 @@ else:
 
 
 class HasPresets(_AnyFields):
-    """Base of algorithms, as far as settings go.
+    """Base of the settings of algorithms.
 
     Attributes:
-      default_env: the environment of the command line, where it names none.
-      presets_of: the algorithm whose presets it takes, also under another name or in another package; "" for
-        none.
-      preset_table: where they are: `of`, `named` and `followed` of `algos.presets`.
+      default_env: the environment of the command line if it names none.
+      presets_of: the algorithm whose presets the class uses; "" for none.
+      preset_table: the presets: `of`, `named` and `followed` of `algos.presets`.
     """
 
     default_env: ClassVar[str] = "CartPole-v1"
@@ -39,12 +38,12 @@ class HasPresets(_AnyFields):
     )
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Puts the fields of each part in its place."""
+        """Replaces parts by their fields."""
         super().__init_subclass__(**options)
         flattened(cls)
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Refuses a name that is no field, with the nearest that is, and fields that are missing."""
+        """Refuses unknown field names (with the nearest known one) and missing fields."""
         missing = not args and "env" not in given
         check_call(cls, args, {"env": None, **given} if missing else given, "hyperparameter")
         if missing:
@@ -53,24 +52,24 @@ class HasPresets(_AnyFields):
         return super().__new__(cls)
 
     def __reduce__(self) -> Any:
-        """Makes copies and pickles without `__new__`, which they give no fields."""
+        """Copies and pickles bypass `__new__`."""
         return object.__new__, (type(self),), vars(self)
 
     @classmethod
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
-        """Field values found good for an environment; empty where the defaults are.
+        """Field values found good for an environment; empty if those are the defaults.
 
-        Those of a subclass that somebody else wrote are those of the algorithm that it is based on.
+        A user's subclass gets those of the algorithm that it is based on.
 
         Args:
-          env_name: as `envs.make` knows it.
+          env_name: the name for `envs.make`.
           env: the environment; its spaces decide if its name has no preset.
         """
         return cls.preset_table.of(cls.presets_of, env_name, env)
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Field values: the given ones, and those of a preset that do not contradict them."""
+        """The given field values, and those of a preset that do not contradict them."""
         name, own = cls.preset_name(given), cls.presets_of
         found = cls.preset(env_name, env) if name is None else dict(cls.preset_table.named(own, name).values)
         kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
@@ -78,42 +77,42 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
-        """The preset that the given hyperparameters ask for, by its name; None for the environment's."""
+        """The name of the preset that the given hyperparameters select; None for the environment's."""
         return None
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """Fields that are not taken from a preset, because the given values contradict it."""
+        """Fields that are not taken from a preset because given values contradict it."""
         return frozenset()
 
     @classmethod
     def adjust_unnamed(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Field values; those that the user did not name are adjusted to those that the user named."""
+        """Adjusts the fields that the user did not name to those that the user named."""
         made: Any = cls
         defaults = {field.name: field.default for field in dataclasses.fields(made)}
         return {**values, **cls._sizes({**defaults, **values}, named)}
 
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Changes to fields that the user did not name, so that sizes divide."""
+        """Changes of unnamed fields so that sizes divide."""
         return cls.preset_table.followed(values, named)
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
+        """Iterations of the whole run: as many as fit in `total_steps`, at least one."""
         return max(1, self.total_steps // self.steps_per_iteration)
 
     def changed(self, **values: Any) -> Any:
-        """A copy with other values of some fields; fields that change no number are adjusted to them."""
+        """A copy with changed fields; fields that affect no numbers are adjusted."""
         made: Any = self
         return dataclasses.replace(made, **values)
 
 
 def own_preset(cls: type, env_name: str) -> dict[str, Any]:
-    """What a user's own method `preset` says of an environment; empty of a class that has none.
+    """The result of a user's own method `preset` for an environment; empty without one.
 
     Raises:
-      FdgError: it is no class method, it fails, or what it returns are no values of fields.
+      FdgError: it is not a class method, it fails, or its result is not a dictionary of field values.
     """
     method: Any = getattr(cls, "preset", None)
     if method is None:
