@@ -1,7 +1,7 @@
-"""Observations in parts: spaces of dictionaries and tuples, nested as one likes, and what is done with both.
+"""Observations with parts: nested spaces of dictionaries and tuples, and functions on them.
 
-A part is an array of a space of its own (`envs.spaces`). Parts of a dictionary may be `privileged`: critics
-see them while they learn, actors never, so what was trained acts without them.
+A part is an array with its own space (`envs.spaces`). Parts of a dictionary may be `privileged`: only critics
+see them, in training, so a trained agent acts without them.
 
 Letters in shapes: `[...]` any leading axes, the same for all parts.
 """
@@ -32,10 +32,13 @@ class Dict:
     privileged: tuple[str, ...]
 
     def __init__(self, spaces: Mapping[str, Any], privileged: Iterable[str] = ()) -> None:
-        """The parts, and the names of those that only critics see.
+        """Args:
+          spaces: the parts by name.
+          privileged: names of parts that only critics see.
 
         Raises:
-          FdgError: no parts, a name that is no string, a part that is no space, or nothing left to act on.
+          FdgError: there are no parts, a name is not a string, a part is not a space, or all parts are
+            privileged.
         """
         if not isinstance(spaces, Mapping) or not spaces or not all(isinstance(name, str) for name in spaces):
             raise FdgError(
@@ -111,7 +114,7 @@ def _check_part(where: str, part: Any) -> None:
 
 
 def tree(space: ObservationSpace) -> Any:
-    """The spaces of the parts as a pytree of the structure of an observation: `jax.tree.map` takes both.
+    """The spaces of the parts as a pytree with the structure of an observation.
 
     >>> tree(Dict({"b": Discrete(2), "a": Tuple((Discrete(3), Discrete(4)))}))
     {'a': (Discrete(n=3), Discrete(n=4)), 'b': Discrete(n=2)}
@@ -125,12 +128,12 @@ def tree(space: ObservationSpace) -> Any:
 
 
 def map_parts(function: Callable[..., Any], space: ObservationSpace, *trees: Any) -> Any:
-    """`function(space of a part, its array of each tree)`, for every part, as a pytree of observations."""
+    """Applies `function(space of a part, its array of each tree)` to every part; returns a pytree."""
     return jax.tree.map(function, tree(space), *trees)
 
 
 def parts(space: ObservationSpace) -> list[tuple[str, Space]]:
-    """The arrays that an observation is made of, by where they are: `[('.camera', Box(...)), ...]`.
+    """The spaces of the parts with their paths: `[('.camera', Box(...)), ...]`.
 
     >>> parts(Dict({"a": Tuple((Discrete(3),))})), parts(Discrete(2))
     ([("['a'][0]", Discrete(n=3))], [('', Discrete(n=2))])
@@ -141,18 +144,18 @@ def parts(space: ObservationSpace) -> list[tuple[str, Space]]:
 
 
 def is_composite(space: Any) -> bool:
-    """Whether observations are in parts."""
+    """Whether observations of a space have parts."""
     return isinstance(space, Dict | Tuple)
 
 
 def has_parts_of(space: ObservationSpace, observation: Any) -> bool:
-    """Whether an observation is in the same parts as the space."""
+    """Whether an observation has the parts of a space."""
     expected: Any = jax.tree.structure(tree(space))
     return expected == jax.tree.structure(observation)
 
 
 def zeros(space: ObservationSpace, leading: tuple[int, ...] = ()) -> Any:
-    """An observation of zeros, `[*leading, ...]` each part."""
+    """An observation of zeros; each part is `[*leading, ...]`."""
     return map_parts(lambda part: jnp.zeros((*leading, *part.shape), part.dtype), space)
 
 
@@ -162,7 +165,7 @@ def types(space: ObservationSpace, leading: tuple[int, ...] = ()) -> Any:
 
 
 def sample(space: ObservationSpace, key: jax.Array) -> Any:
-    """Draw one element, each part by a key of its own."""
+    """Samples an element; each part gets its own key."""
     leaves, structure = jax.tree.flatten(tree(space))
     if not is_composite(space):
         return leaves[0].sample(key)
@@ -179,16 +182,16 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
 
 
 def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
-    """The observation in the dtypes of its space.
+    """Casts an observation to the dtypes of its space.
 
     Args:
-      space: of one observation.
-      observation: each part `[*leading, *part.shape]`.
-      leading: axes before those of the space.
-      whose: how a message begins: "environment 'maze': reset gives".
+      space: the space of one observation.
+      observation: each part is `[*leading, *part.shape]`.
+      leading: the leading axes.
+      whose: the start of messages: "environment 'maze': reset gives".
 
     Raises:
-      FdgError: it has other parts than the space, or one of another shape; says which.
+      FdgError: its parts, or the shape of one, are not those of the space; says which.
     """
     expected = tree(space)
     if not has_parts_of(space, observation):
@@ -232,7 +235,7 @@ def _structure(value: Any) -> str:
 
 
 def public(space: ObservationSpace) -> ObservationSpace:
-    """The space without its privileged parts: what actors see.
+    """The space without privileged parts: what actors see.
 
     >>> public(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)))
     Dict({'a': Discrete(n=2)})
@@ -246,7 +249,7 @@ def public(space: ObservationSpace) -> ObservationSpace:
 
 
 def public_part(space: ObservationSpace, observation: Any) -> Any:
-    """An observation of `space`, any leading axes, as one of `public(space)`; one of that stays."""
+    """Removes the privileged parts of an observation of `space`, with any leading axes."""
     match space:
         case Dict(spaces=spaces, privileged=privileged):
             return {

@@ -56,11 +56,11 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     Args:
       name: one of `envpool.list_all_envs()`.
       **overrides: EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
-        `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of what metrics and
-        evaluations report of the last step's info of each episode.
+        `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of episode metrics
+        in the info of the last step.
 
     Raises:
-      FdgError: EnvPool is not installed, or has no such environment or option; says the nearest.
+      FdgError: EnvPool is not installed, or has no such environment or option; suggests the nearest.
     """
     known = _envpool().list_all_envs()
     if name not in known:
@@ -70,12 +70,12 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
 
 
 def known() -> tuple[str, ...]:
-    """All names that EnvPool has, none if it is not installed."""
+    """All names of EnvPool; empty if it is not installed."""
     return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
 
 
 def beyond(name: str) -> str | None:
-    """What an environment does outside of this process, None for all but ViZDoom's; `name` has the prefix."""
+    """What an environment does outside of this process (only ViZDoom's), or None; `name` has the prefix."""
     found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
     is_vizdoom = "vizdoom" in found[0]
     return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
@@ -83,7 +83,7 @@ def beyond(name: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class EnvPoolSource(gymnasium_parts.LibrarySource):
-    """A `pools.Source`: an environment of EnvPool, and options that differ from its defaults."""
+    """A `pools.Source`: an environment of EnvPool, with changed options."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -103,16 +103,16 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
-        """What EnvPool says before it runs."""
+        """EnvPool's specification."""
         return _facts(self)
 
     def within(self, cores: int) -> "EnvPoolSource":
-        """The same instances, with at most so many threads unless `num_threads` was said."""
+        """The same source with at most this many threads, unless `num_threads` is given."""
         options = {"num_threads": cores, **dict(self.options)}
         return dataclasses.replace(self, options=tuple(sorted(options.items())))
 
     def start(self, size: int) -> "EnvPoolPool":
-        """A pool for so many instances."""
+        """A pool of `size` instances."""
         return EnvPoolPool(self, size)
 
 
@@ -126,7 +126,7 @@ class EnvPoolPool:
         self._thread = Deadline()
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Makes all instances anew; `rows` are never fewer."""
+        """Recreates all instances; `rows` always has all of them."""
         self._abandon()
 
         def begin() -> tuple[Any, np.ndarray]:
@@ -151,16 +151,16 @@ class EnvPoolPool:
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has the thread begin a step."""
+        """Has the thread start a step."""
         env, action = self._env, gymnasium_spaces.decode(self._acting, action)
         self._thread.begin(lambda: self._step(env, action))
 
     def ready(self) -> bool:
-        """Whether the step has ended."""
+        """Whether the step has finished."""
         return self._thread.ready()
 
     def recv(self, timeout: float) -> Transition:
-        """What comes of the step that `send` began."""
+        """The result of the running step."""
         try:
             return self._thread.finish(timeout)
         except TimeoutError:
@@ -170,7 +170,7 @@ class EnvPoolPool:
         return Transition.lost(self._size, self._source.wire_space, reason, len(self._source.info))
 
     def close(self) -> None:
-        """Lets go of the threads; one that hangs stays as it is until the process ends."""
+        """Releases the threads; one that hangs stays until the process ends."""
         self._thread.close()
         self._env = None
 
@@ -226,7 +226,7 @@ def _make_room(name: str) -> None:
 
 
 def threads_for(size: int) -> int:
-    """How many threads step so many instances: one a core but one."""
+    """The number of threads for `size` instances: at most all cores but one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(size, max(1, cores - 1))
 
@@ -242,14 +242,14 @@ def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Gymnasium's warnings of bounds that lose digits when EnvPool makes its spaces."""
+    """Suppresses Gymnasium's warnings about the precision of EnvPool's bounds."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
         yield
 
 
 def _spec(name: str, **options: Any) -> Any:
-    """What EnvPool knows about an environment before it runs."""
+    """EnvPool's specification, without starting the environment."""
     try:
         spec = _envpool().make_spec(name.removeprefix(PREFIX), **options)
     except ImportError as error:  # some families need libraries of the system

@@ -47,13 +47,13 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     """The environment that Gymnasium calls `name`.
 
     Args:
-      name: what `gymnasium.make` takes, or `module:NAME` of a class, or of a function that makes one.
-      **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's
-        own); `timeout` and `restarts` of `HostEnvironment`; `workers`, processes, None for the cores; `info`,
-        names of what metrics and evaluations report of the last step's info of each episode.
+      name: an argument of `gymnasium.make`, or `module:NAME` of a class or a factory function.
+      **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's own);
+        `timeout` and `restarts` of `HostEnvironment`; `workers`, the number of processes (None: of cores);
+        `info`, names of episode metrics in the info of the last step.
 
     Raises:
-      FdgError: Gymnasium is not installed, or does not make this; says why.
+      FdgError: Gymnasium is not installed, or cannot make this; says why.
     """
     workers = overrides.pop("workers", None)
     check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers})
@@ -76,7 +76,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
-        """What one instance in this process says."""
+        """The specification of one instance, made in this process."""
         return _facts(self.name, self.options)
 
     def record(
@@ -86,16 +86,16 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
         max_steps: int,
         seed: int,
     ) -> list[Episode]:
-        """Plays episodes in this process, with pictures; see `gymnasium_frames.record`."""
+        """Plays episodes in this process and renders them; see `gymnasium_frames.record`."""
         name = self.name.removeprefix(PREFIX)
         return gymnasium_frames.record(name, dict(self.options), act, episodes, max_steps, seed)
 
     def within(self, cores: int) -> "GymnasiumSource":
-        """The same instances, in at most so many processes unless `workers` was said."""
+        """The same source with at most this many processes, unless `workers` is given."""
         return dataclasses.replace(self, workers=self.workers or cores)
 
     def start(self, size: int) -> "WorkerPool":
-        """A pool for so many instances."""
+        """A pool of `size` instances."""
         return WorkerPool(self, size)
 
 
@@ -111,7 +111,7 @@ class WorkerPool:
         self._sent: dict[Any, int] = {}  # what `_ask` gave of a step
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Starts a worker anew for each share in `rows`."""
+        """Restarts the workers of the instances `rows`."""
         anew = [i for i, share in enumerate(self._shares) if np.isin(share, rows).any()]
         for i in anew:
             self._end(i)
@@ -130,7 +130,7 @@ class WorkerPool:
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has every worker begin a step."""
+        """Has every worker start a step."""
         actions = gymnasium_spaces.decode(self._acting, action)
         asked = {
             i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
@@ -143,7 +143,7 @@ class WorkerPool:
         return len(wait(list(self._sent), 0)) == len(self._sent)
 
     def recv(self, timeout: float) -> Transition:
-        """What comes of the step that `send` began."""
+        """The result of the running step."""
         made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
         for i, (ok, reply) in self._replies(self._sent, timeout).items():
@@ -170,7 +170,7 @@ class WorkerPool:
             worker.kill()
 
     def _ask(self, questions: dict[int, Any]) -> dict[Any, int]:
-        """Sends a question to each worker named: by its connection, who is to reply."""
+        """Sends a request to workers; returns them by connection."""
         waiting: dict[Any, int] = {}
         for i, question in questions.items():
             worker = self._workers[i]
@@ -181,7 +181,7 @@ class WorkerPool:
         return waiting
 
     def _replies(self, asked: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """The reply of each worker asked, in the same order."""
+        """The replies of the workers, in the same order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
         waiting = dict(asked)
@@ -193,7 +193,7 @@ class WorkerPool:
         return {i: replies[i] for i in asked.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """What a worker has to say, or what has become of it; `timeout` if it has not said it in time."""
+        """A worker's reply, or how it failed; `timeout` if it has not replied in time."""
         worker = self._workers[i]
         assert worker is not None
         what = f"worker {i} (process {worker.process.pid})"
@@ -209,7 +209,7 @@ class WorkerPool:
 class _Worker:
     """A process that runs `gymnasium_worker`.
 
-    What it writes to standard error, once for each of many instances, stays with it until it dies.
+    Its standard error is only shown if it dies: each of many instances may print the same.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class _Worker:
         other.close()
 
     def epitaph(self) -> str:
-        """How the process ended, and the last that it said."""
+        """How the process ended, and the last line that it printed."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -239,7 +239,7 @@ class _Worker:
         return f"{how}, saying: {last}" if last else how
 
     def kill(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
@@ -256,7 +256,7 @@ def _extra_for(said: str) -> str | None:
 
 
 def known() -> tuple[str, ...]:
-    """All names that Gymnasium has registered, none if it is not installed."""
+    """All names registered with Gymnasium; empty if it is not installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return ()
     import gymnasium

@@ -1,11 +1,12 @@
-"""Fleets: environments of the host in workers on the hosts of a Ray cluster (docs.ray.io).
+"""Fleets: host environments in workers on a Ray cluster (docs.ray.io).
 
-`envs.make("ray:envpool:HalfCheetah-v4", workers=8)`, and so every name that makes a `HostEnvironment`. Each
-worker is a Ray actor with an equal share of the instances; Ray spreads them over the hosts. Seeds belong to
-instances, so the numbers are those of the same environment without a fleet, whatever the workers.
+`envs.make("ray:envpool:HalfCheetah-v4", workers=8)`, for every name that makes a `HostEnvironment`. Each
+worker is a Ray actor with an equal share of the instances, and Ray distributes the workers over the hosts.
+Seeds belong to instances, so results are those of the same environment without a fleet, for any number of
+workers.
 
-A worker that dies, hangs or raises costs its instances their running episodes, no more: they are truncated
-there, and the worker is started again, or its share goes to another one where no host has room for it.
+If a worker dies, hangs or raises, only the running episodes of its instances are lost: they are truncated,
+and the worker is restarted, or its share moves to another worker if no host has room.
 """
 
 import dataclasses
@@ -43,13 +44,13 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     """A fleet of the environment called `name`.
 
     Args:
-      name: of an environment of the host, as `envs.make` takes it.
-      make_one: makes that.
-      **overrides: `workers`, how many (None: as many as the cluster has CPUs free); `cpus` of each (1);
-        `timeout` and `restarts` (100) of `HostEnvironment`; the rest are the environment's own.
+      name: the name of a host environment for `envs.make`.
+      make_one: makes that environment.
+      **overrides: `workers` (None: as many as the cluster has free CPUs); `cpus` of each (1); `timeout` and
+        `restarts` (100) of `HostEnvironment`; others are the environment's own.
 
     Raises:
-      FdgError: Ray is not installed, the environment is none of the host, or a number is out of range.
+      FdgError: Ray is not installed, the environment is not a host environment, or a number is out of range.
     """
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
@@ -80,7 +81,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
 
 @dataclasses.dataclass(frozen=True)
 class FleetSource:
-    """A `pools.Source`: another one, whose instances are divided among workers."""
+    """A `pools.Source` whose instances are divided among workers."""
 
     source: Any  # a Source
     workers: int | None = None
@@ -88,7 +89,7 @@ class FleetSource:
     acts: bool = False  # the workers act, too, for whole segments (`envs.satellites`)
 
     def shares(self, size: int) -> list[int]:
-        """Instances of each worker, for a pool of `size`."""
+        """The number of instances of each worker, for a pool of `size`."""
         return [len(share) for share in np.array_split(np.arange(size), min(size, self.workers or 1))]
 
     @property
@@ -137,12 +138,12 @@ class FleetSource:
         return getattr(self.source, "record", None)
 
     def start(self, size: int) -> "FleetPool":
-        """A pool for so many instances; those of one source share the workers of this process."""
+        """A pool of `size` instances; pools of one source share this process's workers."""
         return FleetPool(self, size, fleet(self))
 
 
 class Worker:
-    """A Ray actor: pools of shares of the instances."""
+    """A Ray actor with pools of shares of instances."""
 
     def __init__(self, environment: Mapping[str, str]):
         os.environ.update(environment)
@@ -150,13 +151,13 @@ class Worker:
         self._seen: dict[Key, np.ndarray] = {}  # the last observations of each
 
     def where(self) -> str:
-        """Host and process, as errors name them."""
+        """Host and process, for errors."""
         return f"host {socket.gethostname()}, process {os.getpid()}"
 
     def reset(
         self, key: Key, start: tuple[Source, int] | None, rows: np.ndarray, seeds: np.ndarray, timeout: float
     ) -> np.ndarray:
-        """Makes instances anew: all in a pool of this source and size, or some of one that is there."""
+        """Recreates all instances in a new pool, or some of an existing one."""
         if start is not None:
             self.close(key)
             source, size = start
@@ -167,7 +168,7 @@ class Worker:
         return observation
 
     def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
-        """Steps a pool; None if it is not here: this worker has replaced the one that had it."""
+        """Steps a pool; None if this worker does not have it (it replaced the one that had)."""
         pool = self._pools.get(key)
         if pool is None:
             return None
@@ -178,7 +179,7 @@ class Worker:
     def segment(
         self, key: Key, program: Any, operands: Any, keys: np.ndarray, begun: Begun | None, timeout: float
     ) -> Segment | None:
-        """Acts in a pool and steps it, as often as there are keys; None if the pool is not here."""
+        """Acts and steps once for each key; None if this worker does not have the pool."""
         pool = self._pools.get(key)
         if pool is None:
             return None
@@ -195,7 +196,7 @@ class Worker:
 
 
 class Fleet:
-    """The workers of one source in this process, which all its pools share.
+    """The workers of a source in this process, shared by its pools.
 
     Raises:
       HostError: the cluster has no room for them.
@@ -235,17 +236,17 @@ class Fleet:
         return len(self._workers)
 
     def worker(self, i: int) -> Any:
-        """The actor at place `i`; another one after `replace`."""
+        """The actor of worker `i`; another one after `replace`."""
         return self._workers[i]
 
     def where(self, i: int) -> str:
-        """Worker `i` as errors name it."""
+        """Worker `i`, for errors."""
         return f"worker {i} ({self._where.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
-        """Puts another actor in the place of one that is dead or hangs, unless that has been done.
+        """Replaces an actor that is dead or hangs, unless that has been done.
 
-        It starts anew where there is room for it; else one of the others does its work too.
+        The new one starts where there is room; otherwise another worker takes over its share.
         """
         with self._lock:
             if self._workers[i] is not dead:
@@ -280,7 +281,7 @@ class Fleet:
 
 
 class FleetPool:
-    """A `pools.Pool` whose instances are in the workers of a fleet."""
+    """A `pools.Pool` whose instances are in a fleet's workers."""
 
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
         self._size, self._fleet, self._number = size, fleet, next(_numbers)
@@ -297,7 +298,7 @@ class FleetPool:
         self._ray = ray
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Makes instances anew: a share as a whole where its worker is new or gone."""
+        """Recreates instances; all of a share if its worker is new."""
         asked = []
         for i, share in enumerate(self._shares):
             chosen = np.isin(share, rows)
@@ -319,12 +320,12 @@ class FleetPool:
         return np.concatenate(observations)
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """One step of every share, all at once."""
+        """Steps all shares at once."""
         self.send(action, timeout)
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has every share begin a step."""
+        """Has all shares start a step."""
         self._sent = [
             (i, self._at[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
@@ -336,7 +337,7 @@ class FleetPool:
         return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
     def recv(self, timeout: float) -> Transition:
-        """What comes of the step that `send` began."""
+        """The result of the running step."""
         made = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
         for i, (part, reason) in enumerate(self._answers(self._sent, timeout)):
@@ -390,7 +391,7 @@ class FleetPool:
         return Segment.joined(parts, [len(self._shares[i]) for i, _ in asked], failures)
 
     def close(self) -> None:
-        """Has the workers end their share; they stay for other pools, and end with this process."""
+        """Has the workers end their shares; the workers stay for other pools until the process ends."""
         if self._ray.is_initialized():
             for i, actor in enumerate(self._at):
                 if actor is not None:
@@ -424,7 +425,7 @@ class FleetPool:
 
 
 def fleet(source: FleetSource) -> Fleet:
-    """The workers of a source in this process; they start at the first call."""
+    """The workers of a source in this process, started at the first call."""
     with _starting:
         if source not in _fleets:
             _fleets[source] = Fleet(source)
@@ -432,7 +433,7 @@ def fleet(source: FleetSource) -> Fleet:
 
 
 def forget() -> None:
-    """Drops the handles of all workers; Ray ends an actor without handles."""
+    """Drops the handles of all workers, so that Ray ends them."""
     _fleets.clear()
 
 

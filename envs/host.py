@@ -1,19 +1,18 @@
-"""Environments on the host's CPU, stepped from inside compiled programs.
+"""Host environments: environments on the CPU, stepped by callbacks of compiled programs.
 
 A *source* (EnvPool, Gymnasium) starts a *pool*: instances of one environment that work on NumPy arrays.
-`HostEnvironment` puts a source behind the interface of `envs.Environment`: its `reset` starts a pool, its
-`step` is a callback that steps it. What programs hold is no more than a ticket: the pool's number, and the
-number of steps that it has made. Each call takes the ticket of the one before it, so that the data put them
-in order, under `jit`, `scan` and `while_loop` alike.
+`HostEnvironment` implements `envs.Environment` with a source: `reset` starts a pool, `step` is a callback
+that steps it. Programs only hold a ticket: the pool's number and its number of steps. Each call takes the
+ticket of the previous one, so data dependencies order the calls under `jit`, `scan` and `while_loop`.
 
-`step` is `recv(send())` in one callback. As two, the program does other work while the instances step: a
-rollout in *rings* acts for some instances meanwhile (`algos.rollout`), each part in a pool of its own.
+`step` is `recv(send())` in one callback. Called separately, the program works while the instances step: in
+*rings*, a rollout acts for some instances while others step (`algos.rollout`), each part in its own pool.
 
-A pool cannot go back, and no checkpoint holds it. Where a ticket does not fit (the process that had the
-pool is gone, or the pool has moved on), the instances start new episodes: that step is a truncation, with
-reward 0 and the observation last seen as its final one.
+A pool cannot go back, and checkpoints do not contain it. If a ticket does not match (the process with the
+pool is gone, or the pool has moved on), the instances start new episodes: that step is a truncation with
+reward 0, and its final observation is the last one.
 
-Callbacks see NumPy arrays only: one that computed with JAX could wait for the very thread that it holds.
+Callbacks only use NumPy: one that ran JAX could deadlock.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ _parts: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
-    """Says, while calls of environments are traced, that a batch is `count` pools: all of them are kept."""
+    """A context for tracing that keeps `count` pools: one for each part of a batch."""
     before = _parts.set(count)
     try:
         yield
@@ -55,7 +54,7 @@ def in_parts(count: int) -> Iterator[None]:
 
 
 class Ticket(NamedTuple):
-    """What a program holds of a pool; every leaf has the leading axis `B`."""
+    """A program's reference to a pool; every leaf has the leading axis `B`."""
 
     pool: jax.Array  # [B] int32, the pool's number, the same in every row
     steps: jax.Array  # [B] int32, steps made, likewise
@@ -66,14 +65,14 @@ class Ticket(NamedTuple):
 class HostEnvironment(Whole):
     """A batch of instances of a `Source`.
 
-    Its `step` calls the host once for the whole batch, so the fragment that it is in cannot be split over
-    devices; the plan refuses to.
+    `step` calls the host once for the whole batch, so its fragment cannot be split over devices; the plan
+    refuses.
 
     Attributes:
-      source: whose instances.
-      timeout: seconds that one step of the batch may take before the run ends.
-      restarts: how many failures (a worker that died, hung or raised) a pool survives: the instances that
-        are lost are made anew, and their step counts as truncated. 0: the first failure ends the run.
+      source: the source of the instances.
+      timeout: seconds after which a step of the batch ends the run.
+      restarts: failures (a worker that died, hung or raised) that a pool survives: lost instances are
+        recreated, and their step counts as truncated. 0: the first failure ends the run.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"timeout", "restarts"})
@@ -92,12 +91,12 @@ class HostEnvironment(Whole):
 
     @property
     def name(self) -> str:
-        """Name of the source."""
+        """The source's name."""
         return self.source.name
 
     @property
     def num_agents(self) -> None:
-        """One agent acts, without an axis."""
+        """None: one agent."""
         return None
 
     @property
@@ -117,17 +116,17 @@ class HostEnvironment(Whole):
 
     @property
     def info(self) -> tuple[str, ...]:
-        """Names of what is reported of each episode."""
+        """Names of episode metrics."""
         return getattr(self.source, "info", ())
 
     @property
     def native(self) -> Native:
-        """Observations and actions as the library has them."""
+        """The library's own observations and actions."""
         return getattr(self.source, "native", None) or of_spaces(self)
 
     @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Any]:
-        """Starts a pool of one instance a key; see `Environment.reset`."""
+        """Starts a pool with an instance for each key; see `Environment.reset`."""
         check_keys(self.name, keys)
         (size,) = keys.shape
         pool, observation = io_callback(
@@ -141,16 +140,16 @@ class HostEnvironment(Whole):
 
     @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
-        """Takes one step in every instance; see `Environment.step`. The keys seed what starts anew."""
+        """Steps every instance; see `Environment.step`. The keys seed restarted instances."""
         call, operand = _HostCall(self, "step", _parts.get()), self._asked(keys, state, action)
         return self._stepped(state, io_callback(call, self._results(len(operand)), operand))
 
     @checked_names
     def send(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> EpisodeState:
-        """Begins a step in every instance, as `step` takes it, and does not wait for it.
+        """Starts a step of every instance without waiting; arguments as for `step`.
 
         Returns:
-          The state with the ticket of the step that is under way: for `recv`, and for nothing else.
+          The state with the ticket of the running step, only to be passed to `recv`.
         """
         call, operand = _HostCall(self, "send", _parts.get()), self._asked(keys, state, action)
         pool, steps = io_callback(call, (self._number(len(operand)),) * 2, operand)
@@ -158,10 +157,10 @@ class HostEnvironment(Whole):
 
     @checked_names
     def recv(self, sent: EpisodeState) -> tuple[EpisodeState, TimeStep]:
-        """Waits for the step that `send` began, and gives what `step` gives.
+        """Waits for the step that `send` started; returns what `step` returns.
 
         Raises:
-          HostError: (in the program) no step is under way by this ticket: it was received before, say.
+          HostError: (in the program) the ticket has no running step, such as one that was received before.
         """
         check_state(self.name, sent)
         operand = _packed(sent.inner.pool, sent.inner.steps)
@@ -170,22 +169,23 @@ class HostEnvironment(Whole):
 
     @checked_names
     def ready(self, sent: EpisodeState, waiting: jax.Array) -> jax.Array:
-        """Waits until one of R batches has ended its step: int32, which.
+        """Waits until one of R batches has finished its step; returns its index, int32.
 
         Args:
-          sent: what `send` gave, `[R, B, ...]`.
-          waiting: `[R] bool`, of which it may be one; at least one is.
+          sent: results of `send`, `[R, B, ...]`.
+          waiting: `[R] bool`, the candidates; at least one is True.
         """
         operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
         return io_callback(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
 
     @property
     def acts(self) -> bool:
-        """Whether the workers of a fleet act by themselves (`ray:NAME?acts=True`)."""
+        """Whether a fleet's workers act (`ray:NAME?acts=True`)."""
         return getattr(self.source, "acts", False)
 
     def acting(self, act: Callable[..., Any], keys: jax.Array) -> tuple[satellites.Acting, list[jax.Array]]:
-        """Traces an actor for the workers: what `segment` takes first, and what the actor closes over.
+        """Traces an actor for workers; returns the first argument of `segment`, and the arrays that the actor
+        closes over.
 
         Args:
           act: `(observation [n, ...], keys [n]) -> (action [n, ...], kept)`; `kept` is a pytree of arrays
@@ -209,15 +209,16 @@ class HostEnvironment(Whole):
     def segment(
         self, acting: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
-        """T steps for which the workers of a fleet act by themselves.
+        """Has a fleet's workers act and step T times.
 
         Args:
-          acting, operands: of `acting`.
-          keys: `[T, 2, B]`: of actions, and of steps.
-          state: of `reset`, or of the last step.
+          acting, operands: from `acting`.
+          keys: `[T, 2, B]`: for actions and for steps.
+          state: from `reset` or the last step.
 
         Returns:
-          State and observation after the last step; what the actor kept, `[T, B, ...]`; the steps, `[T, B]`.
+          State and observation after the last step; the actor's `kept`, `[T, B, ...]`; the time steps, `[T,
+          B]`.
         """
         check_state(self.name, state)
         kept, tree = jax.tree.flatten(acting.kept)
@@ -233,7 +234,7 @@ class HostEnvironment(Whole):
         return state, last, jax.tree.unflatten(tree, found[: len(kept)]), steps
 
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
-        """The operand of a step's host call."""
+        """The operand of a step's callback."""
         check_keys(self.name, keys)
         check_state(self.name, state)
         expected = keys.shape + self.action_space.shape
@@ -245,14 +246,14 @@ class HostEnvironment(Whole):
         return _packed(state.inner.pool, state.inner.steps, _seeds(keys), action)
 
     def _results(self, size: int) -> tuple[Any, ...]:
-        """Shapes of what the host says of a step."""
+        """The result shapes of a step's callback."""
         flag, reward = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.bool_, jnp.float32))
         number, observation = self._number(size), self._observations(size)
         transition = observation, reward, flag, flag, observation, (reward,) * len(self.info)
         return number, number, transition, flag
 
     def _stepped(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
-        """The state after a step of which the host gave these results, and the step."""
+        """The state and the time step, from the results of a step's callback."""
         pool, steps, transition, lost = results
         size = len(lost)
         observation, reward, terminated, truncated, final_observation, info = transition
@@ -297,11 +298,11 @@ class HostEnvironment(Whole):
 def make_from(
     source: Callable[[tuple[tuple[str, Any], ...]], Source], overrides: dict[str, Any]
 ) -> HostEnvironment:
-    """A `HostEnvironment` with its own fields from `overrides`; the rest are the source's options.
+    """Makes a `HostEnvironment`; overrides that are not its own fields are options of the source.
 
     Args:
-      source: from options, sorted by name, to the source.
-      overrides: Python numbers, strings and tuples of them.
+      source: maps options, sorted by name, to a source.
+      overrides: Python numbers, strings and tuples.
     """
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
     made = source(tuple(sorted(options.items())))
@@ -317,9 +318,9 @@ def make_from(
 
 
 def _packed(*columns: jax.Array) -> jax.Array:
-    """Arrays `[B, ...]` of four-byte numbers side by side, `[B, sum of sizes] int32`.
+    """Concatenates arrays `[B, ...]` of four-byte numbers to `[B, sum of sizes] int32`.
 
-    JAX hands each operand of a callback over by itself, which takes longer than most steps of one instance.
+    JAX transfers each operand of a callback separately, which takes longer than a step of most instances.
     """
     size = columns[0].shape[0]
     bits = [x if x.dtype == jnp.int32 else jax.lax.bitcast_convert_type(x, jnp.int32) for x in columns]
@@ -327,14 +328,14 @@ def _packed(*columns: jax.Array) -> jax.Array:
 
 
 def _seeds(keys: jax.Array) -> jax.Array:
-    """A seed for each key, `[B] int32`, at least 0: what all libraries take."""
+    """A seed for each key, `[B] int32`, at least 0, as all libraries accept."""
     bits = jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)
     return jax.lax.bitcast_convert_type(bits >> 1, jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class _HostCall:
-    """What a program calls. A value, so that equal environments share their compiled programs."""
+    """A callback; hashable, so that equal environments share compiled programs."""
 
     environment: HostEnvironment
     method: str
@@ -357,7 +358,7 @@ class _HostCall:
 
 @dataclasses.dataclass(frozen=True)
 class _SegmentCall:
-    """What a program calls for a segment."""
+    """The callback of a segment."""
 
     environment: HostEnvironment
     program: satellites.Program

@@ -1,8 +1,8 @@
-"""Descriptions of a library's own observations and actions, and their conversion to and from ours.
+"""Descriptions of a library's own observations and actions, and conversion from and to fdg's.
 
 Compiled programs use observations and actions of `envs.spaces`. `run.policy` and exported files use those of
-the environment's library: categories with an offset (`start`), parts, bits, texts and a raw `action_mask`.
-For environments in JAX, both are the same.
+the environment's library: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_mask`s. For
+JAX environments both are the same.
 
 A *description* is plain data that a file can store: `{"parts": {name: description}}`, `{"parts": [...]}`, or
 for one array
@@ -10,8 +10,8 @@ for one array
 - `name`: unique among the arrays of the observation or the action;
 - `shape`: `["N", ...]` for N environments;
 - `dtype`: the library's dtype; `jax_dtype`: the dtype in the compiled program;
-- `kind`: the type of its space, and the parameters of that space: `low`, `high` (None: no bound); `n`,
-  `start`; `nvec`, `start`; `length` of a text in bytes.
+- `kind`: the type of its space, and the space's parameters: `low`, `high` (None: unbounded); `n`, `start`;
+  `nvec`, `start`; `length` of a text in bytes.
 """
 
 import re
@@ -84,9 +84,9 @@ def of_spaces(env: Any) -> Native:
 
 
 def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
-    """The description of a space, ours or Gymnasium's.
+    """The description of a space, fdg's or Gymnasium's.
 
-    `root` names the only array, and prefixes the names of parts where a name is taken.
+    `root` is the name of a single array, and the prefix of a part's name that is taken.
 
     >>> described("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
@@ -109,7 +109,7 @@ def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Descriptio
 def leaves(
     description: Description, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Description]]:
-    """Each array of a description, in order, with its path of part names and positions."""
+    """The arrays of a description in order, with their paths."""
     parts = description.get("parts")
     if parts is None:
         yield path, description
@@ -167,7 +167,7 @@ def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -
 
 
 def _bound(values: np.ndarray) -> Any:
-    """One number if all are equal, else nested lists; None stands for no bound."""
+    """A number if all are equal, else nested lists; None for unbounded."""
     if values.dtype == np.uint64:  # JSON readers may not take integers of 64 bits
         values = values.astype(np.float64)
     finite = values.astype(object)

@@ -1,6 +1,6 @@
-"""What environments on the host are made of: sources, which start pools of instances, and what a step gives.
+"""The interface of host environments: sources start pools of instances; a step returns a `Transition`.
 
-A pool works on NumPy arrays and knows nothing of JAX. `envs.host` puts it behind `envs.Environment`.
+A pool works on NumPy arrays and does not use JAX. `envs.host` implements `envs.Environment` with it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Failure(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What a pool's step gives; NumPy arrays that the pool does not use again."""
+    """The result of a pool's step; NumPy arrays that the pool does not reuse."""
 
     observation: np.ndarray  # [B, *obs] after the auto-reset
     reward: np.ndarray  # [B] float32
@@ -32,7 +32,7 @@ class Transition(NamedTuple):
 
     @staticmethod
     def empty(size: int, space: Space, info: int = 0) -> "Transition":
-        """Arrays to write rows into; and that many of information."""
+        """Empty arrays for `size` rows, with entries for the information."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
         rewards = np.zeros((1 + info, size), np.float32)
@@ -40,38 +40,38 @@ class Transition(NamedTuple):
 
     @staticmethod
     def lost(size: int, space: Space, reason: str, info: int = 0) -> "Transition":
-        """What a step gives that has lost all instances."""
+        """The result of a step that has lost all instances."""
         return Transition.empty(size, space, info)._replace(failures=[Failure(np.arange(size), reason)])
 
     @staticmethod
     def stacked(steps: Sequence["Transition"]) -> "Transition":
-        """Steps one after the other, each array with a leading axis for them."""
+        """Stacks steps along a new leading axis."""
         info = tuple(map(np.stack, zip(*(step.info for step in steps), strict=True)))
         arrays = map(np.stack, zip(*(step[:5] for step in steps), strict=True))
         return Transition._make([*arrays, info, ()])
 
 
 class Begun(NamedTuple):
-    """Instances that begin in place of lost ones: their first step is a truncation without a reward."""
+    """Recreated instances: their first step is a truncation with reward 0."""
 
     seen: np.ndarray  # [n, *obs], of the lost ones, last
     first: np.ndarray  # [n, *obs], of the new ones
     info: int = 0  # numbers that an episode reports, which are not known of lost ones
 
     def step(self) -> Transition:
-        """That step."""
+        """That first step."""
         size = len(self.first)
         no, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
         unknown = tuple(np.full((self.info, size), np.nan, np.float32))
         return Transition(self.first, reward, no, ~no, self.first, unknown)
 
     def of(self, rows: np.ndarray) -> "Begun":
-        """Some of them."""
+        """A part of them."""
         return Begun(self.seen[rows], self.first[rows], self.info)
 
 
 class Segment(NamedTuple):
-    """T steps of instances that a worker acted for."""
+    """T steps of instances for which a worker acted."""
 
     kept: Sequence[np.ndarray]  # [T, B, ...] each, what the actor gave in addition to its actions
     steps: Transition  # [T, B, ...]; `failures` are of the whole segment
@@ -80,7 +80,7 @@ class Segment(NamedTuple):
     def joined(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
     ) -> "Segment":
-        """Segments of shares, of these sizes, side by side; a lost share's rows hold nothing."""
+        """Concatenates the segments of workers; rows of lost workers are empty."""
         known = next((part for part in parts if part is not None), None)
         if known is None:
             nothing = np.zeros((0, 0))
@@ -100,16 +100,16 @@ class Segment(NamedTuple):
 
 
 class Pool(Protocol):
-    """Instances of an environment at work. Every call raises or reports within the time given to it."""
+    """The instances of an environment. Every call returns or raises within its time limit."""
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Recreates the instances `rows [F]`, each from its seed `[F]`; their observations `[F, *obs]`."""
+        """Recreates the instances `rows [F]` from the seeds `[F]`; returns observations `[F, *obs]`."""
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """Steps every instance; those whose episode ends begin the next one in the same call."""
+        """Steps every instance; those whose episode ends are reset in the same call."""
 
     def close(self) -> None:
-        """Ends all that the pool has running, also what hangs."""
+        """Ends everything that the pool has running, also if it hangs."""
 
     # A pool whose instances work in other threads or processes may have the two halves of `step`, for which
     # others get a thread: `send(action, timeout)`, which returns at once, and `recv(timeout) -> Transition`;
@@ -118,11 +118,11 @@ class Pool(Protocol):
 
 
 class Source(Protocol):
-    """Where instances come from: a frozen, hashable value. No more than its spaces is needed to trace."""
+    """A frozen, hashable source of instances. Tracing only needs its spaces."""
 
     @property
     def name(self) -> str:
-        """Name that `envs.make` knows it by."""
+        """The name for `envs.make`."""
 
     @property
     def observation_space(self) -> Any:
@@ -141,23 +141,23 @@ class Source(Protocol):
     # and `unpacked(rows)`, which makes them of these in a compiled program.
 
     def start(self, size: int) -> Pool:
-        """A pool of `size` instances; they are made by its first `reset`."""
+        """A pool of `size` instances, which its first `reset` creates."""
 
 
 def wire_space(source: Source) -> Space:
-    """The space of a row that a pool of this source gives: of its observations, unless they are in parts."""
+    """The space of a row of a pool's array: that of observations, unless they have parts."""
     return getattr(source, "wire_space", None) or source.observation_space
 
 
 class Halves:
-    """The halves of a pool's `step`: its own `send` and `recv`, else a thread that calls its `step`."""
+    """A pool's `send` and `recv`: its own, or a thread that calls its `step`."""
 
     def __init__(self, pool: Any):
         self._pool, self._own = pool, hasattr(pool, "send") and hasattr(pool, "recv")
         self._thread: Deadline | None = None
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Begins a step of every instance, and does not wait for it."""
+        """Starts a step of every instance without waiting."""
         if self._own:
             self._pool.send(action, timeout)
             return
@@ -165,19 +165,19 @@ class Halves:
         self._thread.begin(lambda: self._pool.step(action, timeout))
 
     def recv(self, timeout: float) -> Transition:
-        """Waits for the step; raises what it raised."""
+        """Waits for the step; raises its error."""
         if self._own:
             return self._pool.recv(timeout)
         assert self._thread is not None
         return self._thread.finish(None)  # the pool's `step` keeps the time
 
     def ready(self) -> bool:
-        """Whether `recv` would not wait; True if that is not known."""
+        """Whether `recv` would return at once; True if unknown."""
         if self._own:
             return not hasattr(self._pool, "ready") or self._pool.ready()
         return self._thread is None or self._thread.ready()
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Ends the thread."""
         if self._thread is not None:
             self._thread.close()

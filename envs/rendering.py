@@ -1,8 +1,7 @@
-"""Pictures of episodes: by the renderer of the environment's own library, else of what the actor saw.
+"""Renders episodes: with the environment's own renderer, or as plots of the observations.
 
-A `SingleEnvironment` may have a method `render(state) -> [H, W, 3] uint8`, or `frames(states) -> sequence of
-those` where one after the other is quicker; then that is what is shown. Everything here runs on the host, on
-NumPy arrays.
+A `SingleEnvironment` may have a method `render(state) -> [H, W, 3] uint8`, or `frames(states)`, which returns
+a sequence of images. Everything here runs on the host with NumPy arrays.
 """
 
 import importlib
@@ -21,7 +20,7 @@ _MOST_BARS = 64  # of one observation; longer ones are drawn as a line
 
 
 class Episode(NamedTuple):
-    """One episode as it was played; NumPy arrays, `T` steps."""
+    """A played episode of `T` steps, as NumPy arrays."""
 
     states: Sequence[Any]  # T of the single environment's states, each before its step; of an environment on
     # the host its pictures, or nothing
@@ -37,10 +36,10 @@ class Episode(NamedTuple):
 
 
 def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
-    """Pictures `[H, W, 3]` uint8 of an episode, one for each step.
+    """Images `[H, W, 3]` uint8 of an episode, one for each step.
 
     Raises:
-      FdgError: the renderer of the environment's library fails, or needs a package that is not installed.
+      FdgError: the library's renderer fails, or needs a package that is not installed.
     """
     single: Any = getattr(env, "single", None)
     drawn: Any = None
@@ -68,7 +67,7 @@ def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
 
 
 def html(env: Environment, episode: Episode) -> str | None:
-    """A page in which an episode can be turned and watched; None where the library has no such viewer."""
+    """An interactive page of an episode; None if the library has no such viewer."""
     single: Any = getattr(env, "single", None)
     return single.html(episode.states) if hasattr(single, "html") and episode.states else None
 
@@ -83,7 +82,7 @@ def _picture(frame: Any) -> np.ndarray:
 
 
 def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
-    """Observations: images as images, numbers as bars, and actions below."""
+    """Plots observations: images as images, numbers as bars, with the actions below."""
     observations = _array(episode.observation)
     steps = len(observations)
     is_image = observations.ndim >= 4 or (observations.ndim == 3 and min(observations.shape[1:]) > 3)
@@ -114,7 +113,7 @@ def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
 
 
 def _array(observation: Any) -> np.ndarray:
-    """An observation `[T, ...]` in parts as one array: its first image, or all numbers side by side."""
+    """An observation `[T, ...]` with parts as one array: its first image, or all numbers concatenated."""
     parts = [np.asarray(part, np.float32) for part in jax.tree.leaves(observation)]
     images = [part for part in parts if part.ndim >= 4 or (part.ndim == 3 and min(part.shape[1:]) > 3)]
     if images or len(parts) == 1:
@@ -123,7 +122,8 @@ def _array(observation: Any) -> np.ndarray:
 
 
 def _image(observations: np.ndarray) -> np.ndarray:
-    """`[T, ..., H, W, C]` as one image a step: three channels as colours, others by the highest one set."""
+    """`[T, ..., H, W, C]` as one image per step: three channels as colours, others by the highest nonzero
+    one."""
     if observations.ndim == 3:
         return observations
     while observations.ndim > 4:  # of several agents, side by side
@@ -136,7 +136,7 @@ def _image(observations: np.ndarray) -> np.ndarray:
 
 
 def drawing(rows: int = 1) -> tuple[Any, Any]:
-    """A figure of matplotlib's that no window shows, and its axes."""
+    """A matplotlib figure without a window, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -147,14 +147,14 @@ def drawing(rows: int = 1) -> tuple[Any, Any]:
 
 
 def captured(figure: Any) -> np.ndarray:
-    """What a figure shows, `[H, W, 3]` uint8."""
+    """A figure as an image, `[H, W, 3]` uint8."""
     canvas = figure.canvas
     canvas.draw()
     return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def quiet_pygame() -> None:
-    """Keeps pygame, which draws for Gymnasium, from greeting, and from looking for speakers and screens."""
+    """Silences pygame, which renders for Gymnasium, and turns off its audio and video devices."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
@@ -162,7 +162,7 @@ def quiet_pygame() -> None:
 
 
 def needed(module: str, what: str) -> Any:
-    """A module that is an extra.
+    """Imports an optional module.
 
     Raises:
       FdgError: it is not installed.

@@ -1,4 +1,4 @@
-"""The pools that programs of this process hold tickets of: found by their tickets, replaced, and closed."""
+"""The pools of this process: looked up by their tickets, replaced and closed."""
 
 import atexit
 import collections
@@ -24,7 +24,7 @@ _KEPT = 4  # batches of one environment and size at the same time: to train, to 
 
 
 class Losses(NamedTuple):
-    """What failures of workers have cost this process, of all its pools."""
+    """Failures and lost episodes of all pools in this process."""
 
     failures: int
     episodes: int  # that were running, and count as truncated
@@ -34,7 +34,7 @@ _losses = Losses(0, 0)
 
 
 def losses() -> Losses:
-    """What failures have cost so far."""
+    """The losses so far."""
     return _losses
 
 
@@ -62,31 +62,32 @@ class _Running:
         return self._taken(self.pool.step(action, self.environment.timeout), seeds)
 
     def send(self, seeds: np.ndarray, action: np.ndarray) -> None:
-        """Begins a step; `recv` gives what `step` does."""
+        """Starts a step."""
         self.steps, self.sent = self.steps + 1, seeds
         self._halves.send(action, self.environment.timeout)
 
     def recv(self) -> tuple[Transition, np.ndarray]:
-        """Waits for the step that is under way."""
+        """Waits for the running step; returns what `step` returns."""
         assert self.sent is not None
         seeds, self.sent, is_new, self.is_new = self.sent, None, self.is_new, False
         return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
 
     def ready(self) -> bool:
-        """Whether `recv` would not wait."""
+        """Whether `recv` would return at once."""
         return self.sent is None or self.is_new or self._halves.ready()
 
     def begun(self) -> tuple[Transition, np.ndarray]:
-        """As the step of a batch whose episodes are lost: all restart."""
+        """Restarts all instances; returns this as a step."""
         first = self.first_observation
         return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
     def segment(
         self, program: Any, operands: Any, seeds: np.ndarray, keys: np.ndarray, seen: np.ndarray, is_new: bool
     ) -> tuple[Any, Transition, np.ndarray]:
-        """T steps that workers act for: what actors gave, the steps, and which of them were lost `[T, B]`.
+        """T steps for which workers act: the actor's results, the steps, and which of them were lost `[T,
+        B]`.
 
-        Instances that are lost within a segment are recreated, and repeat all of it.
+        Lost instances are recreated and repeat the whole segment.
         """
         lost, info, made = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
         rows, begun = np.arange(self.size), None
@@ -107,12 +108,12 @@ class _Running:
         return made.kept, steps, lost
 
     def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
-        """Its ticket `[B]`, and after it what a step gave."""
+        """The ticket `[B]` and the arrays of a step."""
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
 
     def segment_results(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
-        """What a segment gave, with its ticket at each step `[T, B]`."""
+        """The arrays of a segment, with the ticket after each step `[T, B]`."""
         number, last = self.said()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
         return (*kept, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
@@ -139,7 +140,7 @@ class _Running:
             each[rows] = np.nan
 
     def _count(self, rows: np.ndarray, reason: str) -> None:
-        """Notes that instances were lost, or ends the run where too many were."""
+        """Counts lost instances; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
         if self.restarted >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
@@ -167,13 +168,13 @@ def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment 
 
 
 def _unpacked(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seeds and actions of a step, which stay as they are when the program goes on."""
+    """Copies of the seeds and actions of a step."""
     space, packed = environment.action_space, packed[:, 2:].copy()
     return packed[:, 0], packed[:, 1:].copy().view(space.dtype).reshape(-1, *space.shape)
 
 
 class _Pools:
-    """The pools of this process by number. A new one beyond `_KEPT` closes the one unused for longest."""
+    """The pools of this process by number. Beyond `_KEPT`, the least recently used one is closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,14 +184,14 @@ class _Pools:
         return len(self._running)
 
     def reset(self, environment: Any, seeds: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """A new pool: its number `[B]`, and the first observations."""
+        """Starts a pool: its number `[B]` and the first observations."""
         running = self._start(environment, seeds, parts)
         return running.said()[0], running.first_observation
 
     def step(
         self, environment: Any, packed: np.ndarray, parts: int
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
-        """Steps the pool of a ticket; `packed` holds pool, steps, seed and action."""
+        """Steps the pool of a ticket; `packed` has pool, steps, seed and action."""
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
                 return running.said(running.step(*_unpacked(environment, packed)))
@@ -198,7 +199,7 @@ class _Pools:
         return running.said(running.begun())
 
     def send(self, environment: Any, packed: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """Begins the same step; the ticket to `recv` it by."""
+        """Starts the same step; returns the ticket for `recv`."""
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
                 running.send(*_unpacked(environment, packed))
@@ -210,10 +211,10 @@ class _Pools:
     def recv(
         self, environment: Any, packed: np.ndarray, parts: int
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
-        """Waits for the step that `send` began; `packed` holds pool and steps.
+        """Waits for the step that `send` started; `packed` has pool and steps.
 
         Raises:
-          HostError: none is under way by this ticket.
+          HostError: the ticket has no running step.
         """
         number, steps = packed[0]
         with self._fitting(environment, number, steps, len(packed), sent=True) as running:
@@ -225,10 +226,10 @@ class _Pools:
         )
 
     def ready(self, environment: Any, packed: np.ndarray, parts: int) -> np.ndarray:
-        """Of the pools that are waited for, one that is ready; `packed` holds pool, steps, and whether it is.
+        """Waits for one of several pools; `packed` has pool, steps, and whether the pool is a candidate.
 
-        Of several it is the one with the fewest steps, then the first. After the environment's timeout it is
-        one that is not ready: its `recv` says so.
+        Of several ready pools, the one with the fewest steps, then the first. After the environment's
+        timeout, one that is not ready: its `recv` raises.
         """
         waiting = np.flatnonzero(packed[:, 2])
         fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
@@ -242,11 +243,11 @@ class _Pools:
         return np.array(fewest[0], np.int32)
 
     def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
-        """T steps of a ticket's pool, whose workers act: what actors gave, and steps as `step` gives them.
+        """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
         Args:
-          packed: `[B, 3]`, pool, steps and seed of each.
-          given: `keys [T, B, k]`, `seen [B, *wire]`, and operands of the program.
+          packed: `[B, 3]`: pool, steps and seed.
+          given: `keys [T, B, k]`, `seen [B, *wire]`, and operands of the actor.
         """
         (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
@@ -266,10 +267,10 @@ class _Pools:
     def _fitting(
         self, environment: Any, number: int, steps: int, size: int, sent: bool = False
     ) -> Iterator[_Running | None]:
-        """The pool that a ticket fits, locked, and closed if what is done with it raises; None if none fits.
+        """A context with the locked pool of a ticket, closed if the body raises; None if no pool matches.
 
         Args:
-          sent: whether a step is under way in it.
+          sent: whether a step has to be running.
         """
         found = self._find(int(number))
         if found is None:
@@ -324,10 +325,10 @@ POOLS = _Pools()
 
 @atexit.register
 def close() -> None:
-    """Ends all pools of this process; states made with them start new episodes when stepped again."""
+    """Ends all pools of this process; states with their tickets start new episodes at the next step."""
     POOLS.close()
 
 
 def running() -> int:
-    """How many pools this process has."""
+    """The number of pools in this process."""
     return len(POOLS)

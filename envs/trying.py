@@ -1,6 +1,6 @@
-"""What every environment must keep, tried out on random steps: `check`.
+"""`check`: tests an environment's contract with random steps.
 
-Letters in shapes: `T` steps, `B` environments, `A` agents (only where an environment has several).
+Letters in shapes: `T` steps, `B` environments, `A` agents (multi-agent environments only).
 """
 
 import warnings
@@ -26,7 +26,7 @@ COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expe
 
 
 class Rollout(NamedTuple):
-    """Random steps of a batch, NumPy arrays."""
+    """Random steps of a batch, as NumPy arrays."""
 
     first_observation: Any  # [B, ...]
     action: np.ndarray  # [T, B, ...]
@@ -35,13 +35,13 @@ class Rollout(NamedTuple):
 
 
 def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
-    """Checks an environment as an algorithm will use it; first what can be told without running a step.
+    """Checks an environment as algorithms use it.
 
-    That is: attributes and spaces; shapes and dtypes of all that `reset` and `step` give; a state that keeps
-    its structure; that it traces, under `jit` and `vmap`, and twice alike (nothing drawn from NumPy, nothing
-    counted in an attribute). Then on random steps: observations within their space; rewards that are numbers;
-    terminations apart from truncations; the time limit; the auto-reset, returns and lengths of episodes; and
-    that each element of the batch depends on its own key, state and action alone.
+    First without running a step: attributes and spaces; shapes and dtypes of `reset` and `step`; a state of
+    constant structure; tracing under `jit` and `vmap`, twice with the same result (no NumPy random numbers,
+    no counters in attributes). Then on random steps: observations within their space; finite rewards;
+    terminations distinct from truncations; the time limit; auto-reset, returns and lengths of episodes; and
+    that each element of the batch depends only on its own key, state and action.
 
     Args:
       env: an `Environment`, such as `vectorize(...)` of your own.
@@ -49,10 +49,10 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
       steps: T; 0 runs nothing.
 
     Returns:
-      One line that says what was checked.
+      A line about what was checked.
 
     Raises:
-      FdgError: the first thing that is wrong, and how to mend it.
+      FdgError: the first violation, with its fix.
 
     >>> import envs
     >>> check(envs.make("probe:discount"), steps=8)
@@ -76,7 +76,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
 
 
 def _warn_of_unused_mask(env: Any) -> None:
-    """Warns of a part of observations that is named as a mask is, and masks nothing."""
+    """Warns about a part of observations that is named like a mask but masks nothing."""
     if not any("action_mask" in path for path, _ in composite.parts(env.observation_space)):
         return
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
@@ -120,7 +120,7 @@ def _may_be_nan(x: np.ndarray) -> bool:
 
 
 def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
-    """An action for every environment (and agent), of those that are allowed: `[B, (A,) *action]`."""
+    """A valid random action for every environment (and agent): `[B, (A,) *action]`."""
     if num_agents(env) is not None:
         keys = jax.vmap(lambda key: jax.random.split(key, env.num_agents))(keys)
     draw = env.action_space.sample
@@ -138,7 +138,7 @@ def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
 
 
 def _allowed(action: jax.Array, mask: jax.Array) -> jax.Array:
-    """The action where it is allowed, elsewhere the first that is."""
+    """The action if it is valid, else the first valid one."""
     allowed = jnp.take_along_axis(mask, action[..., None], -1)[..., 0]
     return jnp.where(allowed, action, jnp.argmax(mask, -1)).astype(action.dtype)
 
@@ -188,7 +188,7 @@ def random_rollouts(
 
 
 def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
-    """What of the contract of `envs.Environment` random steps do not keep, one after the other."""
+    """Violations of the contract of `envs.Environment` in random steps."""
     step = rollout.step
     steps, num_envs = step.terminated.shape
     agents = () if num_agents(env) is None else (env.num_agents,)
@@ -249,7 +249,7 @@ def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
 
 
 def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
-    """Episodes, summed here once more."""
+    """Compares returns and lengths of episodes with sums computed here."""
     steps, num_envs = step.terminated.shape
     done = step.terminated | step.truncated
     observation, final = (

@@ -1,7 +1,6 @@
-"""Environments around others: frames stacked, actions repeated, parts hidden, the time shown.
+"""Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and your own.
 
-A wrapper takes a batched `envs.Environment`, from whatever source, and is one. Of your own it is a subclass
-of `Wrapper` that says what it shows when an episode begins, and after each step.
+A wrapper takes a batched `envs.Environment` of any source and is one. Your own is a subclass of `Wrapper`.
 
 Letters in shapes: `B` environments, `A` agents, `K` frames.
 """
@@ -81,17 +80,17 @@ class Wrapper(Whole):
         return (), observation
 
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
-        """The same of the observation after a step."""
+        """The new state and the output, for the observation after a step."""
         return self.begin(observation)
 
     @property
     def name(self) -> str:
-        """Name of the environment inside."""
+        """The inner environment's name."""
         return self.env.name
 
     @property
     def num_agents(self) -> int | None:
-        """Agents of the environment inside."""
+        """The inner environment's number of agents."""
         return num_agents(self.env)
 
     @property
@@ -106,12 +105,12 @@ class Wrapper(Whole):
 
     @property
     def info(self) -> tuple[str, ...]:
-        """Names of what is reported of each episode."""
+        """Names of episode metrics."""
         return getattr(self.env, "info", ())
 
     @property
     def single(self) -> Any:
-        """The single environment within, where there is one: it draws states."""
+        """The single environment inside, if there is one: it renders states."""
         return self.env.single
 
     @property
@@ -153,7 +152,7 @@ class Wrapper(Whole):
         return type(self).after is not Wrapper.after
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
-        """Start one episode a key; see `Environment.reset`."""
+        """Starts an episode for each key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
         kept, shown = _of_features(self.begin, observation)
         check_observation(self, "begin", shown, len(keys))
