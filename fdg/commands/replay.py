@@ -5,6 +5,7 @@ of tokens, and which size of the stream limits them.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -208,20 +209,8 @@ def replay(
     stream = Stream(_Ages(lengths.ticks), **sizes)
     before = 2 * (stream.ahead + 1)
     parts = stream.micro_batches
-
-    def one(state: Any, n: Any) -> tuple[Any, Any]:
-        iteration = n // parts
-        version = jnp.maximum((n - lag) // parts, 0)
-        rows, state = stream.take(jnp.float32(0), version, state)
-        ages = jnp.clip(iteration - rows["first"][:, None] - jnp.arange(_AGES)[None], 0, _AGES - 1)
-        counts = zeros((_AGES,), jnp.int32).at[ages].add(rows["drawn"])
-        return state, (counts, state.clock.tick, state.clock.busy)
-
-    def run(key: Any) -> Any:
-        takes = jnp.arange((before + iterations) * parts)
-        return jax.lax.scan(one, stream.init(key), takes)[1]
-
-    counts, ticks, busy = jax.tree.map(np.asarray, jax.jit(run)(jax.random.key(0)))
+    run = _clock(tuple(sizes.items()), before + iterations)
+    counts, ticks, busy = jax.tree.map(np.asarray, run(lengths.ticks.astype(np.int32), lag))
     start = before * parts
     by_age = counts[start:].sum(axis=0).astype(float)
     passed, filled = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
@@ -237,6 +226,28 @@ def replay(
         float(1 - np.sum(kept) / np.sum(by_age)),
         float(np.sum(kept) / max(passed, 1)),
     )
+
+
+@functools.lru_cache(64)
+def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
+    """A function of the responses' ticks and the lag, compiled once: counts of ages, ticks and busy slots."""
+
+    def run(ticks: Any, lag: Any) -> Any:
+        stream = Stream(_Ages(ticks), **dict(sizes))
+        parts = stream.micro_batches
+
+        def one(state: Any, n: Any) -> tuple[Any, Any]:
+            iteration = n // parts
+            version = jnp.maximum((n - lag) // parts, 0)
+            rows, state = stream.take(jnp.float32(0), version, state)
+            ages = jnp.clip(iteration - rows["first"][:, None] - jnp.arange(_AGES)[None], 0, _AGES - 1)
+            counts = zeros((_AGES,), jnp.int32).at[ages].add(rows["drawn"])
+            return state, (counts, state.clock.tick, state.clock.busy)
+
+        takes = jnp.arange(iterations * parts)
+        return jax.lax.scan(one, stream.init(jax.random.key(0)), takes)[1]
+
+    return jax.jit(run)
 
 
 def _fitting(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
