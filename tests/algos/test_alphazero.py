@@ -130,10 +130,11 @@ def test_a_long_search_finds_what_minimax_finds(kind):
 def test_a_search_knows_the_values_of_ends():
     """Who wins by the next move has the value 1; who can only lose, -1."""
     algorithm = small(num_simulations=64)
-    state = algorithm.init(jax.random.key(0))
-    parameters = jax.tree.map(jnp.zeros_like, state.parameters)
+    parameters = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(algorithm.init, jax.random.key(0)).parameters
+    )
     positions = jax.tree.map(lambda *x: jnp.stack(x), moved(0, 3, 1, 4), moved(0, 1, 4, 5, 6))
-    found = algorithm.search(parameters, positions, jax.random.split(jax.random.key(1), 2))
+    found = jax.jit(algorithm.search)(parameters, positions, jax.random.split(jax.random.key(1), 2))
     assert found.action[0] == 2 and found.policy[0, 2] > 0.5
     np.testing.assert_allclose(jnp.sum(found.policy, axis=1), 1.0, rtol=1e-5)
     assert (np.asarray(found.policy)[np.asarray(positions.stones).reshape(2, 9) != 0] == 0).all()
@@ -142,7 +143,7 @@ def test_a_search_knows_the_values_of_ends():
 
 def test_every_game_is_searched_for_itself():
     algorithm = small()
-    state = algorithm.init(jax.random.key(0))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     positions = jax.tree.map(lambda *x: jnp.stack(x), moved(0), moved(4, 2), moved(3, 1, 5), moved())
     keys = jax.random.split(jax.random.key(1), 4)
     search = jax.jit(algorithm.search)

@@ -53,16 +53,18 @@ def test_the_loss_of_cql_is_that_of_sac_and_the_gap():
     how = {"env": ONE, "hidden": (8,), "layer_norm": False}
     algorithm, sac = algos.CQL(conservatism=3.0, num_envs=1, batch_size=4, **how), algos.SAC(**how)
     seen, done = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
-    learned = sac._first(*jax.random.split(jax.random.key(1)), seen, done)
+    learned = jax.jit(sac._first)(*jax.random.split(jax.random.key(1)), seen, done)
     transition = Transition(seen, done, jnp.ones(4), jnp.full(4, 0.9), seen)
     drawn = keys(4, 5)
-    mine, _, metrics = algorithm.gradient(learned.parameters, learned.target_critics, transition, drawn)
-    theirs, _, _ = sac.gradient(learned.parameters, learned.target_critics, transition, drawn[:2])
+    gradients = jax.jit(lambda *of: (algorithm.gradient(*of, drawn), sac.gradient(*of, drawn[:2])))
+    (mine, _, metrics), (theirs, _, _) = gradients(learned.parameters, learned.target_critics, transition)
     for part in ("actor", "log_temperature"):
         jax.tree.map(np.testing.assert_array_equal, getattr(mine, part), getattr(theirs, part))
-    gap = jax.grad(
-        lambda critics: algorithm._gap(
-            critics, transition, *algorithm._drawn(learned.parameters.actor, transition, drawn[2:])
+    gap = jax.jit(
+        jax.grad(
+            lambda critics: algorithm._gap(
+                critics, transition, *algorithm._drawn(learned.parameters.actor, transition, drawn[2:])
+            )
         )
     )(learned.parameters.critics)
     expected = jax.tree.map(lambda x, y: x + 3.0 * y, theirs.critics, gap)

@@ -65,7 +65,7 @@ def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
         env=envs.make("probe:continuous"), atoms=5, value_min=-2.0, value_max=2.0, learning_rate=0.05,
         learning_starts=0, **SIZES, **narrow,
     )  # fmt: skip
-    learned = algorithm.init(jax.random.key(0)).learned
+    learned = jax.jit(algorithm.init)(jax.random.key(0)).learned
     seen, action = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
     transition = Transition(seen, action, jnp.full(4, 2.0), jnp.zeros(4), seen)
     update = jax.jit(algorithm._learn_from)

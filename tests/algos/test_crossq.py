@@ -64,7 +64,7 @@ def test_without_correction_it_is_flaxs_batch_normalisation():
     x = jnp.asarray(np.random.default_rng(0).normal(1.5, 1.3, size=(8, 3)), jnp.float32)
     weight = jnp.asarray(np.random.default_rng(1).normal(size=(8, 3)), jnp.float32)
     theirs = nn.BatchNorm(use_running_average=False, momentum=0.9, epsilon=1e-3, use_fast_variance=False)
-    variables = theirs.init(jax.random.key(0), x)
+    variables = jax.jit(theirs.init)(jax.random.key(0), x)
 
     def of(layer, *how):
         def loss(x):
@@ -109,7 +109,7 @@ def gradients(is_due, log_temperature=-math.inf):
     algorithm = algos.CrossQ(env=envs.make("probe:continuous"), **ONE_NUMBER)
     parameters = Parameters(HALF, jnp.array([3.0, 2.0]), jnp.float32(log_temperature))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
-    empty = algorithm.init(jax.random.key(0)).learned.statistics
+    empty = jax.jit(algorithm.init)(jax.random.key(0)).learned.statistics
     gradient, _, _, losses = algorithm.gradient(
         parameters, empty, jnp.bool_(is_due), jnp.bool_(False), transition, keys(2)
     )
@@ -156,7 +156,7 @@ SMALL = {
 
 def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_third_time():
     algorithm = algos.CrossQ(env=envs.make("Pendulum-v1"), **SMALL)
-    learned = algorithm.init(jax.random.key(0)).learned
+    learned = jax.jit(algorithm.init)(jax.random.key(0)).learned
     observation, following = np.random.default_rng(0).normal([1.0, 5.0], 1.0, size=(8, 3, 2)).T.swapaxes(1, 2)
     transition = Transition(
         jnp.float32(observation), jnp.full((8, 1), 0.5), jnp.ones(8), jnp.full(8, 0.9), jnp.float32(following)
@@ -187,7 +187,7 @@ def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_t
 def test_who_acts_sees_running_statistics():
     """An action does not depend on what else is asked."""
     algorithm = algos.CrossQ(env=envs.make("Pendulum-v1"), **SMALL)
-    state = algorithm.init(jax.random.key(0))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     actor, many = algorithm.actor(state), jax.random.normal(jax.random.key(1), (5, 3))
     act = lambda x: actor.act(  # noqa: E731
         actor.memory(len(x)), x, jnp.ones(len(x), bool), jax.random.split(jax.random.key(0), len(x)), True

@@ -190,7 +190,7 @@ def test_weights_and_priorities_by_hand():
     fields["priority_exponent"] = 0.5  # else no buffer is asked between updates
     algorithm = Spying(env=env, network=TABLE, **fields)
     assert algorithm.num_iterations == 2 and algorithm.updates_per_iteration == 1
-    state = algorithm.init(jax.random.key(0))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     learned = state.learned._replace(parameters=ONLINE, target_parameters=TARGET)
     state, iterate = state._replace(learned=learned), jax.jit(algorithm.iterate)
     for weight in (0.4, 0.7):

@@ -23,12 +23,13 @@ def test_an_ensemble_is_single_critics_side_by_side():
     space, layers = envs.Box(-1.0, 1.0, (3,)), Layers(hidden=(8, 4), activation="relu")
     network = Ensemble(num_critics=4, critic_layer_norm=True).network(space, layers)
     x, action = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones((5, 2))
-    parameters = network.init(jax.random.key(0), x, action)
-    found = network.apply(parameters, x, action)
+    parameters = jax.jit(network.init)(jax.random.key(0), x, action)
+    found = jax.jit(network.apply)(parameters, x, action)
     single = Trunk(Layers((8, 4), "relu", layer_norm=True), 1, 1.0)
     for i in range(4):
         own = jax.tree.map(lambda p, i=i: p[i], parameters["critics"])
-        np.testing.assert_allclose(found[i], single.apply({"params": own}, x, action)[:, 0], rtol=1e-5)
+        alone = jax.jit(single.apply)({"params": own}, x, action)[:, 0]
+        np.testing.assert_allclose(found[i], alone, rtol=1e-5)
     assert len(np.unique(np.asarray(found).round(5))) == 20
 
 
@@ -44,10 +45,10 @@ def test_dropout_keeps_the_mean_and_draws_for_each_sample_feature_critic_and_lay
     space = envs.Box(-1.0, 1.0, (1,))
     network = Ensemble(num_critics=2, dropout=0.5).network(space, Layers(hidden=(64,), activation="relu"))
     ones = jnp.ones((500, 1))
-    parameters = network.init(jax.random.key(0), ones, ones)
+    parameters, apply = jax.jit(network.init)(jax.random.key(0), ones, ones), jax.jit(network.apply)
     twice = jax.tree.map(lambda p: jnp.stack([p[0], p[0]]), parameters)  # one critic, two draws
-    first, second = network.apply(twice, ones, ones, many)
-    plain = network.apply(twice, ones, ones)[0]
+    first, second = apply(twice, ones, ones, many)
+    plain = apply(twice, ones, ones)[0]
     assert float(jnp.mean(first == second)) < 0.05
     np.testing.assert_allclose(jnp.mean(first), plain[0], atol=4 * float(jnp.std(first)) / 500**0.5)
 
@@ -62,7 +63,7 @@ def test_its_layers_are_those_of_the_paper():
         "LayerNorm_0": {"scale": jnp.ones(16), "bias": jnp.zeros(16)},
         "head": {"kernel": jnp.eye(16), "bias": jnp.zeros(16)},
     }
-    found = trunk.apply({"params": parameters}, x, None, keys)
+    found = jax.jit(trunk.apply)({"params": parameters}, x, None, keys)
     kept = np.asarray(dropped(kernel, 0.5, keys))
     normal = (kept - kept.mean()) / np.sqrt(kept.var() + 1e-6)
     assert 0 < np.count_nonzero(kept) < 16
@@ -73,7 +74,7 @@ def test_dropout_is_on_whenever_critics_are_evaluated_in_training():
     """Values of two draws differ; without dropout they do not."""
     algorithm = algos.DroQ(env=envs.make("probe:continuous"), dropout=0.5, hidden=(16,))
     one = jnp.ones((1, 1))
-    critics = algorithm._critics.init(jax.random.key(0), one, one)
+    critics = jax.jit(algorithm._critics.init)(jax.random.key(0), one, one)
     found = [algorithm._values(critics, one, one, jax.random.split(jax.random.key(i), 1)) for i in (1, 2)]
     assert not jnp.allclose(*found)
     plain = dataclasses.replace(algorithm, dropout=0.0)

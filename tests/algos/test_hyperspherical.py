@@ -56,7 +56,7 @@ def test_an_embedding_by_hand():
 def test_a_block_by_hand():
     """Width 2, 8 within: in NumPy, from parameters as they are drawn."""
     x = unit(jax.random.normal(jax.random.key(1), (5, 2)))
-    parameters = Block(depth=2).init(jax.random.key(0), x)["params"]
+    parameters = jax.jit(Block(depth=2).init)(jax.random.key(0), x)["params"]
     up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))
     assert up.shape == (2, 8) and down.shape == (8, 2)
     # Scales: sqrt(2 / 8) within; towards what it makes, 1 / (2 blocks + 1), of a parameter of 1 / sqrt(2).
@@ -76,7 +76,7 @@ def test_features_that_are_all_off_have_a_gradient():
 def test_columns_have_length_one_at_first_and_after_a_projection():
     trunk = Trunk(Layers(hidden=(6, 6), activation="relu", torso="simba"), 3, 0.01)
     x = 100.0 * jax.random.normal(jax.random.key(1), (4, 5))
-    parameters = trunk.init(jax.random.key(0), x)["params"]
+    parameters = jax.jit(trunk.init)(jax.random.key(0), x)["params"]
     kernels = [
         leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)
@@ -99,7 +99,7 @@ def test_columns_have_length_one_at_first_and_after_a_projection():
 
 def test_the_head_has_a_bias():
     head, x = UnitHead(2), jnp.ones((1, 3))
-    parameters = head.init(jax.random.key(0), x)["params"]
+    parameters = jax.jit(head.init)(jax.random.key(0), x)["params"]
     moved = {**parameters, "bias": jnp.array([1.0, 2.0])}
     difference = head.apply({"params": moved}, x) - head.apply({"params": parameters}, x)
     np.testing.assert_allclose(difference, [[1.0, 2.0]], rtol=1e-5)

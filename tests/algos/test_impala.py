@@ -107,7 +107,7 @@ def trained_on_first_actors(kind, iterations):
             return kind.act.__get__(self)(first.parameters, statistics, observation, keys)
 
     algorithm = Late(env=env, **QUICK)
-    first = algorithm.init(jax.random.key(0))
+    first = jax.jit(algorithm.init)(jax.random.key(0))
     return algorithm, probes.trained(algorithm, iterations)
 
 

@@ -93,7 +93,7 @@ def test_a_feed_forward_network_sees_each_agent_by_itself():
     network = actor_critic(env.observation_space, env.action_space, hidden=(4,))
     default, given = (algos.IPPO(env=env, hidden=(4,), network=n)._network for n in (None, network))
     observation = jax.random.normal(jax.random.key(0), (5, 2, 3, 2))  # [T, B, A, *obs]
-    parameters = default.init(jax.random.key(1), observation)
+    parameters = jax.jit(default.init)(jax.random.key(1), observation)
     start = jnp.zeros((5, 2), bool)
     jax.tree.map(np.testing.assert_array_equal, given.init(jax.random.key(1), observation), parameters)
     ours = given.unroll(parameters, given.memory(2), observation, start)

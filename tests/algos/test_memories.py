@@ -73,7 +73,7 @@ def test_lstm_by_hand():
     """
     unit, memory = ForgetfulLSTM(1), Cells(jnp.full((2, 1), 2.0), jnp.full((2, 1), 0.5))
     given = memory, jnp.ones((1, 2, 1)), jnp.array([[False, True]])
-    parameters = unit.init(jax.random.key(0), *given)["params"]
+    parameters = jax.jit(unit.init)(jax.random.key(0), *given)["params"]
     ones = {**jax.tree.map(jnp.ones_like, parameters), "bias": jnp.zeros(4)}
     output, after = unit.apply({"params": ones}, *given)
     assert after.cell[0, :, 0].tolist() == pytest.approx([2.588310, 0.556770], abs=1e-5)
@@ -88,7 +88,7 @@ def test_mingru_by_hand():
         jnp.array([2.0, 3.0, 6.0])[:, None, None],
         jnp.array([[False], [False], [True]]),
     )
-    parameters = unit.init(jax.random.key(0), *given)["params"]
+    parameters = jax.jit(unit.init)(jax.random.key(0), *given)["params"]
     parameters = jax.tree.map(jnp.zeros_like, parameters)
     parameters["n"]["kernel"] = jnp.ones((1, 1))
     assert unit.apply({"params": parameters}, *given)[0].ravel().tolist() == [5.0, 4.0, 3.0]
@@ -105,7 +105,7 @@ def test_attention_is_that_of_the_formula():
     visible &= ((distance >= 0) & (distance < window))[:, :, None]
     visible |= (distance == 0)[:, :, None]
     given = jnp.asarray(x), jnp.asarray(history), jnp.asarray(visible), np.clip(distance, 0, 2), window
-    p = block.init(jax.random.key(0), *given)["params"]
+    p = jax.jit(block.init)(jax.random.key(0), *given)["params"]
     p = jax.tree.map(lambda leaf: np.asarray(leaf + rng.normal(scale=0.5, size=leaf.shape), np.float32), p)
 
     def norm(v, name):

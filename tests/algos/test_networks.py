@@ -202,7 +202,7 @@ def test_pixels_are_divided_by_255_and_booleans_are_not():
         space = box(4, 4, 2, dtype=dtype)
         network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
         observation = observe(space)
-        parameters = network.init(jax.random.key(0), observation)
+        parameters = jax.jit(network.init)(jax.random.key(0), observation)
         as_float = observation.astype(jnp.float32) / factor
         for a, b in zip(
             network.apply(parameters, observation), network.apply(parameters, as_float), strict=True

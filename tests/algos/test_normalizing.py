@@ -98,7 +98,7 @@ def test_minibatches_against_numpy():
     observation, following = rng.normal(1.0, 3.0, size=(2, 2, 8, 3)).astype(np.float32)
     action, ones = np.float32(rng.uniform(-1.0, 1.0, size=(2, 8, 1))), np.ones((2, 8), np.float32)
     drawn = Transition(*map(jnp.asarray, (observation, action, -ones, 0.9 * ones, following)))
-    learned, key, now = plain.init(jax.random.key(1)).learned, jax.random.key(2), jnp.bool_(True)
+    learned, key, now = jax.jit(plain.init)(jax.random.key(1)).learned, jax.random.key(2), jnp.bool_(True)
     new, _, losses = jax.jit(algorithm.learn)(learned, statistics, drawn, key, now)
     after = algorithm.observe(statistics, jnp.asarray(observed))
 

@@ -22,7 +22,7 @@ from tests.algos.probes import trained
 def mixture(values, state, weights, key=None):
     """What a mixer of one unit without hypernetworks gives; `weights` by layer, the same for all inputs."""
     mixer = qmix.monotonic_mixer(1, ())
-    parameters = mixer.init(jax.random.key(0), values, state)
+    parameters = jax.jit(mixer.init)(jax.random.key(0), values, state)
     for name, (kernel, bias) in weights.items():
         parameters[name] = jax.tree.map(jnp.ones_like, parameters[name])
         parameters[name] = {"kernel": kernel * parameters[name]["kernel"], "bias": jnp.array(bias)}

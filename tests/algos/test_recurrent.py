@@ -130,7 +130,7 @@ def test_without_a_memory_it_is_the_ordinary_actor_critic():
     ordinary = networks.actor_critic(SEEN, ACTIONS, hidden=(7,))
     observation = observations()
     rows = observation.reshape(-1, 3)
-    assert_same(parameters, ordinary.init(jax.random.key(0), rows))
+    assert_same(parameters, jax.jit(ordinary.init)(jax.random.key(0), rows))
     output, value = ordinary.apply(parameters, rows)
     result = unroll(parameters, network.memory(ENVS), observation, starts())
     assert_same((output, value), (result.policy.reshape(-1, 4), result.value.reshape(-1)))

@@ -54,7 +54,7 @@ def test_with_a_memory_they_are_those_of_every_row(kind, env, fields):
     at_end = ended.reshape(*ended.shape, *(1,) * (len(shape) - 2))
     final = jnp.where(at_end, jnp.asarray(rng.normal(size=shape), jnp.float32)[1:], seen[1:])
     start = np.concatenate([np.ones((1, environments), bool), ended[:-1]])
-    parameters = algorithm._network.init(jax.random.key(0), seen[:1])
+    parameters = jax.jit(algorithm._network.init)(jax.random.key(0), seen[:1])
     memory = algorithm._network.memory(environments)
     time_step = TimeStep(None, None, ended & terminated, ended & ~terminated, final, None, None)
 

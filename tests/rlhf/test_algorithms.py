@@ -431,7 +431,7 @@ def test_an_environment_is_no_text_task():
 
 def test_prompts_of_somebody_are_answered_or_refused():
     algorithm = made("sft")
-    state = algorithm.init(jax.random.key(0))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     with pytest.raises(FdgError, match="'Ω' at 0 is not in the alphabet"):
         algorithm.answer(state, ["1+1=", "Ω"])
     with pytest.raises(FdgError, match="prompt 0"):

@@ -14,9 +14,10 @@ CUT = {"temperature": 0.7, "top_k": 4, "top_p": 0.5}
 def test_every_way_to_sample_records_what_a_learner_computes():
     """Of each token: as drawn, before it was cut, and at temperature 1; by hand from the logits."""
     decoder = Decoder(DecoderConfig.tiny(9, num_layers=1, hidden_size=16, initializer_range=0.3))
-    parameters, count = decoder.init(jax.random.key(0)), 400
+    parameters, count = jax.jit(decoder.init)(jax.random.key(0)), 400
     asked = Prompts(jnp.arange(2 * count).reshape(count, 2) % 9, jnp.ones((count, 2), bool))
-    logits = np.asarray(decoder.apply(parameters, asked.tokens, jnp.ones((count, 2), jnp.int32))[:, -1])
+    apply = jax.jit(decoder.apply)
+    logits = np.asarray(apply(parameters, asked.tokens, jnp.ones((count, 2), jnp.int32))[:, -1])
     for t, k, p in [(0.6, 0, 1.0), (0.6, 3, 0.5)]:
         sampling = Sampling(1, temperature=t, top_k=k, top_p=p)
         draw = jax.jit(lambda key, s=sampling: generate(decoder, parameters, asked, key, s))

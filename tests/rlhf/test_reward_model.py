@@ -124,7 +124,7 @@ def test_a_reward_model_of_an_untied_decoder_judges(trained, tmp_path):
     tied = trained[0].network.config
     network = Decoder(dataclasses.replace(tied, tie_embeddings=False))
     tokenizer = trained[0].env.tokenizer
-    save(tmp_path / "model", network, network.init(jax.random.key(1)), tokenizer)
+    save(tmp_path / "model", network, jax.jit(network.init)(jax.random.key(1)), tokenizer)
     learner = made("reward_model", group_size=2, model=str(tmp_path / "model"))
     state = jax.jit(learner.init)(jax.random.key(0))
     learner.export(state, tmp_path / "judge")
@@ -134,10 +134,9 @@ def test_a_reward_model_of_an_untied_decoder_judges(trained, tmp_path):
     assert expected.pop("head").shape == (8, tied.vocab_size)
     assert_same({**state.parameters, "network": expected}, found, 0)
     said = responses([7, 2], [8, 9, 2])
+    score = jax.jit(rewards.score, static_argnums=0)
     np.testing.assert_allclose(
-        rewards.score(algorithm._reward_network, found, said),
-        rewards.score(network, state.parameters, said),
-        atol=1e-6,
+        score(algorithm._reward_network, found, said), score(network, state.parameters, said), atol=1e-6
     )
 
 
@@ -165,7 +164,8 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
         state = jax.jit(algorithm.init)(jax.random.key(0))
         assert_same(trained[1].parameters, state.reward_model, 0)
         said, _, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
-        found = rewards.score(algorithm._reward_network, trained[1].parameters, said)
+        score = jax.jit(rewards.score, static_argnums=0)
+        found = score(algorithm._reward_network, trained[1].parameters, said)
         np.testing.assert_allclose(reward.total, found, atol=1e-6)
         assert set(reward.parts) == {"correct", "model"} and np.ptp(found) > 0
 

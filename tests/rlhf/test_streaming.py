@@ -29,7 +29,7 @@ LONGEST = 12
 def test_log_probabilities_are_those_of_each_tokens_version():
     """Parameters that have nothing in common with each other: a cache of older ones would be far off."""
     decoder = Decoder(DecoderConfig.tiny(11, **TINY | {"num_layers": 1}, initializer_range=0.3))
-    versions = [decoder.init(jax.random.key(i)) for i in range(7)]
+    versions = [jax.jit(decoder.init)(jax.random.key(i)) for i in range(7)]
     sampling = Sampling(LONGEST, stop_tokens=(3, 5), temperature=0.9)
     asked = prompts(2)
 
@@ -115,7 +115,7 @@ def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
         plain = algos.get(name)(env=env, **SMALL, group_size=2, **own)
         state = jax.eval_shape(ahead.init, jax.random.key(0))
         assert jax.tree.structure(jax.eval_shape(ahead.iterate, state)[0]) == jax.tree.structure(state)
-    counted = plain.init(jax.random.key(0))
+    counted = jax.jit(plain.init)(jax.random.key(0))
     count = plain.num_prompts
     problem, _ = streaming._asked(ahead, counted, count)
     asked = problem.prompts.tokens.reshape(2, count, -1)
