@@ -11,8 +11,10 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from envs import games
 from fdg.errors import FdgError
+from tests.conformance.comparison import assert_same
 
 ENV = envs.make("game:tic_tac_toe")
 GAME = ENV.single.game
@@ -57,8 +59,11 @@ class Counts:
         return algos.Actor(lambda num_envs: (), act)
 
 
-def test_what_is_kept_by_hand():
-    """Of size 2, a version every 2 iterations: after 2, 4 and 6 the weights 2, 4 and 6 are kept in turn."""
+def test_what_is_kept_by_hand(devices):
+    """Of size 2, a version every 2 iterations: after 2, 4 and 6 the weights 2, 4 and 6 are kept in turn.
+
+    On two devices too, each with half of the games.
+    """
     algorithm = algos.SelfPlay(Counts(), size=2, every=2)
     state = jax.jit(algorithm.init)(jax.random.key(0))
     assert [version.shape for version in state.versions] == [(2,)], "no memory that the actor does not read"
@@ -68,6 +73,8 @@ def test_what_is_kept_by_hand():
         seen.append((state.versions[0].tolist(), int(state.newest)))
     assert seen == [([0, 0], 0), ([0, 2], 1), ([0, 2], 1), ([4, 2], 0), ([4, 2], 0), ([4, 6], 1)]
     assert float(state.learner.weight) == 6 and int(state.iteration) == 6
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
+    assert_same(state, engine.run(engine.init(0), 6)[0])
 
 
 @pytest.mark.parametrize("latest", [0.0, 0.5, 1.0])

@@ -158,7 +158,9 @@ def test_the_same_moves_in_pgx(ours, name):
     np.testing.assert_array_equal(over, positions.over)
     np.testing.assert_array_equal(score, positions.score)
     going = ~np.asarray(over)
-    np.testing.assert_array_equal(np.asarray(jax.jit(jax.vmap(jax.vmap(theirs.legal)))(other))[going], legal[going])
+    np.testing.assert_array_equal(
+        np.asarray(jax.jit(jax.vmap(jax.vmap(theirs.legal)))(other))[going], legal[going]
+    )
     seen = jax.jit(jax.vmap(jax.vmap(ours.observe)))(positions)
     np.testing.assert_array_equal(
         np.asarray(jax.jit(jax.vmap(jax.vmap(theirs.observe)))(other))[going], np.asarray(seen)[going]

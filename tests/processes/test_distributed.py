@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import envs
 import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.processes import distributed, peers, ports
 from fdg.training.checkpoint import Checkpoints
+from tests.processes.hosted import Hosted
 from tests.refusing import refused
 from tests.tiny import Pupil
 from tests.training.trained import rows, timeless
@@ -86,13 +88,15 @@ ALONE = {
     "stale": f"{COARSE} --staleness 1 --total-steps 48 --checkpoint-every 5",
 }
 SEVERAL = """
-import json, sys, jax, numpy as np
+import json, sys, envs, fdg, jax, numpy as np
+from envs import host
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from fdg.processes import distributed
 from fdg import cores, host_devices
 from fdg.commands.parse import parse
 from fdg.training import loop, summary
 from fdg.training.checkpoint import _place
+from tests.processes.hosted import Hosted, WorkersLast
 loop.draw_learning_curve = lambda *_, **__: None
 summary.predicted_seconds = lambda engine: None
 index = int(sys.argv[2])
@@ -118,6 +122,15 @@ if index == 0:
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
 assert cores.sharing() == 2  # of this machine, its cores
 print("fetched", flush=True)
+pair = [jax.devices()[0], jax.devices()[2]]  # the environments live with process 1
+engine = fdg.compile(Hosted(envs.make("envpool:CartPole-v1")), WorkersLast(), pair)
+state = engine.init(3)
+assert host.running() == index, (index, host.running())
+metrics = distributed.fetch(engine.run(state, 5)[1])
+assert host.running() == index
+if index == 0:
+    print(json.dumps({name: metrics[name].tolist() for name in ("reward", "weight")}), flush=True)
+host.close()
 for words in json.loads(sys.argv[3]):
     assert loop.carry_out(parse(words.split(), "", "")).caught is None
 distributed.leave()
@@ -168,6 +181,17 @@ def test_fetch_from_several_processes(runs):
     for out, err, status in said:
         assert status == 0, err
         assert out.startswith("fetched")
+
+
+def test_only_the_process_that_steps_host_environments_starts_them(runs, devices):
+    """And the numbers are those of one process."""
+    engine = fdg.compile(Hosted(envs.make("envpool:CartPole-v1")), policies.GPUOnly(), devices[:1])
+    _, alone = engine.run(engine.init(3), 5)
+    (said,) = [line for line in runs[2][0][0].splitlines() if line.startswith('{"reward"')]
+    together = json.loads(said)
+    for name, values in alone.items():
+        np.testing.assert_allclose(together[name], values, rtol=1e-6, err_msg=name)
+    assert len(set(together["weight"])) == 5
 
 
 @pytest.mark.parametrize("name", RUNS)
