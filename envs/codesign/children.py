@@ -295,7 +295,7 @@ def train(
 
 def settings(images: Images) -> Settings:
     """How children of these images are trained, in the table and within programs."""
-    return Settings(60, 8, 0.01) if images.is_segmentation else Settings(80, 32, 0.005)
+    return Settings(60, 8, 0.01) if images.is_segmentation else Settings(80, 32, 0.0025)
 
 
 def check_images(task: Task, images: Images) -> None:
