@@ -195,8 +195,8 @@ class Tables(NamedTuple):
     """
 
     layer: np.ndarray  # [M, N, L] int32, which of the U; 0 is none
-    latency_cycles: np.ndarray  # [U, F] int32
-    energy_pj: np.ndarray  # [U, F] float32
+    latency_cycles: np.ndarray  # [F, U] int32: what a design reads is close together
+    energy_pj: np.ndarray  # [F, U] float32
     map_bytes: np.ndarray  # [U] float32, of a layer's output
     noc_bytes_per_cycle: np.ndarray  # [F] float32
     area_mm2: np.ndarray  # [F] float32, without what a chip has once
@@ -238,8 +238,8 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
         areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(one_each)
         found = (
             layer,
-            jnp.where(words[:, None] > 0, costs.latency_cycles, 0),
-            costs.energy_pj,
+            jnp.where(words[:, None] > 0, costs.latency_cycles, 0).T,
+            costs.energy_pj.T,
             words * jnp.float32(technology.word_bytes),
             jnp.where(subs.rows > 0, subs.noc_bytes_per_cycle, jnp.inf),
             areas - technology.chip_mm2,
@@ -266,11 +266,10 @@ def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Ar
     """
     costs = jax.tree.map(jnp.asarray, costs)
     layer = costs.layer[jnp.arange(len(problem.tasks)), networks]
-    latency, energy = (x[layer[..., None], kinds] for x in (costs.latency_cycles, costs.energy_pj))
+    latency, energy = (x[kinds, layer[..., None]] for x in (costs.latency_cycles, costs.energy_pj))
     transfer = cost.whole_cycles(costs.map_bytes[layer] / costs.noc_bytes_per_cycle[kinds].min())
-    found = schedule.chain_schedule(latency, energy, transfer)
     area = problem.technology.chip_mm2 + costs.area_mm2[kinds].sum()
-    return Costs(found.latency_cycles, found.energy_pj, area)
+    return Costs(*schedule.chain_schedule(latency, energy, transfer), area)
 
 
 def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
