@@ -128,6 +128,34 @@ def hardware_then_network(of, rng):
     yield from genetic(of, rng, nearest, range(networks, len(of.decisions())))
 
 
+def batched_tpe(seed, candidates=24):
+    """Optuna's TPE, multivariate; the trials of a batch see the same others, so densities are computed once."""
+    from optuna.samplers import TPESampler
+    from optuna.samplers._tpe import sampler as tpe
+    from optuna.trial import TrialState
+
+    class Batched(TPESampler):
+        proposed = ()
+
+        def _sample(self, study, trial, search_space):
+            if not self.proposed:
+                done = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+                parts = tpe._split_trials(study, done, tpe.default_gamma(len(done)))
+                below, above = (
+                    self._build_parzen_estimator(study, search_space, part, handle_below=at == 0)
+                    for at, part in enumerate(parts)
+                )
+                drawn = below.sample(self._rng.rng, candidates * AT_ONCE)
+                rows, of_row = np.unique(np.stack([*drawn.values()]), axis=1, return_inverse=True)
+                differ = dict(zip(drawn, rows, strict=True))
+                value = (below.log_pdf(differ) - above.log_pdf(differ))[of_row].reshape(AT_ONCE, candidates)
+                best = value.argmax(1) + candidates * np.arange(AT_ONCE)
+                self.proposed = [{key: int(x[at]) for key, x in drawn.items()} for at in best]
+            return self.proposed.pop(0)
+
+    return Batched(seed=seed, multivariate=True, constant_liar=False)
+
+
 def optuna_by(name):
     """One of Optuna's samplers, with excess over the specs as constraints."""
 
@@ -135,8 +163,12 @@ def optuna_by(name):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        kwargs = {"multivariate": True} if name == "TPESampler" else {"population_size": AT_ONCE}
-        sampler = getattr(optuna.samplers, name)(seed=int(rng.integers(2**31)), **kwargs)
+        seed = int(rng.integers(2**31))
+        sampler = (
+            batched_tpe(seed)
+            if name == "tpe"
+            else optuna.samplers.NSGAIISampler(population_size=AT_ONCE, seed=seed)
+        )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         space = {
             f"{at:02d}": optuna.distributions.IntDistribution(0, len(one.options) - 1)
@@ -144,7 +176,7 @@ def optuna_by(name):
         }
         while True:
             trials = [study.ask(space) for _ in range(AT_ONCE)]
-            _, _, found = yield np.asarray([[trial.params[key] for key in space] for trial in trials])
+            _, _, found = yield np.asarray([list(trial.params.values()) for trial in trials])
             for trial, excess, score in zip(trials, found.excess.tolist(), found.score.tolist(), strict=True):
                 for at, each in enumerate(excess):
                     trial.set_constraint(str(at), each)
@@ -159,8 +191,8 @@ PROPOSERS = {
     "genetic": genetic,
     "network-then-hardware": network_then_hardware,
     "hardware-then-network": hardware_then_network,
-    "nsga2": optuna_by("NSGAIISampler"),
-    "tpe": optuna_by("TPESampler"),
+    "nsga2": optuna_by("nsga2"),
+    "tpe": optuna_by("tpe"),
 }
 
 
@@ -173,7 +205,7 @@ def proposed(method, of, seeds):
     makers = [PROPOSERS[method](of, np.random.default_rng([seed, 41])) for seed in seeds]
     new = [next(one) for one in makers]
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
-    for _ in range(EVALUATIONS // AT_ONCE):
+    for _ in range(MOST.get(method, EVALUATIONS) // AT_ONCE):
         flat = jnp.asarray(np.concatenate(new), jnp.int32)
         designs, found = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
         worth = np.where(found.feasible, found.score, -1 - found.violation)
@@ -233,7 +265,7 @@ def exhaustively(of, seeds):
 
 METHODS = ("ppo", *PROPOSERS)
 JOINT = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
-SLOW = {"tpe"}  # a seed at a time
+MOST = {"tpe": 2_000}  # evaluations: slow ones, a seed at a time
 CELLS = [
     *(("small", level, method) for level in ("tight", "medium") for method in ("exhaustive", *METHODS)),
     *(("w1", level, method) for level in LEVELS for method in METHODS),
@@ -244,7 +276,7 @@ CELLS = [
 def run(name, level, method, path, seeds=SEEDS):
     """Adds the seeds that a cell lacks."""
     cell = json.loads(path.read_text()) if path.is_file() else {"worth": [], "design": [], "cpu_seconds": 0.0}
-    of, together = problem_of(name, level), 1 if method in SLOW else len(seeds)
+    of, together = problem_of(name, level), 1 if method in MOST else len(seeds)
     search = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(proposed, method))
     while missing := list(seeds)[len(cell["worth"]) :][:together]:
         before = time.process_time()
@@ -278,17 +310,18 @@ def with_interval(values):
 
 def show_methods(cells):
     """Score by evaluations, mean and interval over seeds; in brackets the seeds that meet the specs."""
-    at = [budget // AT_ONCE - 1 for budget in BUDGETS]
     optimum = {cell[:2]: one["worth"][0][0] for cell, one in cells.items() if cell[2] == "exhaustive"}
     print(f"\n| problem | method | seeds | {' | '.join(f'{x:,}' for x in BUDGETS)} |\n|{'---|' * 6}")
     for (name, level, method), one in cells.items():
         if name not in ("small", "w1") or method == "exhaustive":
             continue
-        worth = np.asarray(one["worth"])[:, at]
+        worth = np.asarray(one["worth"])
+        worth = worth[:, [budget // AT_ONCE - 1 for budget in BUDGETS if budget <= AT_ONCE * worth.shape[1]]]
         columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
         if (name, level) in optimum:
             hits = (worth >= optimum[name, level] - WITHIN).sum(0)
             columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
+        columns += [""] * (len(BUDGETS) - len(columns))
         print(f"| {name}, {level} | {method} | {len(worth)} | {' | '.join(columns)} |")
     for key, value in optimum.items():
         print(f"optimum of {', '.join(key)}: {value:.4f}; near is within {WITHIN} of it")
@@ -360,8 +393,9 @@ def plot(cells, path):
                 continue
             curves = score(cells["w1", level, method]["worth"])
             low, high = statistics.intervals(curves)
-            axes.plot(evaluations, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
-            axes.fill_between(evaluations, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
+            here = evaluations[: curves.shape[1]]
+            axes.plot(here, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
+            axes.fill_between(here, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
         axes.set_title(f"w1, {level} specs", loc="left", fontsize=11)
         axes.set_xlabel("designs evaluated")
         axes.set_xscale("log")

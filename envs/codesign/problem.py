@@ -351,8 +351,9 @@ def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
 
 def over(taken: Costs, specs: Any) -> jax.Array:
     """What exceeds the specs, each relative to its spec; 0 where it is met: [3] float32."""
-    pairs = zip(taken, specs, strict=True)
-    return jnp.stack([jnp.maximum(x / jnp.asarray(spec, jnp.float32) - 1, 0) for x, spec in pairs])
+    # Not x / spec - 1: XLA may multiply by the reciprocal, and what equals its spec would exceed it.
+    pairs = [(x, jnp.asarray(spec, jnp.float32)) for x, spec in zip(taken, specs, strict=True)]
+    return jnp.stack([jnp.where(x > spec, (x - spec) / spec, 0) for x, spec in pairs])
 
 
 def precedes(keys: tuple, others: tuple) -> jax.Array:

@@ -125,6 +125,16 @@ def test_chains_are_scheduled_as_graphs_are():
         assert cycles == graph.latency_cycles and float(pj) == pytest.approx(float(graph.energy_pj), rel=1e-6)
 
 
+def test_what_equals_its_specs_meets_them():
+    # A quotient less one may not be 0 where XLA multiplies by the reciprocal.
+    designs = jax.vmap(functools.partial(problem.draw, SMALL))(jax.random.split(jax.random.key(0), 512))
+    taken = np.stack(problem.evaluate(SMALL, designs)[:3], 1).astype(np.float32)
+    equal = problem.evaluate(SMALL, designs, taken)
+    assert equal.feasible.all() and not equal.violation.any()
+    less = problem.evaluate(SMALL, designs, np.nextafter(taken, np.float32(0)))
+    assert not less.feasible.any() and (less.excess > 0).all()
+
+
 def test_specs_by_rule_are_quantiles():
     tight, loose = (exhaustive.specs_at(SMALL, q, samples=4096) for q in (0.1, 0.5))
     assert (
