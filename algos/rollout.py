@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from envs import Environment, Observation, TimeStep
+from envs import Environment, Observation, TimeStep, features_and_mask
 from fdg.arguments import check_takes
 from fdg.errors import FdgError, kind_of
 
@@ -425,7 +425,9 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
 
     Returns:
       `episode_return`, `episode_length`, and `episode_NAME` of what else environments report of episodes
-      (`TimeStep.episode_info`): scalar float32, nan where no episode ended; `episodes`: how many.
+      (`TimeStep.episode_info`): scalar float32, nan where no episode ended; `episodes`: how many. Where
+      actions are masked, `no_action_step`: the first step of the rollout, from 1, after which an episode
+      continues and no action is allowed; nan where there is none.
     """
     episodes = jnp.sum(time_step.done.astype(jnp.float32))
 
@@ -437,7 +439,19 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
         **{f"episode_{name}": _mean_known(time_step.done, x) for name, x in time_step.episode_info.items()},
+        **_without_actions(time_step),
     }
+
+
+def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
+    """The metric `no_action_step`, where actions are masked."""
+    mask, done = features_and_mask(time_step.final_observation)[1], time_step.done
+    if mask is None:
+        return {}
+    forbidden = ~jnp.any(mask, axis=tuple(range(done.ndim, mask.ndim))) & ~done
+    step = jnp.arange(1, len(done) + 1, dtype=jnp.float32).reshape(-1, *(1,) * (done.ndim - 1))
+    first = jnp.min(jnp.where(forbidden, step, jnp.inf))
+    return {"no_action_step": jnp.where(jnp.isinf(first), jnp.nan, first)}
 
 
 def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:

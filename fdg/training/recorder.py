@@ -76,6 +76,33 @@ class ConstantReturns:
         )
 
 
+class NoAction:
+    """Detects observations that allow no action, by the metric `no_action_step` (`algos.rollout`).
+
+    Args:
+      env: the name of the environment, for the message.
+    """
+
+    def __init__(self, env: str):
+        self._env, self._done = env, False
+
+    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """The warning, once; else None.
+
+        Args:
+          rows: the metrics of each iteration since the last call.
+        """
+        for row in () if self._done else rows:
+            if math.isfinite(step := row.get("no_action_step", math.nan)):
+                self._done = True
+                return (
+                    f"environment '{self._env}' allows no action in an observation of iteration"
+                    f" {row['iteration']}, after step {step:.0f} of the rollout; such a mask is ignored: let"
+                    " it allow an action, or end the episode there"
+                )
+        return None
+
+
 class LargeUpdates:
     """Detects updates that are too large, in the first iterations.
 
@@ -232,6 +259,7 @@ class Recorder:
             getattr(job.algorithm, "iterations_without_rewards", None),
         )
         self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
+        self._no_action = NoAction(getattr(getattr(job.algorithm, "env", None), "name", "?"))
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -299,6 +327,8 @@ class Recorder:
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:
                 self._progress.say(line)
+        if said := self._no_action.look(rows):
+            warnings.warn(said, FdgWarning, stacklevel=2)
         self._tell(rows, evaluation)
 
     def _shares(self, seconds: float) -> dict[str, float]:

@@ -107,3 +107,26 @@ def test_self_play_of_what_is_no_algorithm():
 def test_workers_that_act_know_no_wrapper():
     with pytest.raises(fdg.FdgError, match="workers know no wrapper such as FrameStack"):
         envs.make("ray:gymnasium:CartPole-v1", workers=2, acts=True, frame_stack=4)
+
+
+class Stuck:
+    """After its third step no action is allowed, and the episode continues to its tenth."""
+
+    name, max_episode_steps = "stuck", 10
+    observation_space, action_space = envs.Box(0.0, 1.0, (2,)), envs.Discrete(3)
+
+    def see(self, steps):
+        return envs.MaskedObservation(jnp.zeros(2), jnp.full(3, steps < 3))
+
+    def reset(self, key):
+        return jnp.int32(0), self.see(jnp.int32(0))
+
+    def step(self, key, steps, action):
+        return steps + 1, self.see(steps + 1), 1.0, False, False
+
+
+def test_a_mask_that_allows_no_action_is_warned_of_in_training(tmp_path):
+    algorithm = dataclasses.replace(PPO, env=envs.vectorize(Stuck()))
+    words = "'stuck' allows no action in an observation of iteration 1, after step 3 of the rollout"
+    with pytest.warns(fdg.FdgWarning, match=words):
+        fdg.fit(algorithm, total_steps=64, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
