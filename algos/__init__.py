@@ -1,49 +1,52 @@
 """Algorithms: one file each, written once as pure functions that know nothing of devices."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from algos.a2c import A2C
-from algos.a3c import A3C
-from algos.agent import Bonus
-from algos.alphazero import AlphaZero
-from algos.buffers import ReplayBuffer
-from algos.crossq import CrossQ
-from algos.distributional import C51, QRDQN
-from algos.dqn import DQN
-from algos.explorers import Explorer
-from algos.fast_td3 import FastTD3
-from algos.impala import IMPALA
-from algos.mappo import IPPO, MAPPO
-from algos.networks import Network
-from algos.normalize import Normalizer, Transform
-from algos.offline.bc import BC
-from algos.offline.cql import CQL
-from algos.offline.iql import IQL
-from algos.offline.rebrac import ReBRAC
-from algos.offline.td3_bc import TD3BC
-from algos.ppo import PPO
-from algos.pqn import PQN
-from algos.qmix import QMIX
-from algos.recurrent import RecurrentNetwork
-from algos.recurrent_ppo import RecurrentPPO
-from algos.redq import REDQ, DroQ
-from algos.rlhf.dpo import DPO
-from algos.rlhf.group_relative import GRPO
-from algos.rlhf.ppo import PPORLHF
-from algos.rlhf.reward_model import RewardModel
-from algos.rlhf.sft import SFT
-from algos.rollout import Actor
-from algos.sac import SAC
-from algos.self_play import SelfPlay
-from algos.td3 import TD3
-from algos.tqc import TQC
-from algos.value_decomposition import VDN
+from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, able, public
 from envs import Environment, check_spec, own
 from fdg import aliases
 from fdg.arguments import checked
 from fdg.errors import UnknownNameError, unknown_name
-from fdg.public_names import explain_calls, no_attribute
+from fdg.public_names import explain_calls, no_attribute, submodule
 from fdg.settings.presets import own_preset
+
+if TYPE_CHECKING:
+    from algos.a2c import A2C
+    from algos.a3c import A3C
+    from algos.agent import Bonus
+    from algos.alphazero import AlphaZero
+    from algos.buffers import ReplayBuffer
+    from algos.crossq import CrossQ
+    from algos.distributional import C51, QRDQN
+    from algos.dqn import DQN
+    from algos.explorers import Explorer
+    from algos.fast_td3 import FastTD3
+    from algos.impala import IMPALA
+    from algos.mappo import IPPO, MAPPO
+    from algos.networks import Network
+    from algos.normalize import Normalizer, Transform
+    from algos.offline.bc import BC
+    from algos.offline.cql import CQL
+    from algos.offline.iql import IQL
+    from algos.offline.rebrac import ReBRAC
+    from algos.offline.td3_bc import TD3BC
+    from algos.ppo import PPO
+    from algos.pqn import PQN
+    from algos.qmix import QMIX
+    from algos.recurrent import RecurrentNetwork
+    from algos.recurrent_ppo import RecurrentPPO
+    from algos.redq import REDQ, DroQ
+    from algos.rlhf.dpo import DPO
+    from algos.rlhf.group_relative import GRPO
+    from algos.rlhf.ppo import PPORLHF
+    from algos.rlhf.reward_model import RewardModel
+    from algos.rlhf.sft import SFT
+    from algos.rollout import Actor
+    from algos.sac import SAC
+    from algos.self_play import SelfPlay
+    from algos.td3 import TD3
+    from algos.tqc import TQC
+    from algos.value_decomposition import VDN
 
 __all__ = [
     "A2C",
@@ -92,37 +95,6 @@ __all__ = [
     "names",
 ]
 
-_ALGORITHMS = {
-    "ppo": PPO,
-    "recurrent_ppo": RecurrentPPO,
-    "ippo": IPPO,
-    "mappo": MAPPO,
-    "a2c": A2C,
-    "a3c": A3C,
-    "impala": IMPALA,
-    "dqn": DQN,
-    "pqn": PQN,
-    "sac": SAC,
-    "td3": TD3,
-    "fast_td3": FastTD3,
-    "qr_dqn": QRDQN,
-    "c51": C51,
-    "crossq": CrossQ,
-    "redq": REDQ,
-    "droq": DroQ,
-    "tqc": TQC,
-    "vdn": VDN,
-    "qmix": QMIX,
-    "bc": BC,
-    "iql": IQL,
-    "td3_bc": TD3BC,
-    "rebrac": ReBRAC,
-    "cql": CQL,
-    "alphazero": AlphaZero,
-}
-# Of language models, on text tasks.
-_OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO, "reward_model": RewardModel}
-
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     """Names of all algorithms, or of those that act in environments, or that learn to answer in text.
@@ -135,9 +107,9 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """
     known: dict[str | None, Any] = {
-        "environments": _ALGORITHMS,
-        "text": _OF_TEXT,
-        None: {**_ALGORITHMS, **_OF_TEXT},
+        "environments": IN_ENVIRONMENTS,
+        "text": OF_TEXT,
+        None: {**IN_ENVIRONMENTS, **OF_TEXT},
     }
     return tuple(known[of])
 
@@ -149,15 +121,22 @@ def able_in(env: Environment) -> list[str]:
     >>> able_in(envs.make("MPE_simple_spread_v3"))
     ['ippo', 'mappo', 'vdn', 'qmix']
     """
-    return [name for name, kind in _ALGORITHMS.items() if kind.can_act_in(env)]
-
-
-explain_calls(__name__, _ALGORITHMS)
+    return able(lambda cls: cls.can_act_in(env))
 
 
 def __getattr__(name: str) -> Any:
-    meant = f"it is algos.{_OF_TEXT[name].__name__}" if name in _OF_TEXT else aliases.variant(name)
-    raise no_attribute(__name__, name, __all__, meant)
+    """Imports a public class, or a module, when it is first asked for."""
+    if name in MODULES:
+        value = globals()[name] = public(name)
+    elif (value := submodule(__name__, name)) is None:
+        meant = f"it is algos.{OF_TEXT[name]}" if name in OF_TEXT else aliases.variant(name)
+        raise no_attribute(__name__, name, __all__, meant)
+    explain_calls(__name__, IN_ENVIRONMENTS)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *MODULES})
 
 
 def get(name: str) -> Any:
@@ -166,13 +145,13 @@ def get(name: str) -> Any:
     Raises:
       UnknownNameError: no algorithm has this name; says the nearest.
     """
-    known = {**_ALGORITHMS, **_OF_TEXT}
+    known = {**IN_ENVIRONMENTS, **OF_TEXT}
     found = known.get(str(name).lower())
     if found is None:
         if meant := aliases.variant(str(name)):
             raise UnknownNameError(f"unknown algorithm '{name}': {meant}")
         raise unknown_name("algorithm", name, known, "algos.names()")
-    return found
+    return public(found)
 
 
 @checked

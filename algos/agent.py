@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, optimizers, presets, rollout
+from algos import distributions, networks, optimizers, presets, registry, rollout
 from algos.layers import Architecture, projected
 from algos.networks import Network
 from algos.rollout import Actor, Policy, chosen, evaluate
@@ -310,19 +310,12 @@ class Agent(HasPresets):
             all(width > 0 for width in hidden or ()),
             f"hidden={hidden}: widths are above zero",
         )
-        agents = num_agents(self.env)
-        require(
-            self,
-            (agents is not None) == self.several_agents,
-            f"'{self.env.name}' is an environment of {'one agent' if agents is None else f'{agents} agents'}:"
-            f" use {self._others()}",
-        )
-        space = self.env.action_space
-        require(
-            self,
-            isinstance(space, self.action_spaces),
-            f"cannot act in the action space {space}: use {self._others()}",
-        )
+        agents, space = num_agents(self.env), self.env.action_space
+        if (agents is not None) != self.several_agents:
+            of = "one agent" if agents is None else f"{agents} agents"
+            require(self, False, f"'{self.env.name}' is an environment of {of}: use {self._others()}")
+        if not isinstance(space, self.action_spaces):
+            require(self, False, f"cannot act in the action space {space}: use {self._others()}")
 
     @classmethod
     def can_act_in(cls, env: Environment) -> bool:
@@ -332,8 +325,7 @@ class Agent(HasPresets):
 
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""
-        able = sorted(one.__name__ for one in _algorithms(Agent) if one.can_act_in(self.env))
-        return listed(able or ["one of your own"])
+        return listed(_able(lambda one: one.can_act_in(self.env)) or ["one of your own"])
 
     def _check_state(self, state: Any) -> None:
         """Raises an `FdgError` where a state is not that of one agent."""
@@ -356,15 +348,10 @@ class Agent(HasPresets):
         if not isinstance(network, Architecture):
             return
         settings = dict(network.settings)
-        able = sorted(
-            one.__name__ for one in _algorithms(Agent) if all(hasattr(one, name) for name in settings)
-        )
-        require(
-            self,
-            all(hasattr(self, name) for name in settings),
-            f"{field} has {', '.join(f'{name}={value}' for name, value in settings.items())}: use"
-            f" {listed(able) or 'another'}",
-        )
+        if not all(hasattr(self, name) for name in settings):
+            able = _able(lambda one: all(hasattr(one, name) for name in settings))
+            given = ", ".join(f"{name}={value}" for name, value in settings.items())
+            require(self, False, f"{field} has {given}: use {listed(able or ['another'])}")
         for name, value in {**settings, field: None}.items():
             object.__setattr__(self, name, value)
 
@@ -387,10 +374,9 @@ class Agent(HasPresets):
                 networks.by_name(f"--{name}", getattr(self, name))
 
 
-def _algorithms(base: type[Agent]) -> list[type[Agent]]:
-    """The algorithms of this package that are derived from a class: those with presets of their own."""
-    found = [each for cls in base.__subclasses__() for each in (cls, *_algorithms(cls))]
-    return [cls for cls in found if "presets_of" in vars(cls) and cls.__module__.startswith("algos.")]
+def _able(condition: Callable[[Any], bool]) -> list[str]:
+    """The classes of this package that meet a condition, in alphabetical order."""
+    return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
 
 
 @dataclasses.dataclass(frozen=True)

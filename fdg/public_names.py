@@ -1,9 +1,11 @@
 """Errors for unknown names of fdg's packages, and for calls of a module instead of its class."""
 
 import difflib
+import importlib
+import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fdg.errors import FdgError, NoAttributeError
@@ -28,6 +30,25 @@ def no_attribute(package: str, name: str, known: Iterable[str], meant: str | Non
     return NoAttributeError(f"{package} has no {name}: {meant or f'it is {package}.{close[0]}'}")
 
 
+def submodule(package: str, name: str) -> types.ModuleType | None:
+    """A module of a package, imported; None if there is none of this name."""
+    if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
+        return None
+    return importlib.import_module(f"{package}.{name}")
+
+
+def submodules(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose modules are imported when they are first asked for."""
+
+    def attribute(name: str) -> Any:
+        found = submodule(package, name)
+        if found is None:
+            raise no_attribute(package, name, ())
+        return found
+
+    return attribute
+
+
 class _Module(types.ModuleType):
     """A module whose call explains what to call instead."""
 
@@ -37,15 +58,15 @@ class _Module(types.ModuleType):
         raise FdgError(f"{self.__name__} is a module: write {self.instead}")
 
 
-def explain_calls(package: str, classes: Mapping[str, type]) -> None:
-    """Makes calls of modules raise an `FdgError` that names the class to call.
+def explain_calls(package: str, classes: Mapping[str, str]) -> None:
+    """Makes a call of a module that is named as its class an `FdgError` that says what to write.
 
     Args:
       package: the package's name.
-      classes: classes by the name of their module.
+      classes: names of classes, by the name of the module that is called in its place.
     """
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")
         if module is not None and type(module) is types.ModuleType:
             module.__class__ = _Module
-            vars(module)["instead"] = f"{package}.{cls.__name__}(...)"
+            vars(module)["instead"] = f"{package}.{cls}(...)"

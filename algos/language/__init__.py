@@ -8,6 +8,7 @@ from algos.language.decoder import Cache, Decoder, positions_of
 from algos.language.generation import Samples, check_tokens, generate, sample_keys
 from algos.language.sampling import Sampling
 from envs.text.prompts import Prompts
+from fdg.public_names import submodules
 
 __all__ = [
     "Cache",
@@ -21,3 +22,5 @@ __all__ = [
     "positions_of",
     "sample_keys",
 ]
+
+__getattr__ = submodules(__name__)

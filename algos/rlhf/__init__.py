@@ -1,1 +1,5 @@
 """Language models that learn from demonstrations, preferences and rewards."""
+
+from fdg.public_names import submodules
+
+__getattr__ = submodules(__name__)

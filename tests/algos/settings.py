@@ -31,10 +31,14 @@ def entry(name: str, key: str, platform: str) -> dict[str, Any]:
         return json.loads(json.dumps(dict(presets.named(name, key).values)))
 
 
+def algorithms() -> list[str]:
+    """Names of the public classes that are algorithms."""
+    return sorted(name for name in algos.__all__ if hasattr(getattr(algos, name), "iterate"))
+
+
 def settings() -> dict[str, Any]:
     """All of them, as JSON has them."""
-    kinds = {name: kind for name, kind in vars(algos).items() if isinstance(kind, type)}
-    names = sorted(name for name, kind in kinds.items() if hasattr(kind, "iterate"))
+    names = algorithms()
     known = json.loads(FILE.read_text())["presets"] if FILE.exists() else {}
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
     return {

@@ -1,0 +1,105 @@
+"""The public classes of this package, and the names of its algorithms.
+
+A module is imported when its class is asked for; so each module of the package can look up the others here.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+# The module of each public class.
+MODULES = {
+    "A2C": "algos.a2c",
+    "A3C": "algos.a3c",
+    "Bonus": "algos.agent",
+    "AlphaZero": "algos.alphazero",
+    "ReplayBuffer": "algos.buffers",
+    "CrossQ": "algos.crossq",
+    "C51": "algos.distributional",
+    "QRDQN": "algos.distributional",
+    "DQN": "algos.dqn",
+    "Explorer": "algos.explorers",
+    "FastTD3": "algos.fast_td3",
+    "IMPALA": "algos.impala",
+    "IPPO": "algos.mappo",
+    "MAPPO": "algos.mappo",
+    "Network": "algos.networks",
+    "Normalizer": "algos.normalize",
+    "Transform": "algos.normalize",
+    "BC": "algos.offline.bc",
+    "CQL": "algos.offline.cql",
+    "IQL": "algos.offline.iql",
+    "ReBRAC": "algos.offline.rebrac",
+    "TD3BC": "algos.offline.td3_bc",
+    "PPO": "algos.ppo",
+    "PQN": "algos.pqn",
+    "QMIX": "algos.qmix",
+    "RecurrentNetwork": "algos.recurrent",
+    "RecurrentPPO": "algos.recurrent_ppo",
+    "REDQ": "algos.redq",
+    "DroQ": "algos.redq",
+    "DPO": "algos.rlhf.dpo",
+    "GRPO": "algos.rlhf.group_relative",
+    "PPORLHF": "algos.rlhf.ppo",
+    "RewardModel": "algos.rlhf.reward_model",
+    "SFT": "algos.rlhf.sft",
+    "Actor": "algos.rollout",
+    "SAC": "algos.sac",
+    "SelfPlay": "algos.self_play",
+    "TD3": "algos.td3",
+    "TQC": "algos.tqc",
+    "VDN": "algos.value_decomposition",
+}
+
+# Of algorithms that act in environments: the class of each name.
+IN_ENVIRONMENTS = {
+    "ppo": "PPO",
+    "recurrent_ppo": "RecurrentPPO",
+    "ippo": "IPPO",
+    "mappo": "MAPPO",
+    "a2c": "A2C",
+    "a3c": "A3C",
+    "impala": "IMPALA",
+    "dqn": "DQN",
+    "pqn": "PQN",
+    "sac": "SAC",
+    "td3": "TD3",
+    "fast_td3": "FastTD3",
+    "qr_dqn": "QRDQN",
+    "c51": "C51",
+    "crossq": "CrossQ",
+    "redq": "REDQ",
+    "droq": "DroQ",
+    "tqc": "TQC",
+    "vdn": "VDN",
+    "qmix": "QMIX",
+    "bc": "BC",
+    "iql": "IQL",
+    "td3_bc": "TD3BC",
+    "rebrac": "ReBRAC",
+    "cql": "CQL",
+    "alphazero": "AlphaZero",
+}
+
+# Of language models, on text tasks.
+OF_TEXT = {
+    "sft": "SFT",
+    "dpo": "DPO",
+    "ppo_rlhf": "PPORLHF",
+    "grpo": "GRPO",
+    "reward_model": "RewardModel",
+}
+
+
+def public(name: str) -> Any:
+    """A public class of this package, by its own name.
+
+    >>> public("PPO").__module__
+    'algos.ppo'
+    """
+    return getattr(importlib.import_module(MODULES[name]), name)
+
+
+def able(condition: Callable[[Any], bool]) -> list[str]:
+    """Names, as `algos.names` has them, of the algorithms in environments whose class meets a condition."""
+    return [name for name, cls in IN_ENVIRONMENTS.items() if condition(public(cls))]
