@@ -16,14 +16,13 @@ import fdg
 from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
-from algos.losses import generalized_advantage_estimation, weighted_sum
+from algos.losses import Advantages, WeightedLoss
 from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.rollout import values_after
 from envs import Box, Discrete, Environment, MultiDiscrete
-from fdg.settings.fields import hyperparameter, require_within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +46,8 @@ class A2C(Agent):
     env: Environment
     rollouts = Rollouts(num_envs=16, num_steps=5, total_steps=1_000_000)
     optimizer_settings = ClippedOptimizer(learning_rate=7e-4, anneal_learning_rate=True, max_grad_norm=0.5)
-    discount: float = hyperparameter(0.99, "gamma")
-    gae_lambda: float = hyperparameter(1.0, "lambda of generalised advantage estimation; 1 as in the paper")
-    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
-    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    advantages = Advantages(gae_lambda=1.0)  # as in the paper
+    objective = WeightedLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -58,7 +55,6 @@ class A2C(Agent):
 
     def __post_init__(self):
         self._check()
-        require_within(self, 0, 1, "gae_lambda")
 
     # --- what all have that learn once from each rollout: `algos/on_policy.py` ---
 
@@ -87,23 +83,14 @@ class A2C(Agent):
         constant, known = jax.lax.stop_gradient((parameters, value))
         # The longest returns that the rollout allows, as in algorithm S3 of the paper; with lambda below 1,
         # a mean of those and of shorter ones.
-        advantage, target = generalized_advantage_estimation(
+        advantage, target = self.advantages.of(
             time_step.reward,
             known,
             values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
-            time_step.terminated,
-            time_step.truncated,
-            self.discount,
-            self.gae_lambda,
+            time_step,
         )
         # The gradients of section 4 of the paper ("Asynchronous advantage actor-critic"), with their entropy
         # term; those of the value as in algorithm S3. Means over the rollout, where the paper has sums.
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
-        return weighted_sum(
-            policy_loss,
-            value_loss,
-            jnp.mean(policy.entropy()),
-            self.value_coefficient,
-            self.entropy_coefficient,
-        )
+        return self.objective.of(policy_loss, value_loss, jnp.mean(policy.entropy()))

@@ -17,7 +17,7 @@ import fdg
 from algos import on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
-from algos.losses import approximate_kl, v_trace, value_error, weighted_sum
+from algos.losses import WeightedLoss, approximate_kl, v_trace, value_error
 from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, Transforming
 from algos.on_policy import Trajectory
@@ -52,8 +52,7 @@ class IMPALA(Agent):
     trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")
     rho_clip: float = hyperparameter(1.0, "rho-bar of V-trace: bounds the weight of each step's error")
     c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds how far back errors are carried")
-    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
-    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    objective = WeightedLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -112,12 +111,6 @@ class IMPALA(Agent):
         )
         # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
         policy_loss = -jnp.mean(log_prob * advantage)
-        loss, parts = weighted_sum(
-            policy_loss,
-            value_error(value, target),
-            jnp.mean(policy.entropy()),
-            self.value_coefficient,
-            self.entropy_coefficient,
-        )
+        loss, parts = self.objective.of(policy_loss, value_error(value, target), jnp.mean(policy.entropy()))
         # This divergence shows how far the actors' policy lags behind the learner's.
         return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}

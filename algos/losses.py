@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributions import Distribution
-from fdg.settings.fields import hyperparameter, require_positive
+from envs import TimeStep
+from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
 
@@ -119,6 +120,22 @@ def proximal_loss(
         "approx_kl": approximate_kl(log_ratio),
         "clip_fraction": clip_fraction(log_ratio, clip_ratio),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedLoss(Part):
+    """The loss of an actor-critic: of policy and value, and minus the entropy, weighed."""
+
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+
+    def of(
+        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss and its parts, scalars (`weighted_sum`)."""
+        return weighted_sum(
+            policy_loss, value_loss, entropy, self.value_coefficient, self.entropy_coefficient
+        )
 
 
 def weighted_sum(
@@ -228,6 +245,27 @@ def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
 
 
 # --- returns and advantages ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantages(Part):
+    """How far the future counts, and generalised advantage estimation with it."""
+
+    discount: float = hyperparameter(0.99, "gamma")
+    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a lambda out of range."""
+        require_within(algorithm, 0, 1, "gae_lambda")
+
+    def of(
+        self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
+    ) -> tuple[jax.Array, jax.Array]:
+        """Advantage and value target of a rollout, all `[T, B]`."""
+        return generalized_advantage_estimation(
+            reward, value, next_value, time_step.terminated, time_step.truncated,
+            self.discount, self.gae_lambda,
+        )  # fmt: skip
 
 
 def generalized_advantage_estimation(

@@ -22,6 +22,7 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.layers import Layers, PolicyLayers, Trunk, features
 from algos.losses import (
+    Advantages,
     Decision,
     ProximalLoss,
     explained_variance,
@@ -357,8 +358,7 @@ class PPO(Agent):
     rollouts = Rollouts(num_envs=4, num_steps=128, total_steps=500_000)
     epochs = Epochs()
     optimizer_settings = ClippedOptimizer(learning_rate=2.5e-4, anneal_learning_rate=True, max_grad_norm=0.5)
-    discount: float = hyperparameter(0.99, "gamma")
-    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+    advantages = Advantages()
     objective = ProximalLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
@@ -369,7 +369,6 @@ class PPO(Agent):
     def __post_init__(self):
         self._check()
         self.epochs.check_divides(self, self.num_steps)
-        require_within(self, 0, 1, "gae_lambda")
 
     # --- the two functions of every algorithm ---
 
@@ -473,10 +472,7 @@ class PPO(Agent):
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
         """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
-        return generalized_advantage_estimation(
-            reward, value, next_value, time_step.terminated, time_step.truncated,
-            self.discount, self.gae_lambda,
-        )  # fmt: skip
+        return self.advantages.of(reward, value, next_value, time_step)
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""

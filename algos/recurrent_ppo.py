@@ -23,7 +23,7 @@ from algos import distributions, normalize
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.layers import PolicyLayers
-from algos.losses import Decision, ProximalLoss, explained_variance, generalized_advantage_estimation
+from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics
@@ -38,7 +38,7 @@ from algos.rollout import (
     values_after,
 )
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class Past(NamedTuple):
@@ -101,8 +101,7 @@ class RecurrentPPO(Agent):
     rollouts = Rollouts(num_envs=8, num_steps=128, total_steps=500_000)
     epochs = Epochs()
     optimizer_settings = ClippedOptimizer(learning_rate=2.5e-4, anneal_learning_rate=True, max_grad_norm=0.5)
-    discount: float = hyperparameter(0.99, "gamma")
-    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+    advantages = Advantages()
     objective = ProximalLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
@@ -134,7 +133,6 @@ class RecurrentPPO(Agent):
             f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence, {self._length}",
         )
         self._check()
-        require_within(self, 0, 1, "gae_lambda")
         if self._length > 1:
             of_env = "num_steps / sequence_length"
             of_all = "the number of sequences, num_envs * num_steps / sequence_length"
@@ -308,10 +306,7 @@ class RecurrentPPO(Agent):
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
         """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
-        return generalized_advantage_estimation(
-            reward, value, next_value, time_step.terminated, time_step.truncated,
-            self.discount, self.gae_lambda,
-        )  # fmt: skip
+        return self.advantages.of(reward, value, next_value, time_step)
 
     def _predict(self, parameters: Any, minibatch: Minibatch) -> tuple[Distribution, jax.Array]:
         """Distribution over actions, and value, of each step of the sequences, `[S, L]`."""
