@@ -22,7 +22,7 @@ from algos.distributions import Categorical, sizes
 from algos.explorers import ExplorerChoice, Remembered, begin, stored_memory
 from algos.layers import Layers
 from algos.networks import NETWORK, Network, of_action
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import (
     Exploration,
@@ -98,6 +98,7 @@ class DQN(Agent):
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     explorer = ExplorerChoice()
     remembering = SequenceMemory(memory_size=64)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check()

@@ -330,10 +330,11 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
 class Transform:
     """A pure function `(rows, parameters, key) -> rows`; any function that takes these will do.
 
-    - `rows`: of an algorithm on policy a `Trajectory [T, B]` (`algos.on_policy`); of SAC, TD3 and CrossQ the
-      minibatches drawn from replay, `Transition [U, N]` (`algos.replay`). The result has the same shapes.
-    - `parameters`: on policy the network's before the update; of SAC, TD3 and CrossQ all that an update
-      changes. Under a policy's `staleness` they are newer than those that acted.
+    - `rows`: of an algorithm on policy a `Trajectory [T, B]` (`algos.on_policy`); of one with replay the
+      minibatches drawn, `[U, N]`: `Transition` (`algos.replay`), or `Sequences` (`algos.sequences`) of those
+      that learn from sequences. The result has the same shapes.
+    - `parameters`: on policy the network's before the update; with replay all that an update changes. Under a
+      policy's `staleness` they are newer than those that acted.
     - `key`: one key; split it over the second axis, so that the numbers do not depend on the placement.
     """
 

@@ -192,6 +192,7 @@ class Priorities(ReplayChoice):
         keys: jax.Array,
         iteration: jax.Array,
         num_iterations: int,
+        transform: Callable[[Any, Learned, jax.Array], Any] | None = None,
     ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
         """All gradient steps of an iteration, and the means of their losses.
 
@@ -201,6 +202,7 @@ class Priorities(ReplayChoice):
           buffer, replay: what minibatches are drawn from.
           keys: one for each step.
           iteration, num_iterations: this one, and how many there are.
+          transform: `(minibatches [U, N], learned, key) -> minibatches`, of what was drawn, if anything.
         """
         ready = buffer.is_ready(replay)
         beta = self.beta(iteration, num_iterations)
@@ -208,13 +210,18 @@ class Priorities(ReplayChoice):
         def one_step(carry, drawn):
             learned, replay = carry
             sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
+            if buffer.has_priorities and transform is not None:
+                one = transform(jax.tree.map(lambda x: x[None], sample.transition), learned, drawn)
+                sample = sample._replace(transition=jax.tree.map(lambda x: x[0], one))
             weight = buffer.weight(sample, beta)
             learned, error, losses = learn(learned, sample.transition, weight, ready)
             # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
             return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
         # Where no step changes what the next one draws, all minibatches are drawn at once.
-        draws = keys if buffer.has_priorities else buffer.samples(replay, keys)
+        draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
+        if not buffer.has_priorities and transform is not None:
+            draws = draws._replace(transition=transform(draws.transition, learned, keys[0]))
         (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
         return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
@@ -252,6 +259,7 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
         jax.random.split(replay_key, self.updates_per_iteration),
         state.iteration,
         self.num_iterations,
+        None if self.transform is None else self.transforming.rows,
     )
     # Only now, so that all that one iteration acts on and learns from is normalised alike.
     if self.normalizers.used:

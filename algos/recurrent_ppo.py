@@ -26,7 +26,8 @@ from algos.layers import PolicyLayers
 from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import NETWORK, Network
-from algos.normalize import Normalizers, RunningStatistics
+from algos.normalize import Normalizers, RunningStatistics, Transforming
+from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
 from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
 from algos.rollout import (
@@ -116,6 +117,7 @@ class RecurrentPPO(Agent):
     burn_in: int = hyperparameter(
         0, "steps before each sequence from which its memory is computed anew, without gradient"
     )
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check_types()
@@ -194,14 +196,15 @@ class RecurrentPPO(Agent):
             recollection=state.recollection,
             **self._rolling,
         )
-        *recorded, time_steps = steps
+        (observations, actions), decisions, time_steps = steps
         bonus, time_steps, paid = self._paid(state.bonus, time_steps)
+        trajectory = Trajectory(observations, actions, decisions, time_steps)
         learned, running_return, past, metrics = self.learn(
             (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
             state.running_return,
             state.recollection.memory,
             state.past,
-            (*recorded, time_steps),
+            self.transforming.rows(trajectory, state.parameters, shuffle_key),
             shuffle_key,
         )
         parameters, optimizer_state, observation_statistics, return_statistics = learned
@@ -246,7 +249,7 @@ class RecurrentPPO(Agent):
     def learn(self, learned, running_return, memory, past, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
-        (observation, action), (decision, start), time_step = trajectory
+        observation, action, (decision, start), time_step = trajectory
         ends = self._ends(time_step)
         reward, running_return, return_statistics = self.normalizers.reward(
             ends, running_return, return_statistics, self.discount

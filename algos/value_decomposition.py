@@ -33,7 +33,7 @@ from algos.layers import Activation, Layers, Torso, checked_widths
 from algos.losses import lambda_returns
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import NETWORK, Network, actor_features, of_action
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
 from algos.recurrent import AgentValues, MemoryTrunk, RecurrentNetwork, of_module, without_memory
@@ -107,6 +107,7 @@ class ValueDecomposition(Agent):
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    transforming = Transforming()
 
     def __post_init__(self):
         self._check_types()

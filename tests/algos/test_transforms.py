@@ -61,10 +61,15 @@ def after(algorithm, policy, devices, iterations=3):
     return engine, (engine.algorithm_state(state) if engine.plan.delayed else state), metrics
 
 
-def test_relabelling_is_what_an_environment_with_such_rewards_gives():
-    start = jax.jit(algos.A2C(env=ENV, **SMALL).init)(jax.random.key(0))
-    by_transform = plain(algos.A2C(env=ENV, **SMALL, transform=doubled), start, 2)
-    by_environment = plain(algos.A2C(env=Doubled(ENV), **SMALL), start, 2)
+def recurrent_ppo(**fields):
+    return algos.RecurrentPPO(**fields, memory_size=4, sequence_length=2, num_epochs=1, num_minibatches=2)
+
+
+@pytest.mark.parametrize("make", [algos.A2C, recurrent_ppo])
+def test_relabelling_is_what_an_environment_with_such_rewards_gives(make):
+    start = jax.jit(make(env=ENV, **SMALL).init)(jax.random.key(0))
+    by_transform = plain(make(env=ENV, **SMALL, transform=doubled), start, 2)
+    by_environment = plain(make(env=Doubled(ENV), **SMALL), start, 2)
     assert_same(by_environment, by_transform)
 
 
@@ -86,19 +91,32 @@ def test_a_transform_runs_where_the_buffer_is_with_the_same_numbers(devices):
     assert dict(engine.plan.assignment)["transform"] == "buffers"
 
 
-def test_a_transform_of_replay():
-    """Zero rewards for all that is drawn: SAC's values shrink to those of entropy alone."""
+@pytest.mark.parametrize(
+    ("cls", "env", "own"),
+    [
+        (algos.SAC, "probe:continuous", {"updates_per_step": 0.5}),
+        (algos.DQN, "probe:policy", {"updates_per_step": 0.5}),
+        (algos.C51, "probe:policy", {"updates_per_step": 0.5, "priority_exponent": 0.6, "atoms": 3}),
+        (algos.VDN, "probe:agents", {"num_updates": 2, "sequence_length": 1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_transform_of_replay(cls, env, own):
+    """Zero rewards for all that is drawn are those of an environment that pays nothing."""
 
     def nothing(rows, parameters, key):
-        assert rows.reward.ndim == 2 and "actor" in str(jax.tree_util.tree_structure(parameters)).lower()
-        return rows._replace(reward=jnp.zeros_like(rows.reward))
+        reward = rows.reward if hasattr(rows, "reward") else rows.steps.reward
+        assert reward.shape[:2] in ((2, 4), (1, 4)) and hasattr(parameters, "parameters")
+        if hasattr(rows, "reward"):
+            return rows._replace(reward=jnp.zeros_like(reward))
+        return rows._replace(steps=rows.steps._replace(reward=jnp.zeros_like(reward)))
 
-    env = envs.make("probe:continuous")
+    env = envs.make(env)
     fields = {
-        "num_envs": 4, "updates_per_step": 0.5, "learning_starts": 8, "batch_size": 4, "buffer_size": 32,
-        "hidden": (4,), "normalize_observation": False,
+        "num_envs": 4, "num_steps": 1, "learning_starts": 8, "batch_size": 4, "buffer_size": 32,
+        "hidden": (4,), "normalize_observation": False, **own,
     }  # fmt: skip
-    start = jax.jit(algos.SAC(env=env, **fields).init)(jax.random.key(0))
+    start = jax.jit(cls(env=env, **fields).init)(jax.random.key(0))
 
     @dataclasses.dataclass(frozen=True)
     class Unpaid(Wrapper):
@@ -106,8 +124,8 @@ def test_a_transform_of_replay():
             state, step = super().step(keys, state, action)
             return state, step._replace(reward=jnp.zeros_like(step.reward))
 
-    one = plain(algos.SAC(env=env, **fields, transform=nothing), start, 4)[0].learned
-    other = plain(algos.SAC(env=Unpaid(env), **fields), start, 4)[0].learned
+    one = plain(cls(env=env, **fields, transform=nothing), start, 4)[0].learned
+    other = plain(cls(env=Unpaid(env), **fields), start, 4)[0].learned
     assert_same(other, one)
 
 
