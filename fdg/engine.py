@@ -316,13 +316,14 @@ class Engine:
         jaxpr = host_calls.guard(traced.jaxpr, "init", _last_words)
         shardings = self._shardings if self._is_whole else None
         init = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
+        leaves = jax.tree.leaves(key)  # of a sweep hyperparameters, too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
-            return init(key)
+            return init(*leaves)
         # Host environments are created only in the process that steps them.
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
-        return made_by(device.process_index, lambda: init(key), self._shapes)
+        return made_by(device.process_index, lambda: init(*leaves), self._shapes)
 
     def _init_leaves(self, key):
         """The leaves of the initial state."""

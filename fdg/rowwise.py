@@ -52,7 +52,7 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
     inner = tuple((moved(i), tuple(None if axis is None else axis + 1 for axis in o)) for i, o in splits)
     count = len(splits[0][1])
     all_splits = (*inner, (tuple(dims), (0,) * count))
-    jaxpr = trace_rows(agents, operands)
+    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # some are literals, Python numbers
     return rowwise_p.bind(*operands, jaxpr=jaxpr, function=agents, splits=all_splits), (0,) * count
 
 

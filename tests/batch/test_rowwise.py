@@ -62,6 +62,13 @@ def test_under_vmap_it_is_split_by_agents_or_by_rows(devices):
         assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
+def test_a_number_in_a_jaxpr_is_an_operand_under_vmap():
+    jaxpr = jax.make_jaxpr(lambda x: marked(0.5, x))(X)
+    assert any(isinstance(x, jax.extend.core.Literal) for eqn in jaxpr.eqns for x in eqn.invars)
+    found = jax.vmap(jax.extend.core.jaxpr_as_fun(jaxpr))(X[None])
+    np.testing.assert_array_equal(found[1][0], tally(0.5, X)[1])
+
+
 def test_what_is_not_split_along_its_rows_is_gathered():
     jaxpr = jax.make_jaxpr(marked)(jnp.float32(0.5), X[:12])
     (step,) = follow(jaxpr, (None, 1), 3).equations
