@@ -19,9 +19,10 @@ from algos import networks
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.layers import Layers
-from algos.losses import lambda_returns, value_error
+from algos.losses import value_error
 from algos.networks import NETWORK, Network
 from algos.optimizers import ClippedOptimizer, Epochs
+from algos.returns import lambda_returns
 from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
 from algos.search import Search, Searching, gumbel_search
 from envs import (

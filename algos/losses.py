@@ -1,16 +1,7 @@
-"""Losses of several algorithms, and the returns, targets and advantages that they take.
+"""Losses of several algorithms, and advantages.
 
 Arrays of losses are `[...]`, one number for each sample, with any leading axes; losses are means over all.
-
-Arrays of returns are time-major, `[T, B]`: `T` steps of `B` environments. A step's `next_value` is the value
-of the state that the step led to, before any automatic reset; with it, episode ends inside a trajectory need
-no special case. An episode ends in one of two ways:
-
-- *terminated*: the process ended; the value after it is zero.
-- *truncated*: only the recording ended (a time limit); the value after it is `next_value`.
-
-In both cases the next row belongs to another episode, so no reward and no error flows back across the end
-(Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
+Advantages are time-major, `[T, B]`, as returns are: see `algos.returns`, also for how episodes end.
 """
 
 import dataclasses
@@ -301,207 +292,18 @@ def generalized_advantage_estimation(
     >>> float(advantage[0, 0]), float(target[0, 0])  # 1 + 0.5 * 4 - 2, and that plus 2
     (1.0, 3.0)
     """
-    delta = reward + discount * next_value * _continues(terminated) - value
-    weight = discount * lambda_ * _continues(jnp.logical_or(terminated, truncated))
-    advantage = _accumulate_backwards(delta, weight, jnp.zeros_like(delta[-1]))
+    delta = reward + discount * next_value * not_ended(terminated) - value
+    weight = discount * lambda_ * not_ended(jnp.logical_or(terminated, truncated))
+    advantage = accumulated_backwards(delta, weight, jnp.zeros_like(delta[-1]))
     return advantage, advantage + value
 
 
-def discounted_returns(
-    reward: jax.Array,
-    bootstrap_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    next_value: jax.Array,
-    discount: float | jax.Array,
-) -> jax.Array:
-    """Discounted sum of rewards to the end of the episode; a value stands for rewards that are not recorded.
-
-    `return[t] = reward[t] + discount * return[t + 1]` with, in place of `return[t + 1]`: zero where step t
-    terminated, `next_value[t]` where it was truncated, `bootstrap_value` after the last row
-    (Sutton and Barto 2018, equation 3.9; truncation as in the module's docstring).
-
-    Args:
-        reward: `[T, B]` float32.
-        bootstrap_value: `[B]` float32, V of the observation that the last step led to.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        next_value: `[T, B]` float32, V of the observation that step t led to; read only where truncated.
-        discount: scalar in [0, 1].
-
-    Returns:
-        `[T, B]` float32.
-    """
-    # A step that both terminated and ran out of time has terminated: nothing follows it.
-    cut_short = jnp.logical_and(truncated, jnp.logical_not(terminated))
-    term = reward + discount * jnp.where(cut_short, next_value, 0.0)
-    weight = discount * _continues(jnp.logical_or(terminated, truncated))
-    return _accumulate_backwards(term, weight, bootstrap_value)
-
-
-def lambda_returns(
-    reward: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    discount: float | jax.Array,
-    lambda_: float | jax.Array,
-) -> jax.Array:
-    """Lambda-returns (Sutton and Barto 2018, equation 12.20), of V or of Q.
-
-    `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`. The second
-    term is zero after a termination, and `discount * next_value[t]` after a truncation and in the last row.
-
-    With `next_value = V` these are the targets of `generalized_advantage_estimation`, which needs `value` as
-    well. With `next_value = max over actions of Q` they are Peng and Williams's Q(lambda) (1994,
-    Machine Learning 22), which PQN learns from (Gallici et al. 2024, arXiv 2407.04811).
-
-    Args:
-        reward: `[T, B]` float32.
-        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        lambda_: scalar in [0, 1]; 0 gives one-step targets, 1 discounted returns.
-
-    Returns:
-        `[T, B]` float32.
-
-    >>> reward, next_value, never = jnp.ones((2, 1)), jnp.full((2, 1), 4.0), jnp.zeros((2, 1), bool)
-    >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
-    [2.75, 3.0]
-    """
-    continues = lambda_ * _continues(jnp.logical_or(terminated, truncated))
-    term = reward + discount * (1.0 - continues) * _continues(terminated) * next_value
-    return _accumulate_backwards(term, discount * continues, next_value[-1])
-
-
-class NStep(NamedTuple):
-    """Reward of up to `n` steps, and where they end; their return is `reward + weight * next_value[last]`."""
-
-    reward: jax.Array  # [T, B] float32, discounted sum
-    weight: jax.Array  # [T, B] float32, discount ** number of steps; 0 if the last one terminated
-    last: jax.Array  # [T, B] int32, the row of the last of these steps
-
-
-def n_step_sums(
-    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
-) -> NStep:
-    """Discounted rewards of up to `n` steps from each row; fewer at the end of the episode or trajectory.
-
-    Unlike `n_step_returns`, it needs no values: one-step methods on replayed sequences need only the value at
-    `last`.
-
-    Args:
-        reward: `[T, B]` float32.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        n: steps, at least 1.
-
-    >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
-    >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
-    >>> sums.reward[:, 0].tolist(), sums.weight[:, 0].tolist(), sums.last[:, 0].tolist()
-    ([1.5, 1.5, 1.0], [0.25, 0.25, 0.5], [1, 2, 2])
-    """
-    row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
-    one = NStep(reward, discount * _continues(terminated), row)
-    alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
-
-    def longer(_, sums: NStep) -> NStep:
-        """Adds one step in front of the next row's sums, except where `alone` (`roll` wraps the last row)."""
-        after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
-        further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
-        return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
-
-    return jax.lax.fori_loop(1, n, longer, one)
-
-
-def n_step_returns(
-    reward: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    discount: float | jax.Array,
-    n: int,
-) -> jax.Array:
-    """Discounted rewards of `n` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
-
-    Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
-    truncation and after the last row it is `next_value` of that step.
-
-    Args:
-        reward: `[T, B]` float32.
-        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        n: steps, at least 1.
-
-    Returns:
-        `[T, B]` float32.
-    """
-    sums = n_step_sums(reward, terminated, truncated, discount, n)
-    return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)
-
-
-def v_trace(
-    ratio: jax.Array,
-    reward: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    discount: float | jax.Array,
-    lambda_: float | jax.Array = 1.0,
-    rho_clip: float | jax.Array = 1.0,
-    c_clip: float | jax.Array = 1.0,
-) -> tuple[jax.Array, jax.Array]:
-    """V-trace (Espeholt et al. 2018, arXiv 1802.01561): values of one policy from another's actions.
-
-    With `rho[t] = min(rho_clip, ratio[t])` and `c[t] = lambda_ * min(c_clip, ratio[t])`, equation 1 in the
-    recursive form of Remark 1, cut where the episode ended at `t`:
-
-    `target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t + 1] - value[t + 1])`,
-    `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]`.
-
-    The advantage is that of section 4.2, `rho[t] * (reward[t] + discount * following[t] - value[t])`, with
-    `following[t] = lambda_ * target[t + 1] + (1 - lambda_) * next_value[t]`, as in rlax (`target[t + 1]` for
-    `lambda_ = 1`). If both policies are equal (`ratio = 1`, clips of at least 1), advantage and target are
-    those of `generalized_advantage_estimation`.
-
-    Args:
-        ratio: `[T, B]` float32, importance ratio: probability of the action under the evaluated policy,
-            divided by that under the acting policy.
-        reward: `[T, B]` float32.
-        value: `[T, B]` float32, V(s_t).
-        next_value: `[T, B]` float32, V of the observation that step t led to, before any automatic reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        lambda_: scalar in [0, 1] (Remark 2).
-        rho_clip: above 0, rho-bar of the paper: decides to which policy's value the targets converge.
-        c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far back errors are carried.
-
-    Returns:
-        `advantage` and `target`, both `[T, B]` float32. Gradients flow through both; use `stop_gradient`.
-    """
-    rho = jnp.minimum(rho_clip, ratio)
-    c = lambda_ * jnp.minimum(c_clip, ratio)
-    continues = _continues(jnp.logical_or(terminated, truncated))
-    delta = reward + discount * next_value * _continues(terminated) - value
-    correction = _accumulate_backwards(rho * delta, discount * c * continues, jnp.zeros_like(delta[-1]))
-    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
-    advantage = rho * (delta + discount * lambda_ * continues * next_correction)
-    return advantage, value + correction
-
-
-def _continues(ended: jax.Array) -> jax.Array:
+def not_ended(ended: jax.Array) -> jax.Array:
     """0.0 where the episode `ended`, else 1.0: `[T, B]` float32."""
     return 1.0 - ended.astype(jnp.float32)
 
 
-def _accumulate_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
+def accumulated_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
     """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`.
 
     `term` and `weight` are `[T, B]`, `last` is `[B]`, the result `[T, B]`. A plain scan: on a CPU

@@ -21,7 +21,6 @@ import fdg
 from algos import networks, on_policy, optimizers, q_learning
 from algos.agent import Agent, Rollouts
 from algos.layers import Layers
-from algos.losses import lambda_returns
 from algos.networks import NETWORK, Network, of_action
 from algos.normalize import Normalizers, Transforming
 from algos.on_policy import State
@@ -34,6 +33,7 @@ from algos.q_learning import (
     for_each_choice,
     over_choices,
 )
+from algos.returns import lambda_returns
 from algos.rollout import Actor, environment_major, episode_metrics, values_after
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within

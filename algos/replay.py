@@ -26,7 +26,7 @@ import numpy as np
 import fdg
 from algos import buffers
 from algos.buffers import BufferSpec, ReplayBuffer
-from algos.losses import n_step_sums
+from algos.returns import n_step_sums
 from envs import Observation, TimeStep
 from fdg.settings.fields import hyperparameter, is_traced, require, require_positive, require_within
 from fdg.settings.parts import Part

@@ -20,11 +20,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.losses import n_step_sums
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import Network
 from algos.recurrent import RecurrentNetwork
 from algos.replay import Replay, ReplayState, Step, Transition
+from algos.returns import n_step_sums
 from envs import Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 

@@ -30,7 +30,6 @@ from algos import distributions, layers, q_learning
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.layers import Activation, Layers, Torso, checked_widths
-from algos.losses import lambda_returns
 from algos.memories import MemoryKind, MemorySizes
 from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.normalize import ObservationNormalizer, Transforming
@@ -38,6 +37,7 @@ from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
 from algos.recurrent import AgentValues, MemoryTrunk, RecurrentNetwork, of_module, without_memory
 from algos.replay import ReplayState
+from algos.returns import lambda_returns
 from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents

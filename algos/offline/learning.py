@@ -40,13 +40,18 @@ class OfflineData(Part):
     batch_size: int = hyperparameter(256, "samples of a gradient step, as many of each environment's part")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses a data set that is not there, or is of other spaces, and sizes that do not divide."""
+        """Refuses data that are not there or of other spaces, wrong sizes, and settings of acting alone."""
         require_positive(algorithm, "batch_size")
         require(
             algorithm,
             self.batch_size % algorithm.num_envs == 0,
             f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
         )
+        if not self.acts:
+            name = "bonus" if algorithm.bonus is not None else f"rings={algorithm.rings}"
+            fix = "set online=True, or leave it out" if hasattr(self, "online") else "leave it out"
+            unused = algorithm.bonus is None and algorithm.rings == 1
+            require(algorithm, unused, f"{name} has no effect where nothing acts in training: {fix}")
         if self.dataset is None:
             return
         env = algorithm.env

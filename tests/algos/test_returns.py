@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algos.losses import (
+from algos.returns import (
     discounted_returns,
     generalized_advantage_estimation,
     lambda_returns,

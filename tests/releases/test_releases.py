@@ -58,7 +58,6 @@ def test_names_that_moved_work_with_a_warning():
     for module, name in [
         ("algos.hyperparameters", "hyperparameter"),
         ("algos.exploration", "Exploration"),
-        ("algos.returns", "n_step_returns"),
         ("algos.minibatches", "take"),
     ]:
         with pytest.warns(DeprecationWarning, match=f"{module} is deprecated: write from .* import {name}"):

@@ -6,11 +6,13 @@ import tempfile
 from pathlib import Path
 
 import h5py
+import jax
 import numpy as np
 
 import envs
 from algos.offline import minari
 from algos.replay import Step
+from envs import composite
 
 
 def episode(observations, actions, rewards, terminated=False):
@@ -43,13 +45,19 @@ def write(folder, env, episodes):
 
 
 @functools.cache
-def random_steps(name, steps=80, length=5):
-    """A data set of random numbers for an environment with observations `[D]`, kept while tests run."""
-    env, draw = envs.make(name), np.random.default_rng(0)
+def random_steps(name, steps=80, length=5, **options):
+    """A data set of random numbers for an environment, kept while tests run."""
+    env, draw = envs.make(name, **options), np.random.default_rng(0)
     action = env.action_space
 
+    def drawn(part):
+        real = np.issubdtype(part.dtype, np.floating)
+        return (draw.normal(size=part.shape) if real else draw.integers(2, size=part.shape)).astype(
+            part.dtype
+        )
+
     def one(number):
-        seen = draw.normal(size=(length + 1, *env.observation_space.shape)).astype(np.float32)
+        seen = jax.tree.map(drawn, composite.types(env.observation_space, (length + 1,)))
         if hasattr(action, "n"):
             done = draw.integers(action.n, size=length)
         else:
