@@ -98,6 +98,8 @@ class AlphaZero(Agent):
     def __post_init__(self):
         self._check()
         require(self, isinstance(getattr(self.env, "single", None), Against), _no_game(self.env))
+        require(self, self.bonus is None, "bonus: a search values only how a game ends; leave it out")
+        require(self, self.rings == 1, f"rings={self.rings}: all games move together; leave it out")
         require_positive(self, "num_simulations", "max_considered")
         require(
             self,

@@ -172,5 +172,9 @@ def test_mistakes():
         algos.AlphaZero(env=envs.make("CartPole-v1"))
     with pytest.raises(FdgError, match="num_simulations"):
         small(num_simulations=0)
+    with pytest.raises(FdgError, match="bonus: a search values only how a game ends; leave it out"):
+        small(bonus=algos.Bonus(jnp.zeros_like, lambda state, step: (state, step.reward)))
+    with pytest.raises(FdgError, match="rings=2: all games move together; leave it out"):
+        small(rings=2)
     assert "alphazero" in algos.able_in(envs.make("game:hex"))
     assert "alphazero" not in algos.able_in(envs.make("CartPole-v1"))

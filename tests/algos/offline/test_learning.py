@@ -79,6 +79,14 @@ def test_offline_metrics_are_losses_alone():
             {"num_envs": 64, "batch_size": 64},
             "num_envs=64: the data set has 80 steps, and each environment takes",
         ),
+        (
+            {"rings": 2},
+            "rings=2 has no effect where nothing acts in training: set online=True, or leave it out",
+        ),
+        (
+            {"bonus": algos.Bonus(jax.numpy.zeros_like, lambda state, step: (state, step.reward))},
+            "bonus has no effect where nothing acts in training: set online=True, or leave it",
+        ),
         ({"expectile": 1.0}, "expectile=1.0: it must be between 0 and 1"),
         ({"advantage_scale": -1.0}, "advantage_scale=-1.0: it is below zero"),
         ({"env": envs.make("Pendulum-v1")}, r"has observations Box\[1\].* and Pendulum-v1 has Box\[3\]"),
@@ -93,6 +101,13 @@ def test_mistakes(fields, says):
     }
     with pytest.raises(FdgError, match=says):
         algos.IQL(**given)
+
+
+def test_cloning_does_not_act():
+    with pytest.raises(
+        FdgError, match="BC: rings=2 has no effect where nothing acts in training: leave it out"
+    ):
+        algos.BC(env=envs.make("CartPole-v1"), rings=2)
 
 
 def test_cloning_needs_data_when_it_begins():
