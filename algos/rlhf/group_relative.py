@@ -284,23 +284,12 @@ class GRPO(JudgedAgent):
         metrics = self._measured(batch, iteration)
         samples = self._samples(parameters, self._chosen(batch), iteration)
 
-        def step(carry, minibatch, is_first):
-            trained, optimizer_state = carry
+        def weighed(minibatch):
             mask = minibatch.batch.weight_mask
-            minibatch = minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
-            slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
-            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
-            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
+            return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
-        (trained, optimizer_state), measures = updates.epochs(
-            step,
-            (self._trained(parameters), optimizer_state),
-            samples,
-            key,
-            self.num_epochs,
-            self.num_minibatches,
-            self.num_prompts,
+        trained, optimizer_state, measures = updates.learned(
+            self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
         return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
 

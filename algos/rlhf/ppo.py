@@ -201,17 +201,12 @@ class PPORLHF(JudgedAgent):
             weight = losses.correction(sampled, old, counted, self.correction, self.correction_cap)
         samples = Minibatch(responses, old, reference, judgement, jnp.zeros_like(old), counted, weight)
 
-        def step(carry, minibatch, is_first):
-            trained, optimizer_state = carry
-            minibatch = minibatch._replace(share=self._shares(minibatch.counted))
-            slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
-            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
-            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
+        def weighed(minibatch):
+            return minibatch._replace(share=self._shares(minibatch.counted))
 
-        carry = self._trained(parameters), optimizer_state
-        (trained, optimizer_state), measures = self._epochs(step, carry, samples, key)
-        return trained, optimizer_state, measures
+        return updates.learned(
+            self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
+        )
 
     @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
     def fit(self, critic, optimizer_state, batch, key):
@@ -228,7 +223,9 @@ class PPORLHF(JudgedAgent):
             return self.value_update(gradient, optimizer_state, critic), measures
 
         samples = Minibatch(responses, nothing, nothing, judgement, nothing)
-        (critic, optimizer_state), measures = self._epochs(step, (critic, optimizer_state), samples, key)
+        sizes = self.num_epochs, self.num_minibatches, self.num_prompts
+        carry, measures = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
+        critic, optimizer_state = carry
         target, error = judgement.target, judgement.target - judgement.value
         spread = losses.masked_mean(jnp.square(target - losses.masked_mean(target, mask)), mask)
         left = losses.masked_mean(jnp.square(error - losses.masked_mean(error, mask)), mask)
@@ -291,11 +288,6 @@ class PPORLHF(JudgedAgent):
             "ratio_max": jnp.max(ratio),
             "first_ratio_error_max": jnp.max(jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0)),
         }
-
-    def _epochs(self, step, carry, samples, key):
-        return updates.epochs(
-            step, carry, samples, key, self.num_epochs, self.num_minibatches, self.num_prompts
-        )
 
     def _log_probs(self, parameters, responses):
         score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731

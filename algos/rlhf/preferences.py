@@ -5,13 +5,11 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
 from algos.rlhf import updates
@@ -111,23 +109,16 @@ class PreferenceAgent(LanguageAgent):
         """All updates on pairs `[B]`. Returns trained parameters, optimiser state and metrics."""
         pairs, known = batch
 
-        def step(carry, minibatch, is_first):
-            trained, optimizer_state = carry
+        def weighed(minibatch):
             counted = minibatch.pairs.differ.astype(jnp.float32)
-            minibatch = minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
-            slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
-            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
-            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
+            return minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
 
-        (trained, optimizer_state), measures = updates.epochs(
-            step,
-            (self._trained(parameters), optimizer_state),
-            Minibatch(pairs, known, jnp.zeros(pairs.differ.shape)),
-            key,
-            self.num_epochs,
-            self.num_minibatches,
-            self.num_prompts,
+        def gradient(parameters, is_first, minibatch):
+            return self.gradient(parameters, minibatch)
+
+        samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
+        trained, optimizer_state, measures = updates.learned(
+            self, gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
         measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, measures

@@ -5,13 +5,11 @@ micro-batch.
 """
 
 import dataclasses
-import functools
 import warnings
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import fdg
 from algos.rlhf import losses, updates
@@ -119,28 +117,21 @@ class SFT(LanguageAgent):
         """All updates on demonstrations `[B]`: what is trained, the optimiser's state, metrics."""
         samples, longest = self._samples(responses), self.env.response_length
 
-        def step(carry, minibatch, is_first):
-            trained, optimizer_state = carry
+        def weighed(minibatch):
             own, lengths = minibatch.text.own, minibatch.lengths
             count = jnp.round(jnp.sum(jnp.where(own, 1.0 / jnp.maximum(lengths, 1), 0.0)))
             count = jnp.maximum(count, 1)
-            minibatch = minibatch._replace(
+            return minibatch._replace(
                 weight=losses.weights_among(own, lengths, count, self.aggregation, longest),
                 share=losses.token_weights(own, "token_mean", longest),
             )
-            slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
-            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
-            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
-        (trained, optimizer_state), measures = updates.epochs(
-            step,
-            (self._trained(parameters), optimizer_state),
-            samples,
-            key,
-            self.num_epochs,
-            self.num_minibatches,
-            self.rows_of(vars(self)).groups,
+        def gradient(parameters, is_first, minibatch):
+            return self.gradient(parameters, minibatch)
+
+        groups = self.rows_of(vars(self)).groups
+        trained, optimizer_state, measures = updates.learned(
+            self, gradient, weighed, parameters, optimizer_state, samples, key, groups
         )
         return trained, optimizer_state, {**self._lengths(responses), **measures}
 

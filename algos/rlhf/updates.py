@@ -4,6 +4,7 @@ A loss here is a sum over tokens with weights made for its whole minibatch (`los
 gradients and losses of micro-batches add up to those of the minibatch.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,40 @@ def epochs(
 
         carry, measures = jax.lax.scan(one, carry, (rows, jnp.arange(len(rows))))
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
+
+
+def learned(
+    self: Any,
+    gradient: Callable[[Any, jax.Array, Any], tuple[Any, dict[str, jax.Array]]],
+    weighed: Callable[[Any], Any],
+    parameters: Any,
+    optimizer_state: Any,
+    samples: Any,
+    key: jax.Array,
+    groups: int,
+) -> tuple[Any, Any, dict[str, jax.Array]]:
+    """All updates of a `LanguageAgent` on some samples: what is trained, the optimiser's state, measures.
+
+    Args:
+      self: the agent.
+      gradient: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch.
+      weighed: of a minibatch: with its weights.
+      parameters, optimizer_state: before.
+      samples, key, groups: as of `epochs`.
+    """
+
+    def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        trained, optimizer_state = carry
+        slope = functools.partial(gradient, self._with_trained(parameters, trained), is_first)
+        found, measures = accumulated(slope, weighed(minibatch), self.at_once)
+        trained, optimizer_state = self.update(found, optimizer_state, trained)
+        return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(found)}
+
+    carry = self._trained(parameters), optimizer_state
+    (trained, optimizer_state), measures = epochs(
+        step, carry, samples, key, self.num_epochs, self.num_minibatches, groups
+    )
+    return trained, optimizer_state, measures
 
 
 def optimizer(
