@@ -129,7 +129,7 @@ def hardware_then_network(of, rng):
 
 
 def batched_tpe(seed, candidates=24):
-    """Optuna's TPE, multivariate; the trials of a batch see the same others, so densities are computed once."""
+    """Optuna's multivariate TPE; all trials of a batch share their history: densities are computed once."""
     from optuna.samplers import TPESampler
     from optuna.samplers._tpe import sampler as tpe
     from optuna.trial import TrialState

@@ -59,11 +59,11 @@ class _Module(types.ModuleType):
 
 
 def explain_calls(package: str, classes: Mapping[str, str]) -> None:
-    """Makes a call of a module that is named as its class an `FdgError` that says what to write.
+    """Makes calls of modules raise an `FdgError` that names the class to call.
 
     Args:
       package: the package's name.
-      classes: names of classes, by the name of the module that is called in its place.
+      classes: names of classes by the name of their module.
     """
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")
