@@ -1,1 +1,1 @@
-"""From a graph and a distribution policy to a plan: which group runs what, in which order, and what moves."""
+"""Placement: from a graph and a distribution policy to a plan of programs and transfers."""

@@ -1,9 +1,9 @@
-"""How many of the agents of a device are mapped together.
+"""How many agents of a device are mapped together (vmapped).
 
-A GPU wants large operations, so all of them. A core wants what it works on to stay in its cache: gradients
-of 128 agents of PPO on CartPole work on 142 MB, those of 8 on 9. And agents that run by themselves begin many
-small operations, which those that are mapped together share. Both are known from the traced program, not from
-a clock, so that the same job on as many cores has the same bits.
+GPUs want large operations: all agents together. On CPU cores the working set should fit in the cache
+(gradients of 128 agents of PPO on CartPole take 142 MB, those of 8 take 9 MB), while agents mapped together
+share the overhead of small operations. Both are read from the traced program, not measured, so that equal
+jobs on equally many cores compute the same bits.
 """
 
 import math
@@ -26,13 +26,13 @@ _KNOWN: Recall[int] = Recall(most=64)
 
 
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
-    """A divisor of the number of agents; 1 if each runs by itself.
+    """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
 
     Args:
-      graph: of one agent.
-      agents: on each device.
+      graph: the graph of one agent.
+      agents: agents on each device.
       on_cpu: whether the devices are CPUs.
-      cores: of each device. Several share large operations, and begin small ones no sooner than one does.
+      cores: cores of each device.
     """
     if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
         return 1
@@ -42,7 +42,7 @@ def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
 
 
 def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
-    """What a plan says of it, where it is not all agents of a device."""
+    """The plan's note, if not all agents of a device are mapped together."""
     if together == agents:
         return ()
     number = f"{together} at a time" if together > 1 else "one after another"
@@ -50,18 +50,18 @@ def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
 
 
 def notes_of_split_agents(graph: FDG) -> tuple[str, ...]:
-    """What a plan says where each agent is split over devices."""
+    """The plan's note, if each agent is split over devices."""
     if graph.agents is None:
         return ()
     return (f"all {graph.agents} agents are mapped together, each on all devices, which split parameters",)
 
 
 def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """What the devices of a population gather where an exchange is due, and a note; empty for other agents.
+    """The collectives of a population's exchanges, and a note; empty for other agents.
 
     Args:
-      graph: of several agents.
-      width: devices that they are on.
+      graph: the graph of several agents.
+      width: the number of devices.
       state: the algorithm's own part of the graph's state: its first leaves.
     """
     between = graph.between_agents

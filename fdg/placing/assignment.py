@@ -1,12 +1,12 @@
-"""Which group of devices each fragment lives on, as far as a policy says so.
+"""Assigns fragments to groups of devices, as far as a policy determines it.
 
     policy: environment, actor -> actors (0, 1, 2); learner -> learners (3,)
 
     step, act    actors, by their roles
-    judge        actors: no role of its own in the policy, so it goes where its largest input comes from
+    judge        actors: its role is not in the policy, so it goes to the producer of its largest input
     gradient     learners: nested in `learn`
 
-A group uses as many of its devices as the batches of its fragments divide over.
+A group uses as many of its devices as divide the batches of its fragments.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
-    """Checks what a policy answered for `count` devices.
+    """Checks a policy's placement for `count` devices.
 
     Raises:
-      PlanError: no role, devices that are not there, two groups of one name, a group without a fragment.
+      PlanError: it has no role, missing devices, two groups of one name, or a group without a fragment.
     """
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
@@ -78,9 +78,9 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
 
 
 def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
-    """Warns (`FdgWarning`) of a role that nobody knows and that is spelt almost like one that is known.
+    """Warns (`FdgWarning`) about an unknown role that is spelt almost like a known one.
 
-    Unknown roles are allowed: their fragments live with the producer of their largest input.
+    Unknown roles are allowed: their fragments are placed with the producer of their largest input.
     """
     known = {*ROLES, WHOLE, *placement}
     for fragment in graph.fragments:
@@ -104,7 +104,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _meant(role: str, known: Collection[str]) -> str | None:
-    """The known role that one is a slip of: a letter off, two letters swapped, in capitals, or cut short.
+    """The known role that a misspelt one stands for: a letter off, two swapped, capitals, or cut short.
 
     >>> [_meant(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
@@ -121,7 +121,8 @@ def _meant(role: str, known: Collection[str]) -> str | None:
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """Group of each fragment: its role's, or its parent's, or that of its largest input's producer."""
+    """The group of each fragment: of its role, else of its parent, else of the producer of its largest
+    input."""
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
     pending = [f for f in graph.fragments if f.name not in assigned]
@@ -147,9 +148,9 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
 
 
 def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
-    """Groups on the same devices become one, which shards parameters if one of them does.
+    """Merges groups on the same devices; the result shards parameters if one of them does.
 
-    (Two that share only some devices stay two, in turn there; so does one that is to stay `apart`.)
+    Groups that share only some devices stay apart, and so does a group with `apart`.
 
     Raises:
       PlanError: two of them shard parameters in different ways.
@@ -181,10 +182,10 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
 
 
 def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """The group with as many of its devices as every batch divides by; without a batch, all hold copies.
+    """The group with the largest number of its devices that divides every batch; all of them without a batch.
 
     Raises:
-      PlanError: a user asked for a number of devices that does not divide a batch.
+      PlanError: a requested number of devices does not divide a batch.
     """
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(

@@ -1,14 +1,14 @@
-"""What processes of one run must have in common: short digests of a plan, alike wherever it is made.
+"""Digests of a plan, which the processes of a run compare before it starts.
 
-Processes that run different programs wait for each other for ever, or compute nonsense together. Equal
-flags and versions do not make equal programs (a module on the search path, an environment variable that a
-user's code reads), so what was traced and planned is compared itself:
+Processes that run different programs deadlock, or exchange the wrong arrays. Equal flags and versions are not
+enough (a module on the search path, or an environment variable that user code reads, may differ), so the
+traced and planned programs are compared:
 
     process 0 {"fragment 'act'": "5d41...", "fragment 'learn'": "7b52...", ..., "the schedule": "9e10..."}
     process 1 {"fragment 'act'": "5d41...", "fragment 'learn'": "c4ca...", ..., "the schedule": "9e10..."}
     -> process 1 has traced or planned another fragment 'learn' than process 0
 
-Nothing that differs between equal processes goes in: no addresses, no order of a set, no device.
+Digests contain nothing that differs between equal processes: no addresses, set orders or devices.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    """SHA-256 of each part of a plan, by what errors call it, the most telling first."""
+    """SHA-256 of each part of a plan by its name in errors, the most specific parts first."""
     walker = _Walker()
     whole = walker.closed(plan.graph.jaxpr)
     constants = [walker.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]
@@ -53,14 +53,14 @@ def _sha(text: str) -> str:
 
 
 class _Walker:
-    """Text of values, the same for equal values; variables are numbered as they come, in each jaxpr anew."""
+    """Writes values as text, equal for equal values; variables are numbered in order within each jaxpr."""
 
     def __init__(self) -> None:
         self.fragments: dict[str, list[str]] = {}
         self._known: Recall[str] = Recall()
 
     def closed(self, jaxpr: Any) -> str:
-        """Digest of a jaxpr with its constants, open or closed."""
+        """The digest of a jaxpr with its constants."""
         return self._known(jaxpr, None, lambda: self._digest(jaxpr))
 
     def _digest(self, jaxpr: Any) -> str:
@@ -73,7 +73,7 @@ class _Walker:
         return _sha("\n".join([*constants, *inputs, *equations, *results]))
 
     def text(self, value: Any, numbers: dict[Any, int]) -> str:
-        """Of any value; `numbers` are those of the variables so far."""
+        """The text of any value; `numbers` has the numbers of the variables so far."""
         match value:
             case None | bool() | int() | float() | complex() | str() | bytes() | enum.Enum():
                 return repr(value)

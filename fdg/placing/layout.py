@@ -1,10 +1,10 @@
-"""How an array lies on the mesh of a group: which axes of the mesh split which of its dimensions.
+"""The layout of an array on the mesh of a group: which mesh axes split which dimension.
 
     [B, T] split along B over 4 x 2 devices     spec (("batch",),)            parts (4, 1), 2 copies of each
     [d, f] on the same, one axis a dimension    spec (("batch",), ("model",)) parts (4, 2), 1 copy
     [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
 
-From one layout to any other an array goes in chunks: along each dimension as many as both can be cut into.
+Between two layouts, an array is transferred in chunks: along each dimension, the coarsest common refinement.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ Spec = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension; f
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """An array on a mesh.
+    """The layout of an array on a mesh.
 
     Attributes:
-      shape: of the whole array.
-      spec: the axes of the mesh that split each dimension, the slowest first; copies along all others.
-      mesh: name and size of each axis of the mesh, the slowest first.
+      shape: the global shape.
+      spec: the mesh axes that split each dimension, major to minor; replicated along all others.
+      mesh: name and size of each mesh axis, major to minor.
     """
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Layout:
     def of_batch(
         cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
     ) -> "Layout":
-        """Split along its batch axis, if that divides; a copy on each device otherwise.
+        """The layout split along the batch axis if that divides; otherwise replicated.
 
         Args:
           mesh: as the attribute, or a number of devices along `BATCH`.
@@ -50,24 +50,24 @@ class Layout:
 
     @functools.cached_property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts each dimension is split."""
+        """The number of parts along each dimension."""
         sizes = dict(self.mesh)
         split = [math.prod(sizes[name] for name in axes) for axes in self.spec]
         return (*split, *[1] * (len(self.shape) - len(split)))
 
     @property
     def number(self) -> int:
-        """Of different parts in all."""
+        """The number of different parts."""
         return math.prod(self.parts)
 
     @property
     def devices(self) -> int:
-        """Of the mesh."""
+        """The number of devices in the mesh."""
         return math.prod(size for _, size in self.mesh)
 
     @functools.cached_property
     def part_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each device, in the mesh's order: which part it has, along each dimension."""
+        """For each device in the mesh's order, the index of its part along each dimension."""
         sizes = dict(self.mesh)
         found = []
         for place in itertools.product(*(range(size) for size in sizes.values())):
@@ -81,19 +81,19 @@ class Layout:
 
 
 def moved_bytes(size: int, target: Layout) -> int:
-    """Bytes that arrive: every device of the target gets its part."""
+    """Bytes that arrive if every device of the target receives its part."""
     return size * target.devices // target.number
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How an array gets from one layout to another.
+    """The chunks of a transfer from one layout to another.
 
     Attributes:
-      cuts: into how many chunks a part of the source is cut along each dimension.
-      joins: of how many chunks a part of the target is joined along each dimension.
-      chunks: for each chunk of a target's part, row by row: for each device of the target, in order, the
-        device of the source that it comes from, and which chunk of that one's part it is, row by row.
+      cuts: the number of chunks of a source part along each dimension.
+      joins: the number of chunks of a target part along each dimension.
+      chunks: for each chunk of a target part (row-major), and each target device in order: the source device,
+        and the index of the chunk in that device's part (row-major).
     """
 
     cuts: tuple[int, ...]
@@ -103,9 +103,9 @@ class Route:
 
 @functools.cache
 def route(source: Layout, target: Layout) -> Route:
-    """The chunks that go from one layout to another: each device of the target gets each of its own once.
+    """The route from one layout to another: each target device receives each of its chunks once.
 
-    Where devices of the source hold copies, devices of the target ask them in turn.
+    If source devices hold replicas, target devices read from them in turn.
 
     >>> route(Layout.of_batch((6,), 0, 3), Layout.of_batch((6,), 0, 2))
     Route(cuts=(2,), joins=(3,), chunks=(((0, 0), (1, 1)), ((0, 1), (2, 0)), ((1, 0), (2, 1))))

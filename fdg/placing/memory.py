@@ -1,13 +1,12 @@
-"""Memory of a device, estimated from jaxprs: arrays that are alive together, as XLA lays programs out.
+"""Estimates the peak memory of a device from jaxprs, by liveness analysis of a model of XLA's fusion.
 
     p = x @ w           an array
-    h = tanh(p) + 1     one array: the tanh is computed where the sum is
-    s = sum(h * h)      one number, and h * h as the sum reads it
+    h = tanh(p) + 1     one array: the tanh is fused into the sum
+    s = sum(h * h)      one number: h * h is fused into the sum
 
-A program needs its arguments, results that take over no donated argument, and temporaries: what it makes
-inside, from where it is made to where it is read last. An operation that is computed element by element makes
-no array if one other such operation alone reads it. A loop has the arrays of one trip. Nothing is compiled:
-`Engine.memory` says what XLA sets aside for programs that are.
+A program needs its arguments, results that do not reuse a donated argument, and temporaries, from their
+definition to their last use. An elementwise operation with a single elementwise reader makes no array. A loop
+has the arrays of one trip. Nothing is compiled: `Engine.memory` has XLA's own figure.
 """
 
 import collections
@@ -36,10 +35,10 @@ class _Step(NamedTuple):
     """An operation or a loop.
 
     Attributes:
-      reads: its operands, literals left out.
-      makes: its results, each with its bytes on a device.
-      joins: whether it is computed element by element, with its reader.
-      in_place: whether results are written over operands.
+      reads: its operands, without literals.
+      makes: its results and their bytes on a device.
+      joins: whether it is elementwise and can be fused into its reader.
+      in_place: whether its results overwrite operands.
       inside: bytes that it needs while it runs.
     """
 
@@ -57,14 +56,14 @@ def program_bytes(
     donated: Sequence[int] = (),
     layouts: Mapping[int, Layout] | None = None,
 ) -> int:
-    """Peak of one device while a program runs.
+    """The peak bytes of one device while a program runs.
 
     Args:
-      jaxpr: open or closed.
+      jaxpr: the program, open or closed.
       axes: the batch axes of its first inputs.
-      devices: that the batch is split over.
-      donated: positions of inputs whose memory results may take over.
-      layouts: of inputs, by position, that lie otherwise; the outputs at these positions lie like them.
+      devices: the number of devices that split the batch.
+      donated: positions of donated inputs.
+      layouts: other layouts of inputs by position; outputs at these positions have the same.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
     flow = follow(body, axes, devices) if devices > 1 else None
@@ -86,16 +85,16 @@ def program_bytes(
 def _temporaries(
     jaxpr: core.Jaxpr, axes: Sequence[int | None], devices: int, layouts: Iterable[Layout]
 ) -> int:
-    """Peak of what equations make on one device; what they give is not counted.
+    """The peak bytes of intermediate values on one device, without results.
 
-    Arrays of the shape of a parameter that is split, such as its gradient, are taken to be split like it.
+    Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
     return _arrays(devices, frozenset((one.shape, one.number) for one in layouts)).peak(jaxpr, flow)
 
 
 def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
-    """Bytes of an array on one of the devices that it is split over."""
+    """Bytes of an array on one of the devices that split it."""
     if not hasattr(variable.aval, "dtype"):
         return 0
     layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
@@ -104,12 +103,12 @@ def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None 
 
 @functools.lru_cache(maxsize=32)
 def _arrays(devices: int, split: frozenset[tuple[tuple[int, ...], int]]) -> "_Arrays":
-    """Those of a number of devices: helpers that many plans have are looked at once."""
+    """A cached `_Arrays` for a number of devices, since many plans share functions."""
     return _Arrays(devices, dict(split))
 
 
 class _Arrays:
-    """The arrays of jaxprs on one of some devices; `split` has the parts of those of some shapes."""
+    """The arrays of jaxprs on one device; `split` has the parts of arrays of some shapes."""
 
     def __init__(self, devices: int, split: Mapping[tuple[int, ...], int]):
         self.devices, self.split = devices, split
@@ -117,7 +116,7 @@ class _Arrays:
         self._known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
-        """Bytes of what its equations make, at their peak; outputs are not counted."""
+        """Peak bytes of a jaxpr's intermediate values, without outputs."""
         key = id(jaxpr), id(flow)
         if key not in self._known:
             steps: list[_Step] = []
@@ -130,11 +129,11 @@ class _Arrays:
     def _write_out(
         self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], steps: list[_Step]
     ) -> list[Any]:
-        """Adds the steps of a jaxpr, calls written out, and returns its outputs.
+        """Appends the steps of a jaxpr with calls inlined; returns its outputs.
 
         Args:
-          names: of its variables, where these have others outside; a value has another one each time that a
-            call is written out, and what is a view of an array has the array's.
+          names: the outer names of its variables. Each inlining of a call makes new names; a view has the
+            name of its array.
         """
         flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
         for eqn, each in zip(jaxpr.eqns, flows, strict=True):
@@ -165,7 +164,7 @@ class _Arrays:
 
 
 def _is_view(eqn: core.JaxprEqn) -> bool:
-    """Whether each result is an operand under another name."""
+    """Whether each result is an alias of an operand."""
     if eqn.primitive.name not in VIEWS or len(eqn.invars) != len(eqn.outvars):
         return False
     pairs = zip(eqn.invars, eqn.outvars, strict=True)
@@ -185,7 +184,7 @@ def _step(
 
 
 def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
-    """Bytes of the arrays that steps make, but for what is given on."""
+    """Peak bytes of the arrays that steps make, without those that are returned."""
     read, live = set(given), []
     for step in reversed(steps):
         if any(v in read for v, _ in step.makes):
@@ -225,12 +224,12 @@ def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
 def peak_by_group(
     schedule: Schedule, sizes: Mapping[str, int], together: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Of one device of each group, for a schedule.
+    """The peak bytes of a device of each group, for a schedule.
 
     Args:
-      sizes: over how many devices each group splits a batch.
-      together: what groups are to be counted together, which are on the same devices: by their names, a name
-        for all of them; None: each for itself.
+      sizes: the number of devices over which each group splits a batch.
+      together: a common name for groups on the same devices, which are counted together; None for each by
+        itself.
     """
     names = together or {group: group for group in sizes}
     state: collections.Counter[str] = collections.Counter()
@@ -288,7 +287,7 @@ def _peak_steps(
 
 
 def _while_called(call: Call, alive: dict[Value, int], lent: set[Value], sizes: Mapping[str, int]) -> int:
-    """Gives up what a call donates. Returns bytes on a device while it runs, beside what is alive anyway."""
+    """Frees what a call donates; returns the bytes that a device needs besides live arrays while it runs."""
     devices, axes = sizes[call.group], [value.axis for value in call.inputs]
     given = [(call.inputs[i], _share_of(call.inputs[i], sizes)) for i in call.donated]
     room = sum(size for _, size in given)
@@ -308,7 +307,7 @@ def _lending(
     back: Sequence[Value],
     sizes: Mapping[str, int],
 ) -> int:
-    """Marks what is lent away, and says how much is counted once too often or too rarely during the move."""
+    """Marks lent leaves, and returns the correction of the count during the move."""
     owned = [a for a, _ in move.pairs if a not in alive]
     alive.update((value, -_share_of(value, sizes)) for value in owned)
     lent.update(owned)

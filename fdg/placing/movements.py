@@ -1,8 +1,8 @@
-"""What passes between fragments, groups and devices, read off a plan: edges, transfers and collectives.
+"""Data movements of a plan: edges on the same devices, transfers between groups, and collectives.
 
 act -> learn, "transfer", actors -> learners     a Move of the schedule
 learn, "all-reduce", learners, in "learn"        a collective of a program
-act -> step, ""                                  an edge of the graph whose ends share their devices
+act -> step, ""                                  an edge of the graph on one group
 """
 
 import dataclasses
@@ -18,18 +18,18 @@ BETWEEN = "(between fragments)"
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Bytes that pass between fragments or devices, and how.
+    """Bytes that move between fragments or devices.
 
     Attributes:
-      source: fragments that the data come from.
-      target: fragments that need it; the same as `source` for a collective.
-      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices (what was
-        read from compiled programs may be of other kinds), or "" where the data stay on their devices.
-      bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
-        its result.
+      source: the producing fragments.
+      target: the consuming fragments; for a collective the same as `source`.
+      how: "transfer" between groups, "all-reduce" or "all-gather" within a group (or another kind that was
+        read from a compiled program), or "" if the data stay on their devices.
+      bytes_per_crossing: bytes that arrive on all target devices together; for a collective the size of its
+        result.
       where: the group, or "actors -> learners" for a transfer.
-      program: for a collective, the program that it is in.
-      read: whether it was read from the compiled program, and not predicted.
+      program: the program of a collective.
+      read: whether it was read from the compiled program instead of predicted.
     """
 
     source: str
@@ -44,19 +44,19 @@ class Movement:
 
     @property
     def bytes_per_iteration(self) -> int:
-        """All crossings of an iteration together."""
+        """Bytes of all crossings of an iteration."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedProgram:
-    """An XLA program to be.
+    """A planned XLA program.
 
     Attributes:
-      fragments: their names, in program order; empty for code between fragments alone.
-      collectives: what its devices exchange each time that it runs.
-      read: whether these were read from the compiled program, and not predicted.
-      together: how many agents a device maps together, of those that it has; None without an axis of agents.
+      fragments: the names of its fragments in program order; empty for code between fragments.
+      collectives: its collectives in one run.
+      read: whether these were read from the compiled program instead of predicted.
+      together: agents mapped together on a device; None without an axis of agents.
     """
 
     name: str
@@ -69,7 +69,7 @@ class PlannedProgram:
 
 
 def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
-    """Edges whose ends share their devices."""
+    """Edges whose ends are on the same devices."""
     return [
         Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
         for e in edges
@@ -78,7 +78,7 @@ def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Moveme
 
 
 def transfers(moves: Iterable[tuple[Move, int]]) -> list[Movement]:
-    """A schedule's moves."""
+    """The transfers of a schedule."""
     return [_transfer(move, times) for move, times in moves]
 
 
@@ -93,7 +93,7 @@ def _transfer(move: Move, times: int) -> Movement:
 
 
 def exchanges(programs: Sequence[PlannedProgram]) -> list[Movement]:
-    """The collectives within each group; those that differ only in their bytes are summed."""
+    """The collectives of each group; those that differ only in bytes are summed."""
     totals: dict[Movement, int] = {}
     for program in programs:
         for c in program.collectives:

@@ -1,13 +1,13 @@
-"""From a graph and a distribution policy to a plan: which device runs what, and what moves between them.
+"""Plans an algorithm: from a graph and a distribution policy to programs and transfers.
 
-A policy is a small value. It is asked one thing, `place(devices)`: which group of devices each role lives on.
-All that follows is worked out from the graph alone, so no device is needed to plan:
+A policy is a small value with one method, `place(devices)`: the group of devices of each role. Everything
+else is derived from the graph, so planning needs no devices:
 
     policy.place(4 devices)      environment, actor -> actors (0, 1, 2); learner -> learners (3,)
-    assign, fit                  act, step -> actors; learn -> learners; 2 is idle for a batch of 64
-    delay                        the iteration with the policy's staleness written into it
-    open, partition              a schedule: actors run act+step, a move, learners run learn, a move back
-    predict                      what each program's devices exchange
+    assign, fit                  act, step -> actors; learn -> learners; device 2 is idle for a batch of 64
+    delay                        the iteration with the policy's staleness
+    open, partition              a schedule: actors run act+step, a transfer, learners run learn, a transfer
+    predict                      the collectives of each program
 """
 
 import dataclasses
@@ -64,17 +64,17 @@ _EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Rec
 def place(
     algorithm: Any, policy: Policy, devices: int | Sequence[Any] | None = None, num_seeds: int | None = None
 ) -> Plan:
-    """Plans an algorithm (or its graph) under a policy, without running or compiling anything.
+    """Plans an algorithm (or its graph) under a policy. Runs and compiles nothing.
 
     Args:
-      algorithm: an algorithm, or the `FDG` that `trace` made of it. One without a fragment is one program, on
-        the policy's first group.
-      policy: see `policies`.
-      devices: how many, or which; None for all of JAX's (`with_host`). They need not exist.
-      num_seeds: the number of agents, as `fdg.agents` makes them; None for itself.
+      algorithm: an algorithm, or its `FDG` from `trace`. Without fragments it is one program on the policy's
+        first group.
+      policy: a distribution policy (`policies`).
+      devices: the devices, or their number; None for all of JAX's (`with_host`). They need not exist.
+      num_seeds: the number of agents (`fdg.agents`); None for the algorithm itself.
 
     Raises:
-      PlanError: a request that cannot be met, naming policy, fragment, numbers and fix.
+      PlanError: the policy cannot be carried out; names policy, fragment, numbers and fix.
       GraphError: from `trace`.
     """
     check_policy(policy)
@@ -146,7 +146,8 @@ def place(
 
 
 def _ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
-    """The graph, cut where the age of the actors' parameters changes, and the ages; None without a delay."""
+    """The graph, with the scan cut where the age of parameters changes, and the ages; None without a
+    delay."""
     staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
     for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
         if not isinstance(value, int) or value < 0:
@@ -181,10 +182,10 @@ def _delayed(
 
 
 def _with_sharded(plan: Plan, given: FDG) -> Plan:
-    """The plan with the leaves that rules take, under staleness those of the algorithm's own state.
+    """Adds the sharded leaves to the plan; under staleness, those of the algorithm's own state.
 
     Args:
-      given: the graph that is placed; of several agents, rules are on the leaves of one.
+      given: the placed graph; with several agents, rules apply to the leaves of one.
     """
     graph = plan.graph if given.agents is None else given
     leaves = [
@@ -211,7 +212,7 @@ def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> No
 def _plan_agents(
     graph: FDG, agents: int, platforms: Sequence[str], policy: Policy, delayed: Delay | None
 ) -> Plan:
-    """Agents do not talk to each other while they train, so whole ones go to devices."""
+    """A plan that distributes whole agents over the devices."""
     count = len(platforms)
     width = largest_divisor(agents, count)
     group = Group("agents", tuple(range(width)))
@@ -234,7 +235,7 @@ def _plan_agents(
 
 
 def _plan_whole(plan: Plan) -> Plan:
-    """All fragments share their devices: one program."""
+    """A plan in which all fragments share their devices: one program."""
     (group,), graph = plan.groups, plan.graph
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
     exchanged, notes = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, group)
@@ -243,7 +244,7 @@ def _plan_whole(plan: Plan) -> Plan:
 
 
 def _plan_steps(plan: SteppedPlan) -> Plan:
-    """Several programs, and transfers between them."""
+    """A plan of several programs and transfers."""
     groups = {group.name: group for group in plan.groups}
     programs: list[PlannedProgram] = []
     notes = [*plan.notes, *resharding_notes(plan.schedule)]
@@ -261,11 +262,12 @@ def _plan_steps(plan: SteppedPlan) -> Plan:
 def _exchanged(
     jaxpr: ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of one run of a program on a group, and the equations that every device repeats because
-    no rule splits them.
+    """The collectives in one run of a group's program, and the equations that no rule splits, so that every
+    device repeats them.
 
     Args:
-      inputs: batch axes of the jaxpr's inputs; `outputs` likewise.
+      inputs: batch axes of the jaxpr's inputs.
+      outputs: batch axes of its outputs.
     """
     if not _is_predicted(group):
         return (), ()
@@ -276,5 +278,5 @@ def _exchanged(
 
 
 def _is_predicted(group: Group) -> bool:
-    """Whether collectives within the group can be predicted; with sharded parameters, XLA chooses them."""
+    """Whether a group's collectives can be predicted; with sharded parameters, XLA chooses them."""
     return group.rows > 1 and not group.shards

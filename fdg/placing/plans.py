@@ -1,4 +1,4 @@
-"""The plan: what runs where, and what moves. Plain values."""
+"""Plans: placement, programs and transfers, as plain values."""
 
 import dataclasses
 import functools
@@ -20,22 +20,22 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """What runs where: one program for all iterations, or, of a `SteppedPlan`, several.
+    """The plan of an engine: one program for all iterations, or for a `SteppedPlan` several.
 
     Attributes:
-      graph: the graph that was placed (with the policy's staleness written into it).
-      policy: the policy that placed it.
-      num_devices: how many devices there were to use.
-      groups: the groups in use, idle devices left out; groups on the same devices are one.
-      idle: devices that nothing runs on.
-      assignment: the group of each fragment, by names, in the graph's order.
-      programs: in the order in which an iteration first runs them.
-      delayed: what the staleness delays, None without.
-      unfit: for each group, the devices that the policy gave it and its batches do not divide over.
-      notes: what else there is to know, a sentence each; printed at the end.
-      sharded: the leaves of the state that rules take.
-      unused_rules: (group, regular expression) of rules that take no leaf.
-      unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
+      graph: the placed graph, with the policy's staleness applied.
+      policy: the policy.
+      num_devices: the number of given devices.
+      groups: the groups with their used devices; groups on the same devices are merged.
+      idle: unused devices.
+      assignment: the group of each fragment by name, in the graph's order.
+      programs: the programs, in the order of their first run in an iteration.
+      delayed: what the staleness delays, or None.
+      unfit: for each group, devices left out because its batches do not divide by them.
+      notes: further sentences, printed at the end.
+      sharded: the leaves of the state that rules shard.
+      unused_rules: (group, regular expression) of rules that match no leaf.
+      unpredicted: groups with sharded parameters, whose collectives are known only after compiling.
     """
 
     graph: FDG
@@ -63,10 +63,9 @@ class Plan(Drawable):
 
     @functools.cached_property
     def memory(self) -> tuple[tuple[str, int], ...]:
-        """Bytes that each of a group's devices needs at its peak, estimated (`placing.memory`).
+        """Estimated peak bytes on a device of each group (`placing.memory`).
 
-        Groups on the same devices have the same figure, of all that is there. `Engine.memory` has what XLA
-        sets aside.
+        Groups on the same devices have the same, total figure. `Engine.memory` has XLA's.
         """
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
@@ -81,7 +80,7 @@ class Plan(Drawable):
 
     @property
     def sharing(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the groups, those on the same devices together."""
+        """The names of the groups; those on the same devices together."""
         found: dict[frozenset[int], list[str]] = {}
         for group in self.groups:
             found.setdefault(frozenset(group.devices), []).append(group.name)
@@ -89,19 +88,19 @@ class Plan(Drawable):
 
     @property
     def together(self) -> int | None:
-        """How many agents a device maps together, of `agents_here`; None without an axis of agents."""
+        """Agents that a device maps together, out of `agents_here`; None without an axis of agents."""
         return self.programs[0].together if self.programs else None
 
     @property
     def agents_here(self) -> int:
-        """How many agents a device has."""
+        """Agents on a device."""
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
-        """The first process of which no device has work; None where each has some.
+        """The first process without a used device, or None.
 
         Args:
-          devices: those that the plan's positions refer to.
+          devices: the devices that the plan's positions refer to.
         """
         processes = [getattr(device, "process_index", 0) for device in devices]
         working = {processes[i] for group in self.groups for i in group.devices}
@@ -115,15 +114,15 @@ class Plan(Drawable):
         )
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """The programs that the host steps, with how often an iteration runs each; none of one program."""
+        """The programs that the host steps, with their runs in an iteration; empty for a single program."""
         return ()
 
     def moves(self) -> Iterable[tuple[Move, int]]:
-        """The transfers between groups, with how often an iteration makes each; none of one program."""
+        """The transfers between groups, with their runs in an iteration; empty for a single program."""
         return ()
 
     def group_of(self, fragment: str) -> Group:
-        """The group that a fragment lives on."""
+        """The group of a fragment."""
         name = dict(self.assignment)[fragment]
         return next(group for group in self.groups if group.name == name)
 
@@ -133,8 +132,8 @@ class SteppedPlan(Plan):
     """A plan of several groups: the host steps programs and transfers in the order of a schedule.
 
     Attributes:
-      schedule: one iteration's steps.
-      constants: values that the schedule's constants refer to.
+      schedule: the steps of one iteration.
+      constants: the values that the schedule's constants refer to.
     """
 
     schedule: Schedule = dataclasses.field(compare=False)

@@ -1,4 +1,4 @@
-"""What a distribution policy is: a small value that says which group of devices each role lives on."""
+"""The interface of distribution policies: values that map roles to groups of devices."""
 
 import dataclasses
 import os
@@ -26,25 +26,25 @@ Rules: TypeAlias = tuple[Rule, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Devices that run the same fragments, with the batch split over them.
+    """Devices that run the same fragments and split the batch.
 
-    They form a mesh of two axes: the batch is split over `batch`, parameters over either by rules. A group
-    of three rows of two devices each has devices 0 and 1 in its first row:
+    They form a mesh of two axes: the batch is split over `batch`, parameters over either by rules. In a group
+    of three rows with two devices each, devices 0 and 1 form the first row:
 
     >>> Group("learners", (0, 1, 2, 3, 4, 5), model=2).mesh
     (('batch', 3), ('model', 2))
 
     Attributes:
-      name: what the policy calls it ("workers", "learners").
-      devices: positions in the list of devices given to the engine.
-      exact: whether a user asked for this number of devices; then it must divide the batch.
-      model: size of the mesh's `model` axis: so many devices share one part of the batch.
-      parameters: rules for leaves of the state that are split (`parameter_rules`); `DECLARED` for those of
-        the algorithm.
-      whole_along_batch: parameters are replicated over `batch`: only the `model` part of each rule applies.
-        For devices that generate.
-      apart: not merged with other groups on the same devices, because its parameters have another layout.
-      optional: if the algorithm has no fragment for this group, its devices stay idle; without it, that is an
+      name: the policy's name for it ("workers", "learners").
+      devices: positions in the engine's list of devices.
+      exact: whether the user asked for this number of devices, which then must divide the batch.
+      model: the size of the mesh's `model` axis.
+      parameters: rules for sharded leaves of the state (`parameter_rules`); `DECLARED` for those of the
+        algorithm.
+      whole_along_batch: replicate parameters over `batch` (only the `model` part of each rule applies), for
+        devices that generate.
+      apart: do not merge with groups on the same devices, because its parameters have another layout.
+      optional: leave the devices idle if the algorithm has no fragment for this group; otherwise that is an
         error.
     """
 
@@ -71,19 +71,19 @@ class Group:
 
     @property
     def rows(self) -> int:
-        """Into how many parts it splits a batch."""
+        """The number of parts of a batch."""
         return len(self.devices) // self.model
 
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:
-        """Name and size of each axis of its mesh; the batch's alone where no parameters are split."""
+        """Name and size of each mesh axis; only the batch axis if no parameters are sharded."""
         if self.model == 1 and not self.parameters:
             return ((BATCH, len(self.devices)),)
         return (BATCH, self.rows), (MODEL, self.model)
 
     @property
     def shards(self) -> bool:
-        """Whether values may be sharded over its devices in other ways than along their batch."""
+        """Whether values may be sharded in other ways than along the batch."""
         return len(self.devices) > 1 and bool(self.parameters)
 
 
@@ -91,16 +91,15 @@ explain_frozen(Group, "group")
 
 
 def parameter_rules(given: Any) -> Rules | str:
-    """Rules for sharded parameters, hashable and checked.
+    """Checks rules for sharded parameters and makes them hashable.
 
     Args:
-      given: pairs of a regular expression and what it splits (a `PartitionSpec`, a tuple with the mesh axes
-        of each dimension, or the axes for the largest dimension that divides: "batch", "model",
-        "batch+model"; None for whole), as a sequence or a dict; "fsdp" for every leaf over "batch";
-        "declared"; None.
+      given: pairs of a regular expression and a sharding (a `PartitionSpec`, a tuple with the mesh axes of
+        each dimension, or mesh axes for the largest dimension that divides: "batch", "model", "batch+model";
+        None for replicated), as a sequence or a dict; "fsdp" for every leaf over "batch"; "declared"; None.
 
     Raises:
-      PlanError: none of these.
+      PlanError: it is none of these.
 
     >>> parameter_rules({"kernel": PartitionSpec(None, "model"), "bias": None})
     (('kernel', (None, 'model')), ('bias', ()))
@@ -134,7 +133,7 @@ def parameter_rules(given: Any) -> Rules | str:
 
 
 def over_model_alone(rules: Rules) -> Rules:
-    """The same rules with `batch` removed: these leaves are split over `model` alone.
+    """The rules without `batch`: leaves are split over `model` only.
 
     >>> over_model_alone((("a", "batch+model"), ("b", ("batch", "model")), ("c", "batch")))
     (('a', 'model'), ('b', (None, 'model')), ('c', ()))
@@ -177,9 +176,9 @@ def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
 class Policy(Protocol):
     """A distribution policy: a frozen, hashable dataclass.
 
-    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use,
-    and a field `lag` how many micro-batches (`policies.parameters.Lags`). A class attribute
-    `uses_host = True` asks for the host's CPU beside the accelerators (see `with_host`).
+    An optional field `staleness` is the age of the actors' parameters in iterations, and `lag` in
+    micro-batches (`policies.parameters.Lags`). A class attribute `uses_host = True` requests the host's CPU
+    besides accelerators (see `with_host`).
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
@@ -189,16 +188,16 @@ class Policy(Protocol):
           devices: the platform of each device, such as "cpu" or "gpu".
 
         Raises:
-          PlanError: what the policy asks for cannot be had on these devices.
+          PlanError: the policy cannot be carried out on these devices.
         """
 
 
 def check_policy(policy: Any) -> None:
-    """Raises an error for anything that is not a policy, and says what to write.
+    """Checks that a value is a policy.
 
     Raises:
-      PlanError: a class instead of an instance, a name, an object without `place`, or (in this repository's
-        policies) a field of the wrong type.
+      PlanError: it is a class, a name, or an object without `place`, or a field has the wrong type; says what
+        to write.
     """
     if isinstance(policy, type):
         raise PlanError(
@@ -235,17 +234,17 @@ def check_policy(policy: Any) -> None:
 
 
 def _has_rule(field: dataclasses.Field) -> bool:
-    """Whether a field's numbers have a rule of their own that refuses them, and says what would fit."""
+    """Whether a field's numbers are checked by a rule of their own."""
     return bool(field.metadata.get("devices")) or field.name in ("staleness", "lag")
 
 
 def checked_devices(devices: Any) -> list[Any]:
     """A list of distinct devices; a number `n` means the first `n` of `jax.devices()`.
 
-    For planning alone, any object with a `platform` counts as a device.
+    For planning, any object with a `platform` counts as a device.
 
     Raises:
-      PlanError: something else than devices, one twice, or more than there are.
+      PlanError: it is something else, a device is given twice, or there are too few.
     """
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         there = jax.devices()
@@ -277,9 +276,9 @@ def checked_devices(devices: Any) -> list[Any]:
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Adds the host's CPU to accelerators, in front of them, if the policy makes use of it.
+    """Puts the host's CPU before the accelerators if the policy uses it.
 
-    In one process only: of several, each would have to name its own.
+    With one process only: with several, each would add its own.
     """
     accelerators = bool(devices) and devices[0].platform != "cpu"
     if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):

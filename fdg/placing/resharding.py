@@ -1,15 +1,14 @@
-"""Values that change how they lie on the same devices, as parameters do between training and generating.
+"""Resharding on the same devices, as of parameters between training and generation.
 
-    training    batch 2, model 4    kernel [64, 32] as (model): each device an eighth... of a row's four
-    generation  batch 4, model 2    the same devices, rows of two; kernel as (model)
-    both        batch 2, g 2, j 2   one mesh in which training splits over (g, j), generation over (g)
-    change      all-gather along j, in groups of 2; back again a slice, which moves nothing
+    training    batch 2, model 4    kernel [64, 32] as (model): each device has a quarter
+    generation  batch 4, model 2    the same devices in rows of two; kernel as (model)
+    both        batch 2, g 2, j 2   a common mesh: training splits over (g, j), generation over (g)
+    change      all-gather along j in groups of 2; back by slicing, without communication
 
-Where each device's part before lies within its part afterwards (along each dimension, the axes that split it
-afterwards are the first of those that split it before), parts are gathered among neighbours and nothing else
-moves: zero redundancy (Sheng et al., arXiv 2409.19256, section 5.3). Then a group *lends* its parameters:
-they are gathered leaf by leaf, each leaf's parts given up as soon as it is, and cut back after their last
-use.
+If each device's part before lies within its part afterwards (along each dimension, the axes afterwards are
+the first of those before), parts are all-gathered in small groups and nothing else moves: zero redundancy
+(Sheng et al., arXiv 2409.19256, section 5.3). Then a group *lends* its parameters: they are gathered leaf by
+leaf, freeing each leaf's parts, and sliced back after their last use.
 """
 
 import dataclasses
@@ -25,13 +24,13 @@ STAYS, GATHER, SLICE, EXCHANGE = "stays", "all-gather", "slice", "exchange"
 
 @dataclasses.dataclass(frozen=True)
 class CommonMesh:
-    """A mesh in which the meshes of two groups on the same devices are both written.
+    """A mesh in which the meshes of two groups on the same devices can be expressed.
 
     Attributes:
-      axes: name and size of each, the slowest first.
-      devices: positions in the list of all devices, in the mesh's order, which is that of the source.
-      source: for each axis of the source's mesh, the axes here that it is made of, the slowest first.
-      target: likewise of the target's.
+      axes: name and size of each axis, major to minor.
+      devices: positions of the devices in the mesh's order, which is the source's.
+      source: for each axis of the source's mesh, the axes here that it consists of, major to minor.
+      target: the same for the target's mesh.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -41,7 +40,7 @@ class CommonMesh:
 
 
 def common_mesh(source: Group, target: Group) -> CommonMesh | None:
-    """The mesh of two groups; None where they are on different devices, or in an order that no mesh has.
+    """The common mesh of two groups; None if their devices differ, or their orders have no common mesh.
 
     >>> from fdg.placing.policy import Group
     >>> common_mesh(
@@ -87,7 +86,7 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
 
 
 def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Sizes and strides of the digits that a row of positions counts with, the slowest first."""
+    """Sizes and strides of the mixed-radix digits of a row of positions, major to minor."""
     found: list[tuple[int, int]] = []
     count = 1
     while count < len(positions):
@@ -102,7 +101,7 @@ def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
 
 
 def _order(mesh: CommonMesh) -> list[int]:
-    """The devices in the target's order, as the mesh says."""
+    """The devices in the target's order."""
     sizes = dict(mesh.axes)
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
@@ -117,13 +116,13 @@ def _order(mesh: CommonMesh) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """How one value gets from one layout to another on the same devices.
+    """The resharding of one value on the same devices.
 
     Attributes:
-      mesh: in which both layouts are written.
-      source: layout before.
-      target: layout afterwards.
-      kind: `STAYS`, `GATHER` (each device's part grows), `SLICE` (it shrinks), or `EXCHANGE` (anything else).
+      mesh: the common mesh.
+      source: the layout before.
+      target: the layout afterwards.
+      kind: `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else).
     """
 
     mesh: CommonMesh
@@ -133,21 +132,21 @@ class Change:
 
     @property
     def neighbours(self) -> int:
-        """Devices that gather parts from each other; 1 where nothing is gathered."""
+        """The number of devices in each all-gather; 1 without one."""
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
     def arriving(self, size: int) -> int:
-        """Bytes that arrive at all devices together, of an array of so many bytes: what each has not yet."""
+        """Bytes that arrive on all devices, for an array of `size` bytes."""
         part = size // self.target.number
         kept = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
         return (part - kept) * self.target.devices
 
     def temporary(self, size: int) -> int:
-        """Bytes that a device needs for a moment beside both parts, at most.
+        """Bytes that a device temporarily needs besides both parts, at most.
 
-        None where parts are cut, or gathered along the first dimension, where they lie one behind the other
-        in memory. Along another one, the result before its parts are put in order; along several, what was
-        gathered along the others. XLA exchanges anything else by way of the whole array, at worst.
+        Slicing needs none, nor does gathering along the first dimension, which is contiguous. Gathering along
+        another one needs the result before it is transposed; along several, the intermediate results. For
+        anything else, XLA may materialise the whole array.
         """
         if self.kind == EXCHANGE:
             return size
@@ -163,7 +162,7 @@ class Change:
 
 
 def change(mesh: CommonMesh, source: Layout, target: Layout) -> Change:
-    """How a value gets from a layout on the source's mesh to one on the target's."""
+    """The resharding from a layout on the source's mesh to one on the target's."""
     before, after = _written(source, mesh, mesh.source), _written(target, mesh, mesh.target)
     rank = len(source.shape)
     old, new = (

@@ -1,12 +1,12 @@
-"""Parameters that are split: rules on the paths of leaves, and how the values of a schedule then lie.
+"""Sharded parameters: rules on the paths of leaves, and the layouts of a schedule's values.
 
     rules   (("kernel", (None, "model")), ("", "batch"))        of a group with the mesh batch 2, model 4
     leaves  .params['in']['kernel'] [32, 64]   the first rule   spec ((), ("model",))   parts (1, 4)
             .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
-            .step []                           none             whole
+            .step []                           none             replicated
 
-Parameters and optimiser state have paths that end alike, and so one rule takes both. What a schedule hands on
-as such a leaf (from iteration to iteration, into a loop and out of it) lies as the leaf.
+Parameters and optimiser state have paths with the same ends, so one rule matches both. Values that become
+such a leaf (in the next iteration, or in a loop) have its layout.
 """
 
 import collections
@@ -28,14 +28,14 @@ from fdg.tracing.graph import FDG
 
 @dataclasses.dataclass(frozen=True)
 class ShardedLeaf:
-    """A leaf of the state that a rule of a group takes.
+    """A leaf of the state that a group's rule matches.
 
     Attributes:
-      position: among the state's leaves.
-      path: in the algorithm's state, as `jax.tree_util.keystr` writes it.
-      group: its name.
-      rule: the regular expression that found it.
-      layout: how it lies on the group's devices: whole, where no dimension divides.
+      position: its position among the state's leaves.
+      path: its path in the algorithm's state, as by `jax.tree_util.keystr`.
+      group: the group's name.
+      rule: the matching regular expression.
+      layout: its layout on the group's devices; replicated if no dimension divides.
     """
 
     position: int
@@ -45,7 +45,7 @@ class ShardedLeaf:
     layout: Layout
 
     def of_agents(self, count: int | None) -> "ShardedLeaf":
-        """That of several agents, whose axis is in front and not split; itself for None."""
+        """The leaf with a leading, unsplit axis of agents; itself for None."""
         if count is None:
             return self
         one = self.layout
@@ -54,7 +54,7 @@ class ShardedLeaf:
 
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
-    """The group with the rules that it takes from the algorithm, if it does.
+    """The group with the rules declared by the algorithm, if it asks for them.
 
     Raises:
       PlanError: the algorithm declares none.
@@ -70,13 +70,13 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
 
 
 def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) -> list[ShardedLeaf]:
-    """The leaves of the state that a group's rules take: neither batches, keys nor scalars.
+    """The leaves of the state that a group's rules match, without batches, keys and scalars.
 
     Args:
-      state: the algorithm's own part of the graph's state, if that is more: its first leaves.
+      state: the algorithm's own part of the graph's state: its first leaves.
 
     Raises:
-      PlanError: a rule that does not fit the leaf that it takes.
+      PlanError: a rule does not fit a leaf that it matches.
     """
     if not group.shards:
         return []
@@ -96,7 +96,7 @@ def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) 
 
 
 def unused_rules(group: Group, leaves: Iterable[ShardedLeaf]) -> list[str]:
-    """The regular expressions of a group's rules that take no leaf."""
+    """The regular expressions of a group's rules that match no leaf."""
     if not group.shards:
         return []
     assert not isinstance(group.parameters, str)
@@ -139,7 +139,7 @@ def _spec_text(spec: Sequence[Any]) -> str:
 
 
 def spec_text(spec: Spec) -> str:
-    """A layout's axes as they are written in a plan.
+    """A layout's axes as printed in a plan.
 
     >>> spec_text(((), ("batch", "model")))
     '-, batch+model'
@@ -151,11 +151,11 @@ def spec_text(spec: Spec) -> str:
 
 
 def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[ShardedLeaf]) -> Schedule:
-    """The schedule with the layout of each of its values.
+    """The schedule with the layout of each value.
 
-    Values of a leaf that a group splits lie as it does there, and so does what is handed on as such a
-    leaf. Of values that would be two leaves that lie differently, each device has the whole. Of a leaf that
-    several groups keep, the place of record is the one that splits it most.
+    Values of a sharded leaf have the leaf's layout, and so do values that become such a leaf. A value that
+    becomes two leaves with different layouts is replicated. Of a leaf that several groups keep, the primary
+    copy is the one that is split the most.
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
@@ -207,7 +207,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
-    """The axes that split a variable on a group, by what is handed on as what."""
+    """The axes that split a group's variables, propagated between values that become each other."""
     same: dict[Any, set[Any]] = {}
 
     def tie(pairs: Iterable[tuple[Value, Value]]) -> None:
@@ -241,7 +241,7 @@ def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any,
 
 
 def _donated(call: Call) -> frozenset[int]:
-    """Of what a call frees: inputs whose memory an output that lies alike can take over."""
+    """The freed inputs that an output of the same layout can reuse."""
 
     def kind(value: Value) -> tuple:
         return value.shape, value.dtype, value.layout
@@ -256,10 +256,10 @@ def _donated(call: Call) -> frozenset[int]:
 
 
 def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
-    """The layouts of the leaves that one group splits."""
+    """The layouts of a group's sharded leaves by position."""
     return {leaf.position: leaf.layout for leaf in leaves if leaf.group == group}
 
 
 def axes_text(group: Group) -> str:
-    """A group's mesh in words: "batch 2 x model 4"."""
+    """A group's mesh as text: "batch 2 x model 4"."""
     return f"{BATCH} {group.rows} x {MODEL} {group.model}"

@@ -1,7 +1,7 @@
-"""The fragmented dataflow graph: an algorithm's training iteration as fragments and the arrays between them.
+"""The fragmented dataflow graph: an iteration's fragments and the arrays between them.
 
-The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check` says whether it is well
-formed, and runs after every pass that makes one.
+The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check` verifies its invariants
+after every pass that makes one.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class Array:
     """An array at a fragment's border.
 
     Attributes:
-      value: which value of the program it is; two ports with the same number hold the same array.
-      axis: its batch axis, None if the whole batch shares it.
+      value: the number of its value in the program; equal numbers are the same array.
+      axis: its batch axis; None if it is shared by the batch.
     """
 
     value: int
@@ -37,15 +37,15 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """A node: one call site of a fragment function.
+    """A node: a call site of a fragment function.
 
     Attributes:
       name: unique in the graph (`act`, `act.2`, ...).
-      parent: the fragment that this one is nested in, None at the top.
-      calls_per_iteration: how often it runs in one training iteration.
-      calls_exact: False inside a while loop (counted as its most trips, or one) or a branch (as taken).
+      parent: the enclosing fragment; None at the top level.
+      calls_per_iteration: calls in one training iteration.
+      calls_exact: False in a while loop (counted as its most trips, or one) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
-      bytes_per_call: what it reads and writes at its border.
+      bytes_per_call: bytes of its inputs and outputs.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Fragment:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Arrays that `source` produces and `target` reads, crossing together.
+    """Arrays that `source` produces and `target` reads, transferred together.
 
     Attributes:
       values: the `Array.value` of each, all outputs of `source`.
-      bytes_per_crossing: their size together.
-      crossings_per_iteration: how often they cross.
+      bytes_per_crossing: their total size.
+      crossings_per_iteration: transfers in an iteration.
       delay: "" within a step, "step" to the next trip of a loop, "iteration" to the next iteration.
     """
 
@@ -85,7 +85,7 @@ class Edge:
 
     @property
     def bytes_per_iteration(self) -> int:
-        """All crossings of an iteration together."""
+        """Bytes of all transfers in an iteration."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
@@ -94,16 +94,16 @@ class FDG(Drawable):
     """A fragmented dataflow graph.
 
     Attributes:
-      fragments: in program order, a nested one after the fragment around it.
+      fragments: in program order; nested ones follow their parent.
       edges: between fragments of one nesting level.
-      state_axes: the batch axis of each leaf of the algorithm's state, where a fragment declares one.
-      jaxpr: one iteration: the state's leaves in; the state's leaves, then the metrics' leaves out.
+      state_axes: the batch axis of each leaf of the algorithm's state, if a fragment declares one.
+      jaxpr: one iteration: from the state's leaves to the next state's leaves and the metrics' leaves.
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
-      parameter_rules: of an algorithm (or its network) that declares how parameters may be split.
-      between_agents: what agents take over from each other (`fdg.agents.BetweenAgents`), or None.
-      agents: how many agents there are (`fdg.agents`); None for one, without an axis of agents. All else here
-        is of one of them; `of_all` has the shapes of all.
+      parameter_rules: how the algorithm (or its network) declares that parameters may be sharded, or None.
+      between_agents: what agents copy from each other (`fdg.agents.BetweenAgents`), or None.
+      agents: the number of agents (`fdg.agents`); None without an axis of agents. All other attributes are of
+        one agent; `of_all` adds the axis.
     """
 
     name: str
@@ -119,11 +119,11 @@ class FDG(Drawable):
 
     @property
     def output_axes(self) -> tuple[int | None, ...]:
-        """Batch axes of the jaxpr's outputs: leaves come back as they were, metrics have none."""
+        """Batch axes of the jaxpr's outputs: leaves as in the inputs, metrics None."""
         return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
 
     def of_all(self, shapes: Any) -> Any:
-        """Of a pytree of shapes of one agent those of all, an axis of agents in front."""
+        """Adds the axis of agents to a pytree of shapes."""
         if self.agents is None:
             return shapes
         lead = (self.agents,)
@@ -136,7 +136,7 @@ class FDG(Drawable):
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"
 
     def fragment(self, name: str) -> Fragment:
-        """The fragment of a name."""
+        """The fragment with this name."""
         return next(f for f in self.fragments if f.name == name)
 
 
@@ -146,13 +146,12 @@ class FDG(Drawable):
 
 
 def check(graph: FDG) -> None:
-    """Checks that the graph is well formed.
+    """Checks the graph's invariants.
 
     Raises:
-      GraphError: naming fragment, edge and fix, for: two fragments of one name; a value with two
-        producers; an edge whose fragment is missing, or that carries a value its source does not
-        produce, or of another size; a batch axis that an array does not have or that differs in size;
-        a cycle of edges without delay.
+      GraphError: two fragments of one name; a value with two producers; an edge with a missing fragment, or
+        with a value that its source does not produce, or of another size; a batch axis that an array lacks or
+        that differs in size; a cycle of edges without delay. Names fragment, edge and fix.
     """
     by_name: dict[str, Fragment] = {}
     producer: dict[int, Fragment] = {}

@@ -1,4 +1,4 @@
-"""Mistakes in code that is traced: which line of whose file, what JAX cannot do there, what to write."""
+"""Errors in traced code: the user's line, what JAX cannot do there, and the fix."""
 
 import contextlib
 import dataclasses
@@ -66,13 +66,13 @@ _BY_WORDS: Mapping[str, tuple[str, str]] = {
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors in traced code as a `GraphError` of one line; where JAX asks for numbers, with the fix.
+    """A context that turns errors in traced code into a one-line `GraphError`.
 
     Args:
-      what: is being traced, such as `Mine.iterate`.
+      what: the traced function, such as `Mine.iterate`.
 
     Raises:
-      GraphError: names the line, the cause and the fix; the error itself is its cause.
+      GraphError: names the line, the cause and the fix; the original error is its cause.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of a user's own file that led to an error, such as `, line 3 of maze.py (...)`."""
+    """The last line of user code that led to an error, such as `, line 3 of maze.py (...)`."""
     found = own_frame(error)
     if found is None:
         return ""
@@ -99,13 +99,13 @@ def line_of(error: BaseException) -> str:
 
 
 def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
-    """A line of a file as messages have it; `names` are the globals of code that is in no file."""
+    """A line of a file for messages; `names` are the globals of code without a file."""
     line = linecache.getline(file, number, names).strip()
     return f", line {number} of {Path(file).name}" + (f" (`{line:.100}`)" if line else "")
 
 
 def _space_of(error: Exception) -> str:
-    """The space that has no such attribute, as code for another kind of space asks it for."""
+    """The space that lacks an attribute which code for another kind of space uses."""
     space = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
     if not type(space).__module__.startswith("envs.") or isinstance(space, type):
         return ""
@@ -113,15 +113,15 @@ def _space_of(error: Exception) -> str:
 
 
 def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
-    """Refuses a pytree with leaves that are no arrays.
+    """Checks that all leaves of a pytree are arrays.
 
     Args:
-      what: made it, such as `Mine.init`.
-      of: what it is, `state` or `metrics`.
-      fix: what to do about it.
+      what: the function that returned it, such as `Mine.init`.
+      of: `state` or `metrics`.
+      fix: the fix.
 
     Raises:
-      GraphError: names the leaf, and what it is.
+      GraphError: a leaf is not an array; names it and its type.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"{what} returns {of}{jax.tree_util.keystr(path)}"

@@ -1,9 +1,9 @@
-"""Reads a graph from the jaxpr of an iteration: its fragments, and the arrays that go from one to another.
+"""Reads the graph from the jaxpr of an iteration: its fragments and the arrays between them.
 
     scan(x -> act(w, x) -> step(x, a)), T trips -> learn(w, xs)
 
-gives the nodes `act`, `step` (T calls each) and `learn`; edges `act -> step` (each trip), `step -> act` (to
-the next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to the next iteration).
+gives the nodes `act` and `step` (T calls each) and `learn`; edges `act -> step` (each trip), `step -> act`
+(to the next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to the next iteration).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from fdg.tracing.graph import Array, Edge, Fragment
 class Scope:
     """A jaxpr at one place of the program.
 
-    `calls` is how often it runs in an iteration; `node` the fragment whose body it is (or is inside of).
+    `calls` is its number of runs in an iteration; `node` the innermost enclosing fragment.
     """
 
     jaxpr: core.Jaxpr
@@ -40,7 +40,7 @@ class Scope:
 
 
 class Way(NamedTuple):
-    """How a value gets to a fragment: `copies` of it, one a trip, are stacked and cross together."""
+    """How a value reaches a fragment: `copies` of it, one per trip, are stacked and transferred together."""
 
     crossings: int
     delay: str
@@ -49,11 +49,11 @@ class Way(NamedTuple):
 
 
 class Reader:
-    """Reads fragments and the flow between them.
+    """Reads fragments and the dataflow between them.
 
     Args:
-      jaxpr: its first `num_state` outputs are the next values of as many inputs; its fragments have names of
-        their own (`name_fragments`).
+      jaxpr: its first `num_state` outputs are the next values of the same inputs; its fragments have unique
+        names (`name_fragments`).
     """
 
     def __init__(self, jaxpr: core.Jaxpr, num_state: int):
@@ -138,11 +138,11 @@ class Reader:
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
     def _sources(self, scope: Scope, operands: Sequence[Any]):
-        """Fragments whose outputs reach some operands in `scope` through code between fragments.
+        """The fragments whose outputs reach some operands in `scope` through code between fragments.
 
-        Yields (source, value number, way). What crosses is the source's own output,
-        since code between fragments lives with its consumer; it crosses once each time the outermost
-        jaxpr on its way runs, the trips of a finished loop stacked together.
+        Yields (source, value number, way). The source's own output is transferred, since code between
+        fragments is placed with its consumer; once for each run of the outermost jaxpr on its way, with a
+        loop's trips stacked.
         """
         around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]

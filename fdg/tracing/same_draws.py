@@ -1,4 +1,4 @@
-"""Random numbers that are the same at every iteration: drawn from a key that never changes."""
+"""Warns about random numbers that are equal in every iteration: their key never changes."""
 
 import functools
 import warnings
@@ -22,11 +22,11 @@ class _Draw(NamedTuple):
 
 
 def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
-    """Warns of each line of a user's own that draws the same numbers at every iteration.
+    """Warns about each line of user code that draws the same numbers in every iteration.
 
     Args:
-      name: of the algorithm.
-      jaxpr: of its `iterate`, from the leaves of the state to those of the next one, and more.
+      name: the algorithm's name.
+      jaxpr: of its `iterate`, from the state's leaves to the next state's leaves and more.
       state: the state's shapes.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
@@ -56,7 +56,7 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
 
 
 def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
-    """The variable that a value was, before calls that hand it through."""
+    """The variable that a value was before calls that return it unchanged."""
     for eqn in reversed(jaxpr.eqns):
         if atom in eqn.outvars:
             if jaxprs.is_identity(eqn):
@@ -75,7 +75,7 @@ def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
 
 @functools.cache
 def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
-    """Of what the outputs depend, and the draws whose numbers depend on no input that changes."""
+    """The dependencies of the outputs, and the draws that depend on no changing input."""
     known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr is one
     draws: list[_Draw] = []
 
@@ -98,7 +98,7 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
 
 
 def _looped(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
-    """`_follow` of a body, each carried value at its most dependent."""
+    """`_follow` for a loop's body, at the fixed point of its carry."""
     while True:
         outputs, draws = _follow(body.jaxpr, inputs)
         after = list(inputs)
@@ -110,9 +110,9 @@ def _looped(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
 
 
 def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
-    """The line of a user's own that an equation comes from; None where a library's draws, or one of ours.
+    """The line of user code of an equation; None if a library, or fdg, draws.
 
-    Functions of libraries are traced once and remembered: what is in them names the first line that called.
+    Library functions are traced once and cached, so their equations name the first line that called them.
     """
     last = calls[0]
     for last in calls:

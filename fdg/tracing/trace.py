@@ -1,4 +1,4 @@
-"""`trace`: an algorithm's dataflow graph, read from the jaxpr of one training iteration."""
+"""`trace`: reads an algorithm's dataflow graph from the jaxpr of one training iteration."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ def weakness(tree: Any) -> list[bool]:
 
 
 def with_weakness(tree: Any, weak: list[bool]) -> Any:
-    """Shapes, weakly typed as `weak` says."""
+    """Shapes with the weak types `weak`."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [_typed(*each) for each in zip(leaves, weak, strict=True)])
 
@@ -38,11 +38,11 @@ def _typed(leaf: Any, weak: bool) -> jax.ShapeDtypeStruct:
 
 
 def computes_alike(one: Any, other: Any) -> bool:
-    """Whether two traces of a function compute in the same dtypes, but for conversions of one to itself.
+    """Whether two traces of a function compute in the same dtypes, apart from no-op conversions.
 
-    JAX computes `x * n` in the dtype of `x` where `n` is weakly typed. One program serves all iterations, so
-    where a leaf of the state is weakly typed before some of them and not before others, both must compute
-    alike. They differ in nothing else: weakness is read where dtypes are promoted, and there alone.
+    JAX computes `x * n` in the dtype of `x` if `n` is weakly typed. One program serves all iterations, so if
+    a leaf of the state is weakly typed only before some of them, both traces must compute alike. Weak types
+    matter only in dtype promotion, so comparing operations and dtypes is enough.
     """
     return collections.Counter(_operations(one)) == collections.Counter(_operations(other))
 
@@ -59,10 +59,10 @@ def _operations(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with fragments of one name numbered: `act`, `act.2`, `act.3`, in program order.
+    """Numbers fragments of the same name: `act`, `act.2`, `act.3`, in program order.
 
-    Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however
-    often its function is called. A jaxpr whose calls have names of their own comes back as it is.
+    A fragment is then identified by its mark (`FragmentMark.of(eqn).name`). A jaxpr with unique names is
+    returned unchanged.
     """
     used: collections.Counter[str] = collections.Counter()
 
@@ -86,19 +86,18 @@ WHOLE = "iteration"  # role of an iteration in which nothing is marked
 def trace(algorithm: Any) -> FDG:
     """Traces one training iteration of an algorithm to its dataflow graph.
 
-    No array is allocated and nothing is compiled, whatever the algorithm's size.
-
-    An iteration in which nothing is marked is one fragment, of the role `iteration`.
+    Allocates no array and compiles nothing. An iteration without fragments is one fragment, of the role
+    `iteration`.
 
     Args:
-      algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. If it has
-        `check_when_traced(state)`, that is called with the state's shapes, and may refuse them. Of several
-        agents (`fdg.agents`), the graph is that of one.
+      algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. Its optional
+        `check_when_traced(state)` is called with the state's shapes and may raise. For several agents
+        (`fdg.agents`), the graph is that of one.
 
     Raises:
-      GraphError: `iterate` changes the structure, a shape or a dtype of the state, state or metrics hold what
-        is no array, its metrics are not a flat dict of scalars, Python asks a traced value for its number,
-        or a fragment declares a batch axis that its arrays do not have; JAX_SCAN3 is set.
+      GraphError: `iterate` changes the structure, a shape or a dtype of the state; a leaf of state or metrics
+        is not an array; metrics are not a flat dict of scalars; Python code needs the number of a traced
+        value; a fragment declares a batch axis that its arrays lack; or JAX_SCAN3 is set.
     """
     check_settings()
     if isinstance(algorithm, Agents):
@@ -163,7 +162,7 @@ def trace(algorithm: Any) -> FDG:
 
 
 def side_by_side(graph: FDG, count: int | None) -> FDG:
-    """The graph of `count` agents, each of which is what `graph` is of; itself for None."""
+    """The graph of `count` agents, each with the graph `graph`; `graph` itself for None."""
     if count is None:
         return graph
     return dataclasses.replace(graph if graph.agents is None else in_one(graph, graph.state), agents=count)
@@ -172,10 +171,10 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
 def in_one(graph: FDG, state: Any) -> FDG:
     """The graph of several agents as that of an algorithm without an axis of agents.
 
-    Each operation is mapped over agents, and has one more axis; the batch of each agent can be split.
+    Each operation is mapped over agents, and has an additional axis; each agent's batch can be split.
 
     Args:
-      graph: of several agents.
+      graph: the graph of several agents.
       state: the algorithm's own part of the graph's state: its first leaves.
     """
     agents = graph.agents
@@ -194,16 +193,16 @@ _IN_ONE: Recall[FDG] = Recall(most=16)
 
 
 def _declared_rules(algorithm: Any) -> Any:
-    """The rules for sharded parameters that stand beside an algorithm or its network."""
+    """The rules for sharded parameters that an algorithm or its network declares."""
     own = getattr(algorithm, "parameter_rules", None)
     return own or getattr(getattr(algorithm, "network", None), "parameter_rules", None)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
-    """The graph of a closed jaxpr that takes the state's leaves, and returns them and the metrics' leaves.
+    """The graph of a closed jaxpr from the state's leaves to the next state's and the metrics' leaves.
 
     Raises:
-      GraphError: a graph that is not well formed; see `check`.
+      GraphError: the graph is invalid; see `check`.
     """
     jaxpr = name_fragments(jaxpr)
     num_leaves = len(jax.tree.leaves(state))
@@ -214,7 +213,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def abstract_state(algorithm: Any) -> Any:
-    """The state's pytree as `jax.ShapeDtypeStruct`, weakly typed where `init` makes Python numbers."""
+    """The state's pytree as `jax.ShapeDtypeStruct`, weakly typed where `init` returns Python numbers."""
     name = type(algorithm).__name__
 
     def init() -> Any:
@@ -233,7 +232,7 @@ _LEAVES = 3  # that a message names
 
 
 def _structures(before: Any, after: Any) -> str:
-    """How the structure of a state differs: leaves that are new or gone, else the first part that does."""
+    """How the structures of two states differ: added or removed leaves, else the first part that differs."""
     ours, theirs = (
         [f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         for tree in (before, after)
@@ -253,7 +252,7 @@ def _structures(before: Any, after: Any) -> str:
 
 
 def _other_part(before: Any, after: Any, where: str) -> str:
-    """The innermost part, of two trees with the same leaves, whose kind differs."""
+    """The innermost part whose kind differs, of two trees with the same leaves."""
     one, two = (
         jax.tree_util.tree_leaves_with_path(x, is_leaf=lambda y, x=x: y is not x) for x in (before, after)
     )
@@ -282,7 +281,7 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
 
 
 def _changes_weakness(name: str, state: Any, before: list[bool], after: list[bool]) -> str:
-    """What is wrong with a leaf that is weakly typed before some iterations and not before others."""
+    """The message about a leaf that is weakly typed before some iterations only."""
     found = zip(jax.tree_util.tree_leaves_with_path(state), before, after, strict=True)
     path, dtype, old = next((path, leaf.dtype, old) for (path, leaf), old, new in found if old != new)
     where = f"{name}.iterate takes state{jax.tree_util.keystr(path)} as"

@@ -1,4 +1,4 @@
-"""Watches for what traced code changes outside: it happens once, while it is traced, and not again."""
+"""Detects side effects of traced code, which happen once, in tracing, and not in each iteration."""
 
 import contextlib
 import functools
@@ -33,16 +33,18 @@ Seen = dict[str, tuple[Any, Any]]
 
 @contextlib.contextmanager
 def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
-    """Refuses changes of what an object's methods reach: attributes, those of objects in them, and globals.
+    """A context that refuses changes of what an object's methods reach: attributes, nested objects, and
+    globals.
 
     Args:
-      root: `self` of what is traced; attributes of libraries' objects are not looked at.
-      what: is traced, such as `Mine.iterate`.
-      every: when it was meant to happen.
-      warns: of random numbers of Python and NumPy, and of numbers in globals (counts of traces, perhaps).
+      root: `self` of the traced method; attributes of libraries' objects are not checked.
+      what: the traced method, such as `Mine.iterate`.
+      every: when the change was meant to happen.
+      warns: whether to warn about Python's and NumPy's random numbers, and numbers in globals (possibly
+        counters).
 
     Raises:
-      GraphError: a number or array was replaced, or a traced value was kept.
+      GraphError: a number or array was replaced, or a traced value was stored.
     """
     before, _alive = _reached(root)
     yield
@@ -73,7 +75,8 @@ def _warn(message: str) -> None:
 
 
 def _reached(root: Any) -> tuple[Seen, list[Any]]:
-    """What is there, the nearest first, and the objects that were gone through, whose ids count."""
+    """The reachable values, the nearest first, and the visited objects, which are kept so that ids stay
+    unique."""
     found: Seen = {}
     gone_through: dict[int, Any] = {}
     todo = deque([("self", root), *_GLOBAL.items()])
@@ -91,7 +94,7 @@ def _reached(root: Any) -> tuple[Seen, list[Any]]:
 
 
 def _held(value: Any) -> Any:
-    """What compares as the value's numbers do; its identity where these are many, or on a device."""
+    """What compares equal if the value's numbers do; its identity if it is large or on a device."""
     match value:
         case random.Random():
             return value.getstate()
@@ -133,7 +136,7 @@ def _few(values: Any) -> list[Any]:
 
 
 def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
-    """An object's, with those that its class has for it; a cached property may be computed."""
+    """An object's attributes and those of its class; a cached property may be computed."""
     kind = type(value)
     own = _of_class(kind)
     state: Any = object.__getstate__(value)
@@ -147,13 +150,13 @@ def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _of_class(kind: type) -> dict[str, Any]:
-    """What a class has, and what it inherits from other classes of a user's own."""
+    """The attributes of a class and of its user-defined bases."""
     classes = [cls for cls in reversed(kind.__mro__) if _whose(cls.__module__) == "user"]
     return {name: one for cls in classes for name, one in vars(cls).items() if not name.startswith("__")}
 
 
 def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function's code names outside of it: globals, variables of functions around it, defaults."""
+    """What a function's code refers to outside of it: globals, closure variables, defaults."""
     place = "" if function.__module__ == "__main__" else f"{function.__module__}."
     codes, names = [function.__code__], set[str]()
     while codes:
@@ -176,7 +179,7 @@ def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 @functools.cache
 def _whose(module: str | None) -> str:
-    """Whose a module is, as `whose_file` says it."""
+    """The owner of a module, as by `whose_file`."""
     top = str(module).partition(".")[0]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in (str(module), top)]
     return "library" if top in sys.stdlib_module_names else whose_file(files[0] or files[1])

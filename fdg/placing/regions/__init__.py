@@ -1,1 +1,1 @@
-"""An iteration opened as far as groups differ: straight-line code and loops, effects in order."""
+"""The opened iteration: straight-line code and loops around fragments of several groups, effects in order."""

@@ -1,8 +1,8 @@
-"""A region in the making: what opening appends to, operation by operation.
+"""A builder of regions, operation by operation.
 
-region.emit(lambda t: t + 1, counter)     counter' = <lambda>(counter): one operation, and its variable
-region.constant(w)                        w of the region around, as a constant of this loop's body
-region.from_outside(table)                an input of the iteration: every loop on the way takes it in
+region.emit(lambda t: t + 1, counter)     counter' = <lambda>(counter): appends an operation
+region.constant(w)                        an outer value as a constant of this loop's body
+region.from_outside(table)                an input of the iteration, passed into every loop on the way
 """
 
 import functools
@@ -17,12 +17,12 @@ from fdg.placing.regions.region import Item, Operation
 
 
 class RegionBuilder:
-    """A region in the making: the iteration, or a loop's body.
+    """A builder of the iteration, or of a loop's body.
 
     Attributes:
-      around: the region that the loop is in, None for the iteration.
-      constants: of a loop's body: variable around the loop -> variable in it.
-      token: that of the effects so far, None without effects.
+      around: the outer region; None for the iteration.
+      constants: of a loop's body: outer variable -> inner variable.
+      token: the current token of effects, or None.
     """
 
     def __init__(self, around: "RegionBuilder | None" = None):
@@ -32,38 +32,38 @@ class RegionBuilder:
         self.token: core.Var | None = None
 
     def constant(self, atom: Any) -> Any:
-        """What stands for a variable of the region around, in this one."""
+        """The inner variable for an outer one."""
         if jaxprs.is_literal(atom):
             return atom
         return self.constants.setdefault(atom, core.Var(atom.aval))
 
     def from_outside(self, variable: core.Var) -> core.Var:
-        """What stands for an input of the iteration, in this region: each loop on the way takes it in."""
+        """The inner variable for an input of the iteration; it is passed into each loop on the way."""
         return variable if self.around is None else self.constant(self.around.from_outside(variable))
 
     def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
-        """Appends a function of one result as one operation, so that what belongs together stays together.
+        """Appends a function with one result as a single operation.
 
         Args:
-          row: as of `Operation`.
+          row: as in `Operation`.
         """
         (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
         self.items.append(Operation(eqn, row=row))
         return result
 
     def emit_zeros(self, aval: Any) -> core.Var:
-        """Zeros, or keys of zeros."""
+        """Appends zeros, or keys of zeros."""
         return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
 
     def as_variable(self, atom: Any) -> core.Var:
-        """A number written into the jaxpr becomes the result of an operation."""
+        """Turns a literal into the result of an operation."""
         if not jaxprs.is_literal(atom):
             return atom
         return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
 
     def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
-        """The first `count` ends are carried on, and the memory of what is carried may be used up: each gets
-        memory of its own, and so does an end that is no longer carried, but was.
+        """Copies outputs so that no two of the first `count` (which are carried) are the same variable, nor a
+        carried input that is an output elsewhere: carried values may be donated.
         """
         seen: set[core.Var] = set()
         before = set(carried)
@@ -77,12 +77,12 @@ class RegionBuilder:
 
 
 def look_up(names: dict, atom: Any) -> Any:
-    """What stands for an operand; a number written into the jaxpr stands for itself."""
+    """The new variable for an operand; a literal is returned as it is."""
     return atom if jaxprs.is_literal(atom) else names[atom]
 
 
 def renamed(eqn: core.JaxprEqn, names: dict) -> core.JaxprEqn:
-    """The equation over other variables; its results get new ones, entered in `names`."""
+    """The equation over new variables; its results are added to `names`."""
     for v in eqn.outvars:
         if not isinstance(v, core.DropVar):
             names[v] = core.Var(v.aval)

@@ -1,13 +1,13 @@
-"""Effects: what a program does to the world outside, kept in order by a token that is carried.
+"""Side effects, ordered by a token that operations and loops carry.
 
-`send` and `recv` below share no array, so nothing would keep them in order on two groups. Each operation with
-an effect therefore takes a token and gives on the next; loops carry it, and so does the iteration:
+`send` and `recv` below share no array, so nothing would order them on two groups. Each operation with an
+effect takes a token and returns the next one; loops and the iteration carry it:
 
     a = act(x)           t0 = token
     send(a)              t1 = send(t0, a)      # workers
-    y = recv()           t2, y = recv(t1)      # learners: the token crosses from group to group, four bytes
+    y = recv()           t2, y = recv(t1)      # learners: the token is transferred between groups, four bytes
 
-From then on an effect is data: what places, gathers, moves and orders operations knows nothing of effects.
+Effects then are data dependencies, and no later pass has to know about them.
 """
 
 import functools
@@ -29,7 +29,7 @@ START = np.uint32(0)  # of an iteration's token
 
 @functools.cache
 def _exempt() -> tuple[type, ...]:
-    """Effects without an order of their own: unordered prints, and memory that a program has for itself."""
+    """Whether an effect needs no order: unordered prints, and a program's own memory."""
 
     def has_all(x):
         jax.debug.print("{}", x)
@@ -42,16 +42,16 @@ def _exempt() -> tuple[type, ...]:
 
 
 def has_effect(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation does something outside that has a place in the order of the program.
+    """Whether an equation has a side effect whose order matters.
 
-    All of JAX's effects count, ordered or not, but for unordered prints (which give nothing back) and the
-    reading and writing of a program's own memory.
+    All of JAX's effects count, ordered or not, except unordered prints (which return nothing) and reads and
+    writes of a program's own memory.
     """
     return any(not isinstance(effect, _exempt()) for effect in eqn.effects)
 
 
 def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.Var]:
-    """The equation as one that also takes a token, and gives on the next: (equation, next token)."""
+    """The equation with a token as additional input and output: (equation, next token)."""
     operands = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
     results = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
     run = core.jaxpr_as_fun(jaxprs.build(operands, results, [eqn]))
@@ -67,10 +67,10 @@ def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.V
 
 
 def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
-    """What a program does outside of XLA, and where: effects, and Python functions that it calls.
+    """The effects and Python callbacks of a program, with their places.
 
-    Such as an environment that is stepped on the host, `io_callback`, `pure_callback`, a foreign function
-    (`jax.ffi.ffi_call`) with a side effect. Unordered prints are none.
+    Such as an environment on the host, `io_callback`, `pure_callback`, or a foreign function
+    (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count.
     """
     for eqn in equations:
         mark = FragmentMark.of(eqn)
@@ -83,7 +83,7 @@ def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between
 
 
 def _callee(eqn: core.JaxprEqn) -> str:
-    """The name of what an equation calls."""
+    """The name of the function that an equation calls."""
     function = eqn.params.get("callback")
     if function is None:
         return str(eqn.params.get("target_name", eqn.primitive.name))
@@ -92,10 +92,10 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """Checks that a group with calls to the host has one device: such a call takes the whole batch.
+    """Checks that a group with host calls has one device: such a call takes the whole batch.
 
     Raises:
-      PlanError: naming what is called, its fragment and the group.
+      PlanError: it has several; names the called function, its fragment and the group.
     """
     call = next(outside_calls(equations), None)
     if call is None or len(group) == 1:
@@ -113,10 +113,10 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
-    """Checks that nothing calls the host, which can serve only one agent.
+    """Checks that no program of several agents calls the host.
 
     Raises:
-      PlanError: naming what is called and its fragment.
+      PlanError: one does; names the called function and its fragment.
     """
     for call in outside_calls(equations):
         raise PlanError(
@@ -127,14 +127,14 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
 def check_one_process(
     programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
 ) -> None:
-    """Effects keep their order among the programs of one process.
+    """Checks that all effects are in one process, which can order them.
 
     Args:
-      programs: each program's group, and what it runs.
+      programs: each program's group and jaxpr.
       process_of: the process of a device, by its position.
 
     Raises:
-      PlanError: groups with effects in several processes, naming an effect of each.
+      PlanError: groups of several processes have effects; names one of each.
     """
     found: dict[int, str] = {}
     for group, inside in programs:

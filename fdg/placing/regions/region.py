@@ -25,13 +25,13 @@ from fdg.batch.lengths import lengths_of_equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """One equation over the variables of its region.
+    """An equation over the variables of its region.
 
     Attributes:
-      group: the group that its fragments live on; None for code between fragments.
-      fragments: names of the fragments in it.
-      row: for the operation that writes a trip's row into a loop's stacked result, the row's variable.
-      token: for an operation with side effects, its (input token, output token), which order the effects.
+      group: the group of its fragments; None for code between fragments.
+      fragments: the names of its fragments.
+      row: for an operation that writes a trip's row into a loop's stacked result, the row's variable.
+      token: for an operation with side effects, its (input token, output token).
     """
 
     eqn: core.JaxprEqn
@@ -42,12 +42,12 @@ class Operation:
 
     @functools.cached_property
     def inputs(self) -> list[Any]:
-        """Variables that it reads, each once."""
+        """The variables that it reads, each once."""
         return list(dict.fromkeys(jaxprs.variables(self.eqn.invars)))
 
     @functools.cached_property
     def outputs(self) -> list[core.Var]:
-        """Variables that it makes, those that nothing reads left out."""
+        """The variables that it defines, without unused ones."""
         return [v for v in self.eqn.outvars if not isinstance(v, core.DropVar)]
 
     @property
@@ -88,10 +88,10 @@ Item: TypeAlias = Operation | Loop
 
 @dataclasses.dataclass(eq=False)
 class Region:
-    """Operations and loops in an order that respects their data dependencies.
+    """Operations and loops in topological order.
 
     Attributes:
-      outputs: for the body of a loop, the next values of what it carries.
+      outputs: for a loop's body, the next values of the carry.
     """
 
     inputs: list[core.Var]
@@ -99,7 +99,7 @@ class Region:
     outputs: list[Any]
 
     def operations(self) -> Iterator[Operation]:
-        """All operations, those of loops too, in order."""
+        """All operations in order, those of loops included."""
         for item in self.items:
             if isinstance(item, Operation):
                 yield item
@@ -114,7 +114,7 @@ class Region:
                 yield from item.body.loops()
 
     def described(self, place_of: Callable[[Operation], str]) -> str:
-        """A line for each operation, with a word on where it is."""
+        """A line for each operation, with its place."""
         return "\n".join(_region_lines(self, VariableNames(), place_of))
 
     def __str__(self) -> str:
@@ -127,10 +127,10 @@ class Opened:
 
     Attributes:
       region: its inputs are the state's leaves, then the constants; its outputs are the next leaves, then the
-        metrics. With side effects, their token follows the leaves in both.
-      constants: values of the inputs after the state's leaves (with effects, the first is the token's start).
+        metrics. With side effects, a token follows the leaves in both.
+      constants: values of the inputs after the state's leaves (with effects, the first is the initial token).
       declared: batch axes that the borders of opened fragments declare.
-      has_token: whether there are effects, and so a token.
+      has_token: whether there are effects.
     """
 
     region: Region
@@ -140,7 +140,7 @@ class Opened:
 
     @functools.cached_property
     def lengths(self) -> frozenset[int]:
-        """Of all axes of everything in it (`batch.lengths`)."""
+        """The lengths of all axes (`batch.lengths`)."""
         return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
     def __str__(self) -> str:
@@ -148,13 +148,13 @@ class Opened:
 
 
 class VariableNames:
-    """Short names for variables, in the order in which they are first asked for: a, b, ..., z, ba, ..."""
+    """Short names of variables in order of use: a, b, ..., z, ba, ..."""
 
     def __init__(self) -> None:
         self._known: dict[core.Var, str] = {}
 
     def __call__(self, atom: Any) -> str:
-        """The name of a variable; a number written into the jaxpr is itself."""
+        """The name of a variable; a literal is its value."""
         if jaxprs.is_literal(atom):
             return str(atom.val)
         if atom not in self._known:
@@ -166,7 +166,7 @@ class VariableNames:
         return self._known[atom]
 
     def listed(self, atoms: Any) -> str:
-        """Several, with commas."""
+        """Several names, separated by commas."""
         return ", ".join(map(self, atoms))
 
 

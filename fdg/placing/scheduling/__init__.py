@@ -1,1 +1,1 @@
-"""From an opened iteration to a schedule: pure passes over plain values, each of which prints."""
+"""Scheduling passes: from an opened iteration to a schedule. Each works on plain, printable values."""

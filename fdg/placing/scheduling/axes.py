@@ -1,8 +1,8 @@
-"""Where the batch is in each variable of an opened iteration.
+"""The batch axis of each variable in an opened iteration.
 
-region x, w:  (x [B, 3] split along 0, w [3] shared)
+region x, w:  (x [B, 3] split along 0, w [3] replicated)
   a = act(w, x)            a: 0, as its border declares
-  rows[t] = a              rows: 1, one more in front
+  rows[t] = a              rows: 1, since rows are stacked in front
   m = mean(a)              m: None
 """
 
@@ -23,13 +23,13 @@ Units = Mapping[frozenset[str], int]
 
 
 def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units) -> Axes:
-    """The batch axis of every variable, None where the batch shares it.
+    """The batch axis of every variable; None if it is replicated.
 
-    What is one array at both ends, of a loop or from trip to trip, has one axis at both, or none.
+    A value that becomes another one, at the border of a loop or from trip to trip, has the same axis.
 
     Args:
-      carried: the axis of what the iteration carries.
-      units: for all groups that run something together, what their numbers of devices divide.
+      carried: the axes of what the iteration carries.
+      units: for sets of groups that run operations together, a number that their device counts divide.
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, carried, strict=False))
@@ -39,7 +39,7 @@ def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units
 
 
 def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> None:
-    """Enters the batch axis of every variable, given those of the region's inputs."""
+    """Propagates batch axes from a region's inputs."""
     declared = placement.opened.declared
 
     def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
@@ -67,7 +67,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
 
 
 def _agree(region: Region, axes: Axes, num_carried: int) -> None:
-    """Variables that hand on one array, from around a loop into it or from trip to trip, lie alike."""
+    """Gives variables that become each other the same axis, or none."""
     same: dict[core.Var, set[core.Var]] = {}
 
     def tie(pairs: Iterable[tuple[core.Var, core.Var]]) -> None:

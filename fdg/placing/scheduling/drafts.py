@@ -1,8 +1,8 @@
-"""A schedule in the making: what the passes between a placement and a schedule read and return.
+"""Drafts: the values that the passes between a placement and a schedule read and return.
 
     levels -> merging -> ordering -> naming, lifetimes -> Schedule
 
-A draft is one region's programs, crossings and loops. `print` it between any two passes:
+A draft has one region's programs, transfers and loops. `print` it between any two passes:
 
     level 0  actors: act step
     level 0  actors -> learners: a, b
@@ -22,7 +22,7 @@ from fdg.placing.scheduling.schedule import Value
 
 
 class Values:
-    """The one `Value` of each variable on each group."""
+    """The `Value` of each variable on each group."""
 
     def __init__(self, axes: Mapping[Any, int | None]):
         self._axes = axes
@@ -38,7 +38,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProgramDraft:
-    """Operations of one group that will be one program."""
+    """Operations of a group that will be one program."""
 
     group: str
     level: int
@@ -46,18 +46,18 @@ class ProgramDraft:
 
     @property
     def fragments(self) -> tuple[str, ...]:
-        """Their names, in program order."""
+        """The names of its fragments in program order."""
         return tuple(dict.fromkeys(name for op in self.operations for name in op.fragments))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arrival:
-    """A value that is moved to another group.
+    """A value that is transferred to another group.
 
     Attributes:
-      after: the level of the step that makes it, -1 for an input.
-      users: names of the fragments that need it there.
-      for_next_trip: whether only the next trip (or iteration) needs it.
+      after: the level of the step that defines it; -1 for an input.
+      users: the fragments that use it there.
+      for_next_trip: whether only the next trip (or iteration) uses it.
     """
 
     source: Value
@@ -69,7 +69,7 @@ class Arrival:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CrossingDraft:
-    """Arrivals that go together, from one group to another."""
+    """Values transferred together from one group to another."""
 
     level: int
     source: str
@@ -83,7 +83,7 @@ class LoopDraft:
     """A loop that the host steps; attributes as in `schedule.Repeat`.
 
     Attributes:
-      carried: what the body may use up: the values that it carries, on each group that keeps them.
+      carried: values that the body may donate: the carry on each group that keeps it.
     """
 
     level: int
@@ -100,14 +100,14 @@ StepDraft: TypeAlias = ProgramDraft | CrossingDraft | LoopDraft
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draft:
-    """One region.
+    """The draft of a region.
 
     Attributes:
       programs: at most one for each group and level.
-      arrivals: of each value that is moved.
-      constants: values that are there before the first trip and stay: never given up.
-      kept: values that are needed after the region.
-      steps: all of it in order; empty before `ordering`.
+      arrivals: one for each transferred value.
+      constants: values that exist before the first trip and are never freed.
+      kept: values that are used after the region.
+      steps: all steps in order; empty before `in_order`.
     """
 
     region: Region
@@ -124,10 +124,10 @@ class Draft:
 
 
 def in_order(draft: Draft, groups: Sequence[str]) -> Draft:
-    """The draft with its steps in order: level by level programs, loops, and then what they make crosses.
+    """The draft with its steps in order: for each level programs, loops, and then transfers of their results.
 
     Args:
-      groups: in the policy's order; of one level, programs stand in that order.
+      groups: in the policy's order, which orders the programs of a level.
     """
     steps: list[StepDraft] = []
     loops = tuple(dataclasses.replace(loop, body=in_order(loop.body, groups)) for loop in draft.loops)

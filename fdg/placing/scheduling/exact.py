@@ -1,10 +1,10 @@
-"""Code that gives the same bits wherever it runs: on another platform, on more devices, in another program.
+"""Code that computes the same bits on any platform, number of devices or program.
 
-    n + 1, random.split(key), x[:4], where(done, 0, x)     exact: may be computed by every group that needs it
-    x * 0.9 + y, mean(x), tanh(x)                           not: one group computes it, and the others get it
+    n + 1, random.split(key), x[:4], where(done, 0, x)     exact: every group that needs it may compute it
+    x * 0.9 + y, mean(x), tanh(x)                           not: one group computes it and sends the result
 
-Floating-point arithmetic rounds as its program was compiled: fused or not, vectorised or not, summed in this
-order or that. Integers, booleans, keys, and floats that are only moved or chosen do not depend on it.
+Floating-point arithmetic depends on how its program was compiled: fusion, vectorisation, order of sums.
+Integers, booleans, keys, and floats that are only moved or selected do not.
 """
 
 import jax
@@ -18,7 +18,7 @@ _CHOOSES = frozenset(
 
 
 def is_exact(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation, and all that it calls, gives the same bits everywhere for the same inputs."""
+    """Whether an equation, with all that it calls, computes the same bits everywhere."""
     inner = jaxprs.bodies(eqn)
     if inner:
         return all(is_exact(one) for body in inner for one in body.jaxpr.eqns)

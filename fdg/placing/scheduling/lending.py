@@ -1,12 +1,11 @@
-"""A pass over a schedule: groups on the same devices pass values on by resharding, and lend parameters.
+"""Lending: groups on the same devices reshard values, and one lends parameters to the other.
 
-Of a leaf that two such groups keep, one of them in smaller parts, both kept a copy between iterations:
+Of a leaf that two such groups keep, one in smaller parts, both would keep a copy between iterations:
 
     generation: act([w])                          training: learn(w) -> w'
     training -> generation: w', for the next iteration
 
-Where the parts can be gathered (`placing.resharding`), the group of record lends it, while it has no use for
-it:
+If the parts can be gathered (`placing.resharding`), the primary group lends it while it does not use it:
 
     training lends generation: w
     generation: act(w)
@@ -26,11 +25,11 @@ Changed = Callable[[Value, Value], Change | None]
 
 
 def reshard(schedule: Schedule, groups: Sequence[Group], lends: bool = True) -> Schedule:
-    """The schedule with what it takes to move values between groups on the same devices.
+    """Adds resharding between groups on the same devices to a schedule.
 
     Args:
-      schedule: laid out.
-      lends: whether parameters may be lent; not where a group reads older ones.
+      schedule: a schedule with layouts.
+      lends: whether parameters may be lent; not if a group reads older ones.
     """
     by_name = {group.name: group for group in groups}
     meshes = {(a, b): common_mesh(by_name[a], by_name[b]) for a in by_name for b in by_name if a != b}
@@ -59,7 +58,7 @@ def _with_changes(steps: Iterable[Step], changed: Changed) -> Iterable[Step]:
 
 
 def _lent(schedule: Schedule, changed: Changed) -> Schedule:
-    """The leaves that can be lent are, from the first step that reads one to the last."""
+    """Lends leaves from the first step that reads them to the last."""
     loans = _loans(schedule, changed)
     while loans:  # those that the lender needs in between cannot be lent; without them it may be shorter
         borrowed, owned = {b for _, b in loans}, {a for a, _ in loans}
@@ -98,7 +97,7 @@ def _lent(schedule: Schedule, changed: Changed) -> Schedule:
 
 
 def _loans(schedule: Schedule, changed: Changed) -> list[tuple[Value, Value]]:
-    """Leaves of which a second group keeps larger parts that can be gathered: (of record, the other's)."""
+    """Leaves of which a second group keeps larger parts that can be gathered: (primary, second)."""
     ends = {start: end for end, start in schedule.carry}
     brought = {b: a for step in schedule.steps if isinstance(step, Move) for a, b in step.pairs}
     read = [value for step in schedule.steps for value in _reads(step)]
@@ -131,7 +130,7 @@ def _loans(schedule: Schedule, changed: Changed) -> list[tuple[Value, Value]]:
 
 
 def _readers(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
-    """Names of the fragments whose programs read some of the values."""
+    """The fragments whose programs read some of the values."""
     calls = [step for step in steps if isinstance(step, Call) and values & _reads(step)]
     return tuple(dict.fromkeys(name for call in calls for name in call.fragments))
 
@@ -143,7 +142,7 @@ def _reads(step: Step) -> set[Value]:
 
 
 def _keeping(step: Step, values: set[Value]) -> Step:
-    """The step, which gives up none of these values."""
+    """The step without freeing these values."""
     if isinstance(step, Repeat):
         return step
     read = step.inputs if isinstance(step, Call) else [a for a, _ in step.pairs]
@@ -154,7 +153,7 @@ def _keeping(step: Step, values: set[Value]) -> Step:
 
 
 def _without(step: Step, dropped: set[Value], *untouched: Step) -> Step | None:
-    """A move without the values that nobody waits for any more; None if there are no others."""
+    """A move without unused values; None if none is left."""
     if not isinstance(step, Move) or any(step is other for other in untouched):
         return step
     left = [i for i, (_, b) in enumerate(step.pairs) if b not in dropped]
@@ -166,9 +165,9 @@ def _without(step: Step, dropped: set[Value], *untouched: Step) -> Step | None:
 
 
 def resharding_notes(schedule: Schedule) -> list[str]:
-    """A sentence for each way that values take between groups on the same devices, with its cost.
+    """A sentence about each kind of resharding between groups on the same devices, with its cost.
 
-    What cannot be gathered or cut is named, since it takes memory for a moment.
+    Values that can be neither gathered nor sliced are named, because they need temporary memory.
     """
     found = []
     for move, times in schedule.moves():
@@ -203,7 +202,7 @@ _WORDS = {
 
 
 def spec_words(layout: Layout) -> str:
-    """Which axes of the common mesh split each dimension.
+    """The axes of the common mesh that split each dimension.
 
     >>> spec_words(Layout((4, 4), ((), ("m0", "m1")), (("m0", 2), ("m1", 2))))
     '-, m0+m1'

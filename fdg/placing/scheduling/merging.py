@@ -1,10 +1,10 @@
-"""Merging: a program that nobody else waits for becomes part of its group's next one.
+"""Merging: a program whose results no other group waits for becomes part of its group's next program.
 
     level 0  actors: act                     level 0  actors: act
     level 1  actors: count      merged:      level 2  actors: count judge
     level 2  actors: judge
 
-Here `act` makes what another group reads at level 1, so it stays; `count` makes what only actors read.
+`act` defines what another group reads at level 1, so it stays; only actors read the result of `count`.
 """
 
 import collections
@@ -18,11 +18,11 @@ _NEVER = 1 << 30
 
 
 def merge(draft: Draft, groups: Sequence[str], newer: frozenset[str] = frozenset()) -> Draft:
-    """The draft with as few programs as the data between the groups allow, in its loops as well.
+    """The draft with as few programs as the dependencies between groups allow, also in its loops.
 
     Args:
       groups: in the policy's order.
-      newer: fragments whose program does not take in one without any of them: it would have to wait, too.
+      newer: fragments that wait for newer parameters; a program without any is not merged into one with some.
     """
     programs = {(program.group, program.level): program for program in draft.programs}
     maker = {(v, p.group): p for p in draft.programs for op in p.operations for v in op.outputs}
@@ -49,7 +49,7 @@ def merge(draft: Draft, groups: Sequence[str], newer: frozenset[str] = frozenset
 def _mergeable(
     draft: Draft, programs: dict, maker: dict, moved: dict, groups: Sequence[str], newer: frozenset[str]
 ) -> tuple[ProgramDraft, ProgramDraft] | None:
-    """Two programs in a row of a group, of which the first can wait for the second."""
+    """Two consecutive programs of a group that can be merged."""
     limit: dict[ProgramDraft, int] = collections.defaultdict(lambda: _NEVER)  # it must run before this level
     for program in programs.values():
         for op in program.operations:

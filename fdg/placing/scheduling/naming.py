@@ -1,4 +1,4 @@
-"""Names: what a program is called, and which fragments a moved value comes from.
+"""Names of programs, and the fragments that transferred values come from.
 
 actors: act step fold_in     "act+step": its outermost fragments
 learners: split reshape      "before learn": its group's next fragment, or "after" its last
@@ -18,7 +18,7 @@ Origins = dict[core.Var, tuple[str, ...]]
 
 
 def program_names(draft: Draft, placement: Placement) -> dict[ProgramDraft, str]:
-    """A name of its own for each program, those in loops first."""
+    """A unique name for each program, those in loops first."""
     names: dict[ProgramDraft, str] = {}
     _name(draft, placement, names, collections.Counter())
     return names
@@ -43,7 +43,7 @@ def _name(
 
 
 def _fragments(steps: Sequence[StepDraft], group: str, placement: Placement) -> list[str]:
-    """Outermost fragments that a group runs in some steps."""
+    """The outermost fragments that a group runs in some steps."""
     found: list[str] = []
     for step in steps:
         if isinstance(step, CrossingDraft) or (isinstance(step, ProgramDraft) and step.group != group):

@@ -1,11 +1,11 @@
-"""From an opened iteration to a schedule: as few programs as the data between the groups allow.
+"""From an opened iteration to a schedule with as few programs as the dependencies between groups allow.
 
 Passes over plain values, each of which can be printed:
 
     opened     region of operations and loops
     placed     ... with the groups of each operation           (residents)
-    levelled   a group's operations as programs, and what crosses  (levels)
-    merged     programs that nobody else waits for joined to the next  (merging)
+    levelled   a group's operations as programs, and transfers     (levels)
+    merged     programs that no other group waits for are merged   (merging)
     ordered    level by level                                  (drafts)
     schedule   with names, live ranges and donations           (naming, lifetimes)
 """
@@ -33,15 +33,15 @@ def partition(
     platforms: Mapping[str, str] | None = None,
     newer: frozenset[str] = frozenset(),
 ) -> Schedule:
-    """Places every operation of an opened iteration, and gathers them into programs.
+    """Places every operation of an opened iteration and groups them into programs.
 
     Args:
       axes: the batch axis of each leaf of the state.
-      sizes: number of devices of each group, in the policy's order. The first group runs whatever no rule
+      sizes: the number of devices of each group, in the policy's order. The first group runs what no rule
         assigns.
-      platforms: platform of each group's devices; None if all are the same.
-      newer: fragments that wait for parameters that those before them do not need (`staleness.lag`): an
-        operation with some begins a program.
+      platforms: the platform of each group's devices; None if all are the same.
+      newer: fragments that wait for newer parameters than those before them (`staleness.lag`): such an
+        operation starts a program.
     """
     order, where = tuple(sizes), tuple((platforms or {}).items())
     num_carried = len(axes) + opened.has_token
@@ -63,8 +63,8 @@ _SCHEDULES: Recall[Schedule] = Recall(most=64)
 
 
 def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
-    """For each set of groups that run operations together: the least number of devices that is equivalent to
-    theirs in all later passes (see `batch.lengths`).
+    """For each set of groups that run operations together, the smallest number of devices that is equivalent
+    to theirs in all later passes (see `batch.lengths`).
     """
     known = placed.opened.lengths
     return {

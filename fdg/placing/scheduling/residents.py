@@ -1,16 +1,17 @@
-"""Which group runs which operation of an opened iteration, and which groups keep what it carries.
+"""Places operations on groups, and decides which groups keep carried values.
 
-Fragments have their groups from the policy; the rest follows the data. With `act` on actors and `learn` on
-learners, and a carried key and weight:
+The policy places fragments; other operations follow the data. With `act` on actors and `learn` on learners,
+and a carried key and weight:
 
-    key, k = split(key)      # actors and learners: both draw from it, it costs nothing, so both keep the key
-    a = act(weight, k)       # actors, as the policy says; so actors are residents of the weight
-    b = normalise(a)         # learners: code between fragments goes to what uses it
-    weight = learn(weight, b, split(k))    # learners, residents as well: the new weight moves to the actors
+    key, k = split(key)      # actors and learners: both use it and it is exact, so both keep the key
+    a = act(weight, k)       # actors, by the policy; so actors keep the weight
+    b = normalise(a)         # learners: code between fragments goes to its users
+    weight = learn(weight, b, split(k))    # learners, who keep it too: the new weight is sent to the actors
 
-Backwards: who needs what. Code between fragments goes to the groups that use its results, as copies where
-cheap; otherwise one group computes it, and its results move. Forwards: what no fragment uses stays where its
-inputs are made. State lives with what reads it; what several groups keep may not drift apart (see `exact`).
+Backward pass, by uses: code between fragments goes to the groups that use its results, duplicated if it is
+cheap and exact; otherwise one group computes it and sends the results. Forward pass: what no fragment uses
+stays with its inputs. State is kept by its readers; copies on several groups must not drift apart (see
+`exact`).
 """
 
 import collections
@@ -28,15 +29,15 @@ CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rath
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Groups of each operation, and of what each loop (the iteration too) carries.
+    """The groups of each operation, and of what each loop (the iteration too) carries.
 
     Attributes:
-      opened: what was placed.
-      num_carried: how many of the iteration's inputs are carried to the next.
+      opened: the opened iteration.
+      num_carried: the number of the iteration's inputs that are carried.
       order: all groups, in the policy's order.
-      groups: of each operation.
-      residents: for each loop, the groups that keep each carried value from trip to trip; the key None is the
-        iteration itself, whose carried values are the state's leaves (and the token of effects).
+      groups: the groups of each operation.
+      residents: for each loop, the groups that keep each carried value; the key None is the iteration itself,
+        whose carried values are the state's leaves (and the token of effects).
     """
 
     opened: Opened
@@ -59,7 +60,7 @@ class Placement:
         return self.region.described(lambda op: "+".join(self.ordered(self.groups[op])))
 
     def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
-        """Names of a group's fragments that read a variable, through code between fragments."""
+        """The fragments of a group that read a variable, through code between fragments."""
         found: dict[str, None] = {}
         reached = {variable}
         for item in region.items:
@@ -80,9 +81,9 @@ def place_operations(
     """Places every operation of an opened iteration.
 
     Args:
-      num_carried: how many of the iteration's inputs are carried to the next.
-      order: the groups in the policy's order; what nothing else decides goes to the first.
-      platforms: of each group's devices; all alike if None.
+      num_carried: the number of the iteration's inputs that are carried.
+      order: the groups in the policy's order; the first gets what nothing else decides.
+      platforms: the platform of each group's devices; None if all are the same.
     """
     solver = _Solver(opened, num_carried, tuple(order), platforms or {})
     groups = {op: frozenset(where) for op, where in solver.groups.items()}
@@ -94,7 +95,7 @@ Held = dict[core.Var, set[str]]  # the groups that hold each variable without an
 
 
 class _Solver:
-    """Goes backwards and forwards until every operation has its groups."""
+    """Iterates the backward and forward passes until every operation has groups."""
 
     def __init__(
         self, opened: Opened, num_carried: int, order: tuple[str, ...], platforms: Mapping[str, str]
@@ -130,7 +131,7 @@ class _Solver:
         self.residents[None] = leaves
 
     def _demand(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
-        """Groups that need each input, given those that need each output."""
+        """The groups that use each input, given those that use each output."""
         need: Held = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=True):
             need[variable] |= groups
@@ -156,7 +157,7 @@ class _Solver:
         return [need[v] for v in region.inputs]
 
     def _give_a_place(self, loop: Loop, residents: list[set[str]]) -> bool:
-        """Gives one carried value a place that only changes places: nothing in the loop reads it."""
+        """Places a carried value that is only permuted: nothing in the loop reads it."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.carried):
@@ -179,16 +180,16 @@ class _Solver:
         return users
 
     def _may_copy(self, operation: Operation, users: set[str]) -> bool:
-        """Effects happen once; floats of two platforms are never the same bits."""
+        """Whether an operation may be duplicated: not with effects, nor with floats on two platforms."""
         alike = len({self.platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
         return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
     # --- what is kept twice must not drift apart ---
 
     def _separate(self) -> bool:
-        """Where several groups keep a carried value, one of them does the arithmetic that it comes from.
+        """If several groups keep a carried value, lets one of them do the arithmetic that it depends on.
 
-        Each group's program rounds in its own way, and from trip to trip the copies would drift apart.
+        Each group's program rounds differently, so copies would drift apart from trip to trip.
         """
         found = False
         for variable in self._kept_twice():
@@ -210,7 +211,7 @@ class _Solver:
         return found
 
     def _kept_twice(self) -> Iterator[core.Var]:
-        """Next values of what several groups keep; enters where values come from."""
+        """Next values of what several groups keep, with their dependencies."""
         self._makers = {v: op for op in self.region.operations() for v in op.outputs}
         self._sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
         ends = list(zip(self.region.outputs, self.residents[None], strict=False))
@@ -257,7 +258,7 @@ class _Solver:
         return changed
 
     def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
-        """The group that holds most of an operation's inputs; a row is stacked where its users have it."""
+        """The group that holds most of an operation's inputs; a row is stacked where its users are."""
         inputs = [v for v in operation.inputs if not _is_token(operation, v)]
         inputs = inputs if operation.row is None else [operation.row]
         weight: collections.Counter[str] = collections.Counter()
@@ -269,7 +270,7 @@ class _Solver:
         return max(self.order, key=lambda g: weight[g]) if weight else None
 
     def _default_one(self) -> bool:
-        """Gives the first operation that is still without a place the first group."""
+        """Places the first operation that has no group yet on the first group."""
         for operation in self.region.operations():
             if not self.groups[operation]:
                 self._fixed[operation] = self.order[0]
@@ -284,7 +285,7 @@ class _Solver:
         return {**known, **dict(zip(loop.carried, map(set, self.residents[loop]), strict=True))}
 
     def _made_in(self, region: Region, known: Held) -> Held:
-        """The groups that hold each variable of a region without any move, given those of its inputs."""
+        """The groups that hold each variable of a region without a transfer, given those of its inputs."""
         held = {v: set(groups) for v, groups in known.items()}
         for item in region.items:
             if isinstance(item, Operation):
@@ -307,5 +308,5 @@ class _Solver:
 
 
 def _is_token(operation: Operation, variable: core.Var) -> bool:
-    """Whoever performs the next effect has no say in where this one is performed."""
+    """Whether a variable is a token: its readers do not decide where an effect runs."""
     return operation.token is not None and variable in operation.token

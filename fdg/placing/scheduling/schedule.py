@@ -1,7 +1,7 @@
-"""A schedule: the programs of each group, the moves between them, and the loops that the host steps.
+"""A schedule: the programs of each group, the transfers between them, and the loops that the host steps.
 
-What `partition` makes of a graph and a policy, and what is then run. Plain values: they refer to arrays by
-`Value`, and hold none. It prints, with what is donated in brackets:
+The result of `partition`; the engine runs it. Plain values: they refer to arrays by `Value`. Prints with
+donated inputs in brackets:
 
     actors: act+step(a, [b]) -> c, d
     actors -> learners: d
@@ -27,11 +27,11 @@ from fdg.recall import Recall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A variable on one group: what programs read and write, and moves carry.
+    """A variable on one group: the operands and results of programs and transfers.
 
     Attributes:
-      axis: its batch axis, None if the batch shares it.
-      layout: how it lies on the group's devices; None until the schedule is laid out (`sharded.lay_out`).
+      axis: its batch axis; None if it is replicated.
+      layout: its layout on the group's devices; None until `sharded.lay_out`.
     """
 
     variable: core.Var
@@ -41,34 +41,34 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        """Of the whole array, once."""
+        """Bytes of the global array."""
         return jaxprs.bytes_of(self.variable.aval)
 
     @property
     def dtype(self) -> Any:
-        """Of its elements; a key's own for keys."""
+        """The dtype of its elements."""
         return self.variable.aval.dtype  # type: ignore[attr-defined]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole array."""
+        """The global shape."""
         return tuple(self.variable.aval.shape)  # type: ignore[attr-defined]
 
     @property
     def laid_out(self) -> Layout:
-        """Its layout, of a schedule that has them."""
+        """Its layout, in a schedule that has layouts."""
         assert self.layout is not None
         return self.layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A group runs a program.
+    """A run of a program on a group.
 
     Attributes:
-      fragments: their names, in program order.
-      freed: positions of the inputs that nothing needs afterwards.
-      donated: those of them whose memory a result can take over.
+      fragments: the names of its fragments in program order.
+      freed: positions of the inputs that are not used afterwards.
+      donated: the freed inputs whose memory a result can reuse.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Call:
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
-        """The program as a function of its inputs, to be read: what is run is built and checked anew."""
+        """The program as a function of its inputs, for printing and analysis."""
         inputs, outputs = (
             tuple(value.variable for value in values) for values in (self.inputs, self.outputs)
         )
@@ -96,15 +96,15 @@ _BUILT: Recall[ClosedJaxpr] = Recall(most=256)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
-    """Values go from one group to another, together.
+    """A transfer of values from one group to another.
 
     Attributes:
-      sources: names of the fragments that they come from.
-      targets: of those that use them.
+      sources: the fragments that they come from.
+      targets: the fragments that use them.
       delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
-      freed: positions of the values that their source does not need any more.
-      changes: of each pair, where both groups are on the same devices and values are resharded; else empty.
-      lends: whether each value is given up as soon as the other group has it.
+      freed: positions of the values that the source does not use afterwards.
+      changes: the resharding of each pair if both groups are on the same devices; else empty.
+      lends: whether each source value is freed as soon as the target has it.
     """
 
     source: str
@@ -120,13 +120,13 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat:
-    """A loop stepped from outside the programs.
+    """A loop that the host steps.
 
     Attributes:
-      enter: (outside, inside): what the first trip starts from, and constants.
-      copied: positions in `enter` of values that the body uses up though they are needed again.
+      enter: (outer, inner): initial values and constants.
+      copied: positions in `enter` of values that the body donates although they are used again.
       carry: (end of a trip, start of the next).
-      leave: (inside, outside): results, after the last trip.
+      leave: (inner, outer): results of the last trip.
     """
 
     trips: int
@@ -142,13 +142,13 @@ Step: TypeAlias = Call | Move | Repeat
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """One iteration, as steps in order.
+    """The steps of one iteration in order.
 
     Attributes:
-      leaves: where each leaf of the state lives between iterations; the first place is the one of record.
-      constants: (position among the graph's constants, where it is needed).
+      leaves: the places of each leaf of the state between iterations; the first is the primary copy.
+      constants: (position among the graph's constants, the value that needs it).
       carry: as in `Repeat`, from one iteration to the next.
-      metrics: where each metric is made.
+      metrics: the value of each metric.
     """
 
     steps: tuple[Step, ...]
@@ -158,11 +158,11 @@ class Schedule:
     metrics: tuple[Value, ...]
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """Every program, with how often an iteration runs it."""
+        """Every program with its runs in an iteration."""
         return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Call))
 
     def moves(self) -> Iterable[tuple[Move, int]]:
-        """Every move, with how often an iteration makes it."""
+        """Every transfer with its runs in an iteration."""
         return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
 
     def __str__(self) -> str:

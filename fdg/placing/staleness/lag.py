@@ -1,10 +1,10 @@
-"""Lag in micro-batches: a scan over micro-batches is cut where the age of the actors' parameters changes.
+"""Lag in micro-batches: cuts the scan over micro-batches where the age of the actors' parameters changes.
 
-    scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the iteration before);  scan 5 trips: act(w)
+    scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the previous iteration);  scan 5 trips: act(w)
 
-Micro-batches are the trips of the scan that calls the actors, `M` an iteration. With lag `d`, micro-batch
-`n` of the run reads the parameters that `(n - d) // M` updates have made, or the first ones: those of
-`ceil(d / M)` iterations ago in the first `d mod M` trips, of `d // M` iterations ago in the others.
+Micro-batches are the trips of the scan that calls the actors, `M` in an iteration. With lag `d`, micro-batch
+`n` of the run reads the parameters after `(n - d) // M` updates, or the initial ones: those of `ceil(d / M)`
+iterations ago in the first `d mod M` trips, of `d // M` iterations ago in the others.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ from fdg.tracing.trace import read_graph
 
 
 class Ages(NamedTuple):
-    """How old the parameters are that each fragment reads, if it waits for others.
+    """The age of the parameters that each fragment reads.
 
     Attributes:
-      of: in iterations, by fragment.
-      lag: in micro-batches; 0 for a staleness in whole iterations.
-      micro_batches: `M`, trips of the scan that calls the actors; 0 for a staleness in whole iterations.
-      newer: fragments of the second part of a scan that is cut. They wait for what those of the first part do
-        not, so no program has both.
+      of: iterations by fragment.
+      lag: in micro-batches; 0 for a staleness in iterations.
+      micro_batches: `M`, trips of the scan that calls the actors; 0 for a staleness in iterations.
+      newer: fragments in the second part of a scan that is cut. They wait for newer parameters than those of
+        the first part, so no program has both.
     """
 
     of: dict[str, int]
@@ -50,22 +50,22 @@ class Ages(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What it counts."""
+        """The unit of the setting."""
         return "micro-batches" if self.lag else "iterations"
 
     @property
     def without(self) -> str:
-        """The setting that delays nothing."""
+        """The setting without a delay."""
         return "lag=0" if self.lag else "staleness=0"
 
 
 def with_staleness(graph: FDG, staleness: int) -> Ages:
-    """The same number of iterations for every fragment."""
+    """The same age in iterations for every fragment."""
     return Ages({fragment.name: staleness for fragment in graph.fragments})
 
 
 def micro_batches(graph: FDG) -> int | None:
-    """`M`, the trips of the one scan between fragments that calls actors; None without such a scan.
+    """`M`, the trips of the scan between fragments that calls actors; None without one.
 
     Raises:
       PlanError: there are several.
@@ -82,10 +82,10 @@ def micro_batches(graph: FDG) -> int | None:
 
 
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
-    """Cuts the scan over micro-batches at trip `lag mod M`, and says how old what each fragment reads is.
+    """Cuts the scan over micro-batches at trip `lag mod M`; returns the graph and the ages.
 
-    What comes before the scan reads as its first micro-batch, what comes after it as its last. A lag that `M`
-    divides cuts nothing.
+    Code before the scan reads what its first micro-batch reads, code after it what its last one reads. A lag
+    that is a multiple of `M` cuts nothing.
 
     Args:
       where: the policy, for errors.
@@ -131,9 +131,8 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
 
 
 def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """The graph with the scan in two, cut at trip `first`; how many fragments come before the second, and how
-    many it has.
-    """
+    """The graph with the scan cut at trip `first`, the number of fragments before the second scan, and in
+    it."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     inside_it = len(fragments_in([scan]))
@@ -156,7 +155,7 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
 
 
 def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
-    """A scan as two, the first of which makes `first` trips, and their stacked results joined."""
+    """A scan as two, the first of which runs `first` trips, with their stacked results concatenated."""
     constants, carried = jaxprs.scan_sizes(eqn.params)
     length, reverse = eqn.params["length"], eqn.params["reverse"]
 

@@ -1,4 +1,4 @@
-"""What a stale run carries from iteration to iteration: the algorithm's state, and older parameters."""
+"""The state of a run with staleness: the algorithm's state and older parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ import jax
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class DelayedState:
-    """An algorithm's state, and the older parameters that a group of its fragments has yet to use.
+    """An algorithm's state, and the older parameters that some fragments will still read.
 
-    It reads like the state itself: `delayed.parameters` is `delayed.state.parameters`, and `delayed["w"]`
-    is `delayed.state["w"]`.
+    Attributes and items are those of the state: `delayed.parameters` is `delayed.state.parameters`, and
+    `delayed["w"]` is `delayed.state["w"]`.
 
     Attributes:
-      state: the algorithm's own.
-      history: the delayed leaves of earlier states, oldest first: one tuple for each iteration of staleness.
+      state: the algorithm's own state.
+      history: the delayed leaves of earlier states, oldest first: a tuple for each iteration of staleness.
     """
 
     state: Any
@@ -49,14 +49,14 @@ def own_state(state: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """What was delayed.
+    """The delayed leaves and their readers.
 
     Attributes:
-      staleness: by how many iterations at most.
+      staleness: the largest age in iterations.
       leaves: positions of the delayed leaves in the algorithm's state, in order.
       readers: the fragments that read older versions, in the graph's order.
-      lag: the policy's, in micro-batches; 0 where it has a staleness in whole iterations.
-      micro_batches: of an iteration; 0 where the policy has a staleness in whole iterations.
+      lag: the policy's lag in micro-batches; 0 for a staleness in iterations.
+      micro_batches: of an iteration; 0 for a staleness in iterations.
     """
 
     staleness: int
@@ -66,7 +66,7 @@ class Delay:
     micro_batches: int = 0
 
     def start(self, state: Any) -> DelayedState:
-        """The first state: no parameters are older than the initial ones."""
+        """The initial state: all versions are the initial parameters."""
         leaves = jax.tree.leaves(state)
         old = tuple(leaves[i] for i in self.leaves)
         # Copies, for a donated buffer cannot be given up twice.

@@ -1,9 +1,9 @@
-"""What each value of an iteration comes from, whichever version of it is read.
+"""The origins of each value of an iteration, independent of versions.
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
-`act` hands `w` on unchanged, so `w'` is `w`; `ys` come from `act`, `w''` from `learn`. Code between fragments
-makes no product: what it makes comes from whatever its operands come from.
+`act` returns `w` unchanged, so `w'` is `w`; `ys` come from `act`, `w''` from `learn`. Values computed between
+fragments have the origins of their operands.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ class Value:
     """A value at one place of the program.
 
     Attributes:
-      origins: what it may come from.
-      same: the value that it certainly is, None if there is no other.
-      literal: the number that it is, if that is written into the jaxpr.
-      constant: the array that it is, if the jaxpr holds that.
+      origins: the leaves and fragments that it may come from.
+      same: the value that it certainly equals, or None.
+      literal: its number, if it is a literal.
+      constant: its array, if it is a constant of the jaxpr.
     """
 
     aval: Any
@@ -37,11 +37,11 @@ class Value:
 
 
 class Block:
-    """A jaxpr at one place of the program, from its inputs to its end; one that is called twice has two.
+    """A jaxpr at one place of the program; one that is called twice has two blocks.
 
     Attributes:
-      inside: the innermost fragment around it, None between fragments.
-      inputs, ends: the values that go in and come out.
+      inside: the innermost fragment around it; None between fragments.
+      inputs, ends: the values of its inputs and outputs.
       inner: for each equation, a block for each of its bodies.
     """
 
@@ -62,12 +62,12 @@ class Block:
         self.ends = self.of(self.jaxpr.outvars)
 
     def of(self, atoms: Iterable[Any]) -> list[Value]:
-        """The values of variables and numbers."""
+        """The values of variables and literals."""
         return [Value(v.aval, literal=v) if jaxprs.is_literal(v) else self._values[v] for v in atoms]
 
 
 def control_flow(eqn: core.JaxprEqn) -> str | None:
-    """`scan`, `while`, `cond` or `call`, where the equation's bodies say all; None where they do not."""
+    """`scan`, `while`, `cond` or `call`, if the equation's bodies determine its results; else None."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
         return name
@@ -78,7 +78,7 @@ def control_flow(eqn: core.JaxprEqn) -> str | None:
 def _through(
     eqn: core.JaxprEqn, operands: list[Value], inside: str | None
 ) -> tuple[list[Value], list[Block]]:
-    """An equation's results, and its bodies' blocks."""
+    """An equation's results and its bodies' blocks."""
     kind, mark = control_flow(eqn), FragmentMark.of(eqn)
     if jaxprs.is_identity(eqn):
         return [Value(v.aval, v.origins, same=v) for v in operands], []
@@ -153,7 +153,7 @@ def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tupl
 
 
 def _certain(value: Value, among: Collection[Value]) -> Value:
-    """The one of several values that a value certainly is, or itself."""
+    """The value that another one certainly equals, or itself."""
     found: Value | None = value
     while found is not None and found not in among:
         found = found.same
@@ -165,5 +165,5 @@ def _joined(values: Iterable[Value]) -> Origins:
 
 
 def _replaced(origins: Origins, by: Mapping[Any, Origins]) -> Origins:
-    """With the origins of values that a loop carries in their place."""
+    """Replaces carried values by their origins."""
     return frozenset().union(*(by.get(x, {x}) for x in origins))

@@ -1,9 +1,9 @@
-"""Writes an iteration in which each reader gets its version of each value, and nothing that nobody reads.
+"""Rewrites an iteration so that each reader gets its version of each value, without unread values.
 
     w -> scan(act(w, x), step(x, a)), learn(w, ys)      `act` and `step` on actors, `learn` on learners
 
-Where `w` is older for the actors, the scan gets the older one and `learn` the newest. Equations are written
-from the last to the first, so that a value's readers are known when its own turn comes.
+If the actors' `w` is older, the scan gets the older one and `learn` the newest. Equations are rewritten from
+the last to the first, so that all readers of a value are known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ Pair: TypeAlias = tuple[Value, Version]
 
 
 class Written:
-    """A block, written from its end.
+    """A block, rewritten from its end.
 
     Attributes:
       need: the readers of each value.
       names: the variable of each version that is read.
-      made: the versions that an equation here makes; others are inputs.
+      made: the versions that an equation here computes; others are inputs.
     """
 
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
@@ -42,7 +42,7 @@ class Written:
             self._write(eqn, inner)
 
     def read(self, value: Value, readers: Iterable[Reader]) -> Any:
-        """The variable of the version that the last of some readers gets."""
+        """The variable of the version for a set of readers."""
         found = value.literal
         for reader in readers if found is None else ():
             self.need.setdefault(value, set()).add(reader)
@@ -72,7 +72,7 @@ class Written:
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
     def _make(self, value: Value, version: Version) -> Any:
-        """The variable of a version that an equation makes, which may be one that nobody reads."""
+        """The variable of a version that an equation computes, possibly unread."""
         pair = value, version
         if pair not in self.names or pair in self.made:
             return core.Var(value.aval)
@@ -98,7 +98,7 @@ class Written:
             self._bodies(eqn, inner, need)
 
     def _copy(self, eqn: core.JaxprEqn, need: Need, inside: Reader) -> None:
-        """An equation for each version that is read of its results; a fragment's own code is there once."""
+        """Writes an equation for each version of its results; a fragment's own code only once."""
         readers: set[Reader] = set().union(*need.values())
         if inside is not None and not jaxprs.is_identity(eqn):
             self.readers.check_one_version(inside, need)
@@ -119,7 +119,7 @@ class Written:
                 self._equations.append(one.replace(invars=operands, outvars=results))
 
     def _without_unread(self, eqn: core.JaxprEqn, read: set[Value], reader: Reader) -> core.JaxprEqn:
-        """The equation without results that are not read, if something older would be read for them alone."""
+        """The equation without unread results, if older values would be read only for them."""
         of = self.block.of
         old = {v for v in of(eqn.invars) if self.readers.version(v, reader)}
         wanted = [v for v, value in zip(eqn.outvars, of(eqn.outvars), strict=True) if value in read]
@@ -131,7 +131,7 @@ class Written:
         return eqn if old <= set(of(one.invars)) else one
 
     def _bodies(self, eqn: core.JaxprEqn, blocks: list[Block], need: Need) -> None:
-        """An equation whose bodies read several versions: traced again, with an operand for each."""
+        """Retraces an equation whose bodies read several versions, with an operand for each."""
         kind, body, last = control_flow(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
         operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), last.inside
         if FragmentMark.of(eqn) is not None:
