@@ -1,1 +1,1 @@
-"""Following the batch axis: what each operation does with it, and what devices have to exchange."""
+"""Batch-axis propagation: what each operation does with the batch axis, and which collectives follow."""

@@ -1,4 +1,4 @@
-"""One type for what the devices of a program exchange, predicted from a jaxpr or read from compiled code."""
+"""`Collective`: predicted from a jaxpr, or read from compiled code."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ class Collective:
     """A communication between the devices of one program.
 
     Attributes:
-      kind: as HLO spells it, such as "all-reduce".
-      bytes: of its result on one device, each time; of several that were combined, together.
-      calls: how often it runs when the program does (loops of unknown length counted once).
-      fragments: the fragments around it, outermost first; empty for code between fragments.
-      op_name: where in the traced program it comes from, as JAX says; empty where it is predicted.
+      kind: as in HLO, such as "all-reduce".
+      bytes: size of the result on one device; the sum if XLA combined several.
+      calls: runs for each run of the program (loops of unknown length counted once).
+      fragments: the enclosing fragments, outermost first; empty for code between fragments.
+      op_name: its place in the traced program, as JAX records it; "" if it is predicted.
     """
 
     kind: str
@@ -33,10 +33,10 @@ class Collective:
 
 
 def unexplained(measured: Iterable[Collective], predicted: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The measured collectives that no predicted one names.
+    """The measured collectives that no prediction covers.
 
-    A prediction names those of its kind that have its innermost fragment around them, or that are between
-    fragments if it has none. What XLA combined from several counts as named where one of them is.
+    A prediction covers those of its kind inside its innermost fragment, or between fragments if it has none.
+    A combined collective is covered if one of its parts is.
 
     >>> unexplained([Collective("all-gather", 4, 1, ("act",))], [Collective("all-reduce", 4, 1, ("act",))])
     (Collective(kind='all-gather', bytes=4, calls=1, fragments=('act',), op_name=''),)

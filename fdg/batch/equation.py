@@ -1,4 +1,4 @@
-"""What one operation does with the batch axes of its operands; the number of devices divides `unit`."""
+"""Batch-axis propagation through one operation without bodies; the number of devices divides `unit`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def divisible(atom: Any, axis: Axis, unit: int) -> Axis:
 
 
 def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
-    """What an operation without bodies does with its operands' axes."""
+    """Applies the rule of an operation without bodies to its operands' axes."""
     if eqn.primitive is boundary_p:
         (axis,), declared = operands, eqn.params["axis"]
         return RuleResult((declared,), () if axis is None or axis == declared else (0,))
@@ -36,14 +36,14 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation may not run on parts, whatever its rule: it has effects, or its numbers for one
-    row depend on the batch that the row is in.
+    """Whether an operation may not be split, whatever its rule: it has effects, or draws random numbers that
+    depend on the batch of keys.
     """
     return bool(eqn.effects) or keys.draws_from_the_batch(eqn)
 
 
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
-    """The flow of an operation without bodies, as its rule says."""
+    """The flow of an operation without bodies."""
     found = apply_rule(eqn, operands, unit)
     if not found.gathered:
         return EquationFlow(eqn, tuple(operands), found.axes, (), (), found.reduced, found.local, levels)
@@ -52,7 +52,7 @@ def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...]
 
 
 def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
-    """Has devices take parts of shared operands, where these do as well as the whole."""
+    """Slices replicated operands on each device if parts are enough."""
     if all(axis is None for axis in (*each.operands, *each.results)):
         return each
     operands, sliced = list(each.operands), {}
@@ -69,7 +69,7 @@ def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
 def _axis_for_part(
     each: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
 ) -> Axis:
-    """The axis along which an operand could be split without a change to anything else."""
+    """The axis along which an operand could be split without changing anything else."""
     for axis, size in enumerate(shape):
         if size % unit == 0:
             trial_operands = [axis if i == position else a for i, a in enumerate(operands)]

@@ -1,4 +1,4 @@
-"""Reading off a flow what devices exchange, and what they compute N-fold for want of a rule."""
+"""Reads the collectives off a flow, and the operations that every device repeats for want of a rule."""
 
 import dataclasses
 import math
@@ -17,18 +17,18 @@ from fdg.recall import Recall
 
 
 def prune(flow: Flow) -> Flow:
-    """A flow without the equations, and the gathers, that no output needs; what has an effect stays."""
+    """A flow without unused equations and gathers; effects are kept."""
     return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
 
 
 class _Pruner:
-    """A body that is called from many places for the same results is pruned once."""
+    """Prunes bodies; one that is called from several places for the same results is pruned once."""
 
     def __init__(self):
         self._known: Recall[tuple[Flow, frozenset[int]]] = Recall()
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """What some of a flow's outputs need of it: of its equations, and which of its inputs."""
+        """The part of a flow that some of its outputs need, and the inputs that it reads."""
         return self._known(flow, outputs, lambda: self._prune(flow, outputs))
 
     def _prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
@@ -46,7 +46,7 @@ class _Pruner:
         return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
 
     def _equation(self, each: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-        """An equation for the sake of some of its results, and the operands that it then needs."""
+        """The part of an equation that some of its results need, and the operands that it reads."""
         if not each.bodies or each.eqn.effects:
             return each, set(range(len(each.eqn.invars)))
         operands = {0} if each.eqn.primitive.name == "cond" else set()
@@ -65,13 +65,14 @@ class _Pruner:
 
 
 class WithoutRule(NamedTuple):
-    """An operation on a split batch that no rule is known for: it is gathered, and run whole on every device.
+    """An operation on a split batch without a rule: its operands are gathered, and every device runs it
+    whole.
 
     Attributes:
       primitive: the operation's name.
-      fragment: the innermost fragment around it; None between fragments.
-      bytes: of what is gathered for it, each time.
-      calls: how often it runs, each time that the program does (loops of unknown length counted once).
+      fragment: the innermost enclosing fragment; None between fragments.
+      bytes: gathered bytes of each run.
+      calls: runs for each run of the program (loops of unknown length counted once).
 
     >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
     no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
@@ -96,18 +97,18 @@ def predict(
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
 ) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
-    """What devices exchange when a jaxpr runs once, the bodies of fragments called in it included.
+    """The collectives in one run of a jaxpr, with the bodies of its fragments.
 
     Args:
-      jaxpr: open or closed: a whole iteration, a piece of one, or a fragment's body.
-      input_axes: the batch axes of its first inputs, None for those that are left out.
-      devices: how many; None for any number that divides all batches.
-      output_axes: what its outputs are brought to; None for whatever they have.
+      jaxpr: open or closed: an iteration, a part of one, or a fragment's body.
+      input_axes: the batch axes of its first inputs; None for the others.
+      devices: the number of devices; None for any number that divides all batches.
+      output_axes: the batch axes that its outputs are resharded to; None to leave them.
 
     Returns:
-      Collectives in program order, one for each place (the fragments around it), kind and number of calls.
-      And the operations that devices all run whole because there is no rule for them: none with effects, or
-      with a rule that says the same of their case (a sort along the batch).
+      Collectives in program order, one for each place (the enclosing fragments), kind and number of calls;
+      and the operations that all devices run whole for want of a rule (not those with effects, or whose rule
+      says so).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     exchanged: dict[tuple, int] = {}
@@ -126,7 +127,7 @@ def predict(
 
 
 def _exchanges(flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]) -> Iterator[Collective]:
-    """What devices exchange in a jaxpr that runs inside loops of so many trips."""
+    """The collectives of a jaxpr inside loops of `trips` trips."""
     gathered: set[Any] = set()  # once, and at hand from then on
 
     def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):

@@ -1,7 +1,7 @@
-"""What following a batch axis through a jaxpr finds: one `EquationFlow` for each equation, in a `Flow`.
+"""The result of batch-axis propagation: an `EquationFlow` for each equation, in a `Flow`.
 
-Plain data. `follow` makes it, `prune` drops what nothing reads, `exchanges` reads off what devices
-send to each other, and `lowering.constraints` writes it into the jaxpr.
+Plain data. `follow` makes it, `prune` removes unused parts, `exchanges` reads off the collectives, and
+`lowering.constraints` writes it into the jaxpr.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ XLA moves what does not change in a loop out of it, and so its exchanges are cou
 
 @dataclasses.dataclass(frozen=True)
 class EquationFlow:
-    """What one equation does with the batch axis.
+    """The batch axes of one equation.
 
     Attributes:
       eqn: the equation.
-      operands: axes of its operands as it takes them, after `gathered` and `sliced`.
+      operands: axes of its operands, after `gathered` and `sliced`.
       results: axes of its results.
-      gathered: positions of operands that are made whole on every device first.
-      sliced: (position, axis) of shared operands of which each device takes its part.
-      reduced: whether each device has a share of the results, and they are added up.
-      local: whether each device runs it on its own part, out of the partitioner's sight.
+      gathered: positions of operands that are replicated first.
+      sliced: (position, axis) of replicated operands of which each device takes its part.
+      reduced: whether each device has a share of the results, which are all-reduced.
+      local: whether each device runs it on its own part in a `shard_map`.
       levels: the level of each operand.
-      bodies: the jaxprs inside it, as in `jaxprs.bodies`.
-      trips: how often the bodies run each time, None for what is no loop.
-      agreed: whether devices agree before each trip if there is another one, by a reduction of one byte.
+      bodies: flows of its bodies, as in `jaxprs.bodies`.
+      trips: runs of the bodies; None if it is no loop.
+      agreed: whether devices agree on each further trip, by an all-reduce of one byte.
     """
 
     eqn: Any
@@ -49,15 +49,15 @@ class EquationFlow:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """A jaxpr with the batch axes of everything in it.
+    """A jaxpr with the batch axes of all its values.
 
     Attributes:
       jaxpr: an open jaxpr.
       inputs: axis and level of its inputs.
       equations: one for each equation.
-      outputs: axes of its outputs, after those of `gathered` and `sliced`, which are as in `EquationFlow`.
-      levels: of the outputs.
-      requested_axes: for each shared input, the one axis along which all that reads it would take it split.
+      outputs: axes of its outputs, after `gathered` and `sliced`, which are as in `EquationFlow`.
+      levels: the levels of the outputs.
+      requested_axes: for each replicated input, the one axis along which all its readers would take it split.
     """
 
     jaxpr: Any
@@ -71,7 +71,7 @@ class Flow:
 
 
 def is_independent(flow: Flow) -> bool:
-    """Whether devices can run a jaxpr each on its own part: no exchange in it, and no effect."""
+    """Whether devices can run a jaxpr on their own parts, without collectives and effects."""
     return not flow.gathered and all(
         not (each.gathered or each.reduced or each.agreed or each.eqn.effects)
         and all(map(is_independent, each.bodies))

@@ -99,7 +99,8 @@ def _follower(unit: int) -> "_Follower":
 
 
 class _Follower:
-    """Follows axes; `unit` divides the length of every batch axis, and is what devices surely divide."""
+    """Propagates axes; `unit` divides the length of every batch axis, and stands for the number of
+    devices."""
 
     def __init__(self, unit: int):
         self.unit = unit
@@ -113,13 +114,13 @@ class _Follower:
         depth: int,
         output_axes: tuple[Any, ...] | None = None,
     ) -> Flow:
-        """Follows one jaxpr.
+        """Propagates through one jaxpr.
 
         Args:
-          jaxpr: an open one.
+          jaxpr: an open jaxpr.
           inputs: axis and level of each input.
-          depth: how many loops are around it.
-          output_axes: what its outputs are to be brought to; `AS_MADE` (and all, if None): whatever they are.
+          depth: the number of enclosing loops.
+          output_axes: the axes to reshard its outputs to; `AS_MADE` (or None for all) to leave them.
         """
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
         how = inputs, depth, output_axes
@@ -191,7 +192,7 @@ class _Follower:
         depth: int,
         split: Mapping[Any, int] | None = None,
     ) -> EquationFlow:
-        """Follows one equation; a slice of a loop's input has one axis less, a stack of results one more."""
+        """Propagates through one equation; a loop's slice has one axis less, a stacked result one more."""
         bodies = () if eqn.primitive.name in RULES else jaxprs.bodies(eqn)
         if not bodies:
             levels = tuple(level for _, level in operands)
@@ -258,7 +259,7 @@ class _Follower:
     def _branches(
         self, eqn: Any, bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...], depth: int
     ) -> EquationFlow:
-        """All branches bring each result to the same axis."""
+        """Gives each result the same axis in all branches."""
         current = [(axis, depth) for axis, _ in operands]  # nothing moves out of a branch
         inputs = [_inputs(body, bodies, current, depth) for body in bodies]
         found = [self.flow(b.jaxpr, i, depth).outputs for b, i in zip(bodies, inputs, strict=True)]
@@ -301,10 +302,11 @@ def _with_bodies(
 
 
 def _with_predicate(loop: EquationFlow) -> EquationFlow:
-    """A loop that `vmap` made has a predicate for each row, and rows that are done stay as they are.
+    """The flow of a while loop with a predicate for each row, as `vmap` makes: rows that are done stay
+    unchanged.
 
-    So devices whose rows need no other trip may stop, if rows do not depend on each other; otherwise
-    all of them agree before each trip.
+    If rows are independent, a device may stop when its rows are done; otherwise all devices agree before each
+    trip.
     """
     test, body = loop.bodies
     axis = test.outputs[0]
@@ -319,7 +321,7 @@ def _with_predicate(loop: EquationFlow) -> EquationFlow:
 def _inputs(
     body: jaxprs.Body, bodies: Sequence[jaxprs.Body], current: Sequence[AxisAndLevel], depth: int
 ) -> tuple[AxisAndLevel, ...]:
-    """Axis and level of a body's inputs: what a loop slices or carries changes in it, also for its test."""
+    """Axis and level of a body's inputs; what a loop slices or carries is at a deeper level."""
     changing = {
         each.operands[i]
         for each in bodies

@@ -1,4 +1,5 @@
-"""The gradients of a program: equations whose sums over the batch feed no other equation on the batch.
+"""Finds the gradient computations of a program: equations whose batch reductions feed no other batched
+equation.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -7,8 +8,8 @@
     g = dot_general e x     [8]     a sum over the batch
     d = mul g 0.000488      [8]
 
-The first three belong together: nothing else reads what they make on the batch, so that any number of rows
-may go through all of them before the next do (`lowering.tiles`). They work on `x`, `y`, `p` and `e`.
+The first three belong together: only they read the batched values that they make, so rows can go through all
+of them in tiles (`lowering.tiles`). Their working set is `x`, `y`, `p` and `e`.
 """
 
 import dataclasses
@@ -33,14 +34,14 @@ _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """The equations of a jaxpr that its gradients are made by.
+    """The equations that compute a jaxpr's gradients.
 
     Attributes:
       members: their positions.
-      chosen: they themselves.
-      inputs: what they read from outside.
-      outputs: what is read of them outside.
-      batched: of what they read and make, what has a batch.
+      chosen: the equations.
+      inputs: the outer values that they read.
+      outputs: their results that are read outside.
+      batched: the batched values that they read and make.
       axis_of: the batch axis of each value.
     """
 
@@ -53,12 +54,12 @@ class GradientSums:
 
     @property
     def bytes(self) -> int:
-        """Of all that has a batch."""
+        """Bytes of all batched values."""
         return sum(jaxprs.bytes_of(v.aval) for v in self.batched)
 
 
 def gradient_sums(flow: Flow) -> GradientSums | None:
-    """Those at the end of a jaxpr; None where none adds up a gradient."""
+    """The gradient computations at the end of a jaxpr; None if there are none."""
     members = _members(flow)
     if not any(adds_up_a_gradient(flow.equations[i]) for i in members):
         return None
@@ -80,14 +81,14 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
 
 
 class GradientBytes(NamedTuple):
-    """Bytes of all values with a batch that the gradients of a program work on: of the largest, of all."""
+    """Bytes of the batched values of a program's gradients: of the largest one, and of all."""
 
     largest: int
     together: int
 
 
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
-    """Of a program; zeros if it adds up no gradient over the batch.
+    """The `GradientBytes` of a program; zeros if it has no gradient over the batch.
 
     Args:
       jaxpr: traced, in the global view.
@@ -112,14 +113,15 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 
 
 def opened(flow: Flow, devices: int) -> Flow:
-    """A flow with what it calls in the place of the calls, where they are no fragments."""
+    """A flow with calls inlined, except fragments."""
     axes = [axis for axis, _ in flow.inputs]
     jaxpr: Any = jaxprs.inlined(flow.jaxpr, _called)
     return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """The equations that belong together: from the end backwards, each whose readers on the batch all are."""
+    """The equations that belong together: from the end backwards, those with all batched readers among
+    them."""
     readers: dict[Any, list[int]] = {}
     for i, each in enumerate(flow.equations):
         for v in jaxprs.variables(each.eqn.invars):
@@ -143,7 +145,7 @@ def _members(flow: Flow) -> frozenset[int]:
 
 
 def _turned(flow: Flow, members: Collection[int]) -> set[int]:
-    """Where a sum is transposed at once: XLA has a product make it so, if it sees both together."""
+    """Includes a transpose of a sum, which XLA fuses into the product."""
     sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
     return {
         i
@@ -162,12 +164,12 @@ def _can_be_tiled(each: EquationFlow) -> bool:
 
 
 def adds_up_a_gradient(each: EquationFlow) -> bool:
-    """Whether an equation is a product or a convolution that sums over the batch."""
+    """Whether an equation is a product or a convolution that contracts the batch."""
     return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
 def _called(eqn: Any) -> Any:
-    """The body of a plain call, open; None for any other equation, and for what has constants of its own."""
+    """The open body of a plain call without constants; None for any other equation."""
     if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
         return None
     (body,) = jaxprs.bodies(eqn)

@@ -17,7 +17,7 @@ from fdg.batch.rules.result import shape_of
 
 
 def smallest_equivalent(unit: int, lengths: frozenset[int]) -> int:
-    """The least number that divides the same lengths as `unit` does.
+    """The smallest number that divides the same lengths as `unit` does.
 
     >>> smallest_equivalent(64, frozenset({4096, 12, 64})), smallest_equivalent(6, frozenset({12, 9}))
     (8, 2)
@@ -43,7 +43,7 @@ def lengths_of(jaxpr: Any) -> frozenset[int]:
 
 
 def lengths_of_equation(eqn: Any) -> set[int]:
-    """The same for one equation."""
+    """The lengths of all axes in one equation."""
     found = set(_of_atoms((*eqn.invars, *eqn.outvars)))
     # Numbers of groups, such as `feature_group_count`; rules call them `divided`.
     found.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))

@@ -29,7 +29,7 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
 
 
 def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
-    """Copies axes to leaves whose next value is another leaf, as in a history buffer of several leaves."""
+    """Copies axes to leaves whose next value is another leaf, as in a history of several leaves."""
     ends = collections.defaultdict(list)
     for i in range(len(axes)):
         ends[id(jaxpr.outvars[i])].append(i)
@@ -44,9 +44,9 @@ def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
 
 
 def _declared(jaxpr: core.Jaxpr, known: dict[core.Jaxpr, Axes]) -> Axes:
-    """The axis that the first fragment to read each input declares, also inside loops and calls.
+    """The axis that the first reading fragment declares for each input, also inside loops and calls.
 
-    `known` caches results by jaxpr, since one jaxpr may be called from many places.
+    `known` caches results by jaxpr.
     """
     if jaxpr not in known:
         found: dict[Any, int] = {}

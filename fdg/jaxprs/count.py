@@ -1,4 +1,4 @@
-"""Counting what a jaxpr computes: floating-point operations, elements, equations."""
+"""Counts of a jaxpr: floating-point operations, elements, equations."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from fdg.jaxprs.read import bodies, walk
 
 
 def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
-    """The sum of a number of each operation of one run.
+    """The sum of a number over all operations of one run.
 
-    Loops count as often as they run, `while` loops their most trips, or one where that is unknown; of several
-    branches the dearest counts.
+    Loops count each trip; `while` loops their most trips, or one if that is unknown; of branches the most
+    expensive.
     """
     return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
 
@@ -27,9 +27,8 @@ def _total_of(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
 
 
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of one run (`total`): matrix products and convolutions counted as multiply +
-    add, anything else as one operation for each element that it reads or writes, whichever are more; moving
-    data costs none.
+    """Floating-point operations of one run (`total`): matrix products and convolutions as multiply + add,
+    others as one for each element read or written, whichever is more; none for moving data.
     """
     return total(jaxpr, _operation_flops)
 
@@ -40,7 +39,7 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
 
 
 def operations_of(jaxpr: core.Jaxpr) -> int:
-    """Equations of one run, those of loops as often as they run; as in `total`."""
+    """Equations of one run, counted as in `total`."""
     count = 0
     for eqn in jaxpr.eqns:
         inner = bodies(eqn)
@@ -49,8 +48,8 @@ def operations_of(jaxpr: core.Jaxpr) -> int:
 
 
 def largest_operation(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of the largest single equation, counted as in `flops_of`, but a hundred for
-    an element: a tanh takes as long as some fifty multiply-adds of a matrix product.
+    """Floating-point operations of the largest single equation, counted as in `flops_of`, but with a hundred
+    for each element: a tanh takes as long as some fifty multiply-adds.
     """
     alone = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
     weighed = (

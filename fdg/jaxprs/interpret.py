@@ -1,7 +1,7 @@
-"""Running jaxprs on values of another kind than arrays: the base of interpreters, as JAX's own are made.
+"""Evaluates jaxprs with custom interpreters, as JAX's own are written.
 
-An interpreter says what an equation does with its values. Of one with bodies, `run_bodies` runs the loop,
-branch or call with functions in their place, so that the interpreter goes into them:
+An interpreter defines the results of an equation. For one with bodies, `run_bodies` runs the loop, branch or
+call with the given functions as bodies, so that the interpreter applies inside:
 
     def equation(eqn, values):
         functions = [partial(run, closed) for closed in closed_bodies(eqn)]
@@ -37,11 +37,11 @@ def evaluate(
 
     Args:
       jaxpr: the open jaxpr.
-      constants: its constants, as values.
-      values: of its inputs.
+      constants: values of its constants.
+      values: values of its inputs.
       equation: `(equation, values of its operands) -> values of its results`.
-      steps: what `equation` is called with in place of each equation, if it is not the equation.
-      literal: a number that is written into the jaxpr, as a value.
+      steps: the first arguments of `equation`, if not the equations themselves.
+      literal: maps a literal to a value.
     """
     known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
@@ -54,18 +54,19 @@ def evaluate(
 
 
 def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """The results of an equation for arrays; with other parameters, if they are given."""
+    """The results of an equation for arrays, optionally with other parameters."""
     results = eqn.primitive.bind(*values, **(eqn.params if params is None else params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequence[Any]) -> list[Any]:
-    """The results of a loop, a branch or a call, with functions in the place of its bodies.
+    """The results of a loop, branch or call with other bodies.
 
     Args:
       eqn: the equation.
-      functions: in the order of `bodies(eqn)`. Of loops and branches all give values of the same structure.
-      values: of its operands.
+      functions: in the order of `bodies(eqn)`; those of loops and branches return values of the same
+        structure.
+      values: values of its operands.
     """
     inner = bodies(eqn)
 
@@ -85,14 +86,14 @@ def control_flow(
     carried: Sequence[Any] = (),
     rows: Sequence[Any] = (),
 ) -> list[Any]:
-    """What an equation does with its bodies, done with functions that may take more or less than these.
+    """Runs an equation's control flow with functions that may have other arguments than its bodies.
 
     Args:
-      eqn: a loop, a branch or a call.
-      functions: in the order of its bodies; each takes the constants, what is carried, and a trip's rows.
-      constants: the same in every trip; the first one chooses a branch.
-      carried: what a loop begins with.
-      rows: what a scan goes over.
+      eqn: a loop, branch or call.
+      functions: in the order of its bodies; each takes the constants, the carry, and a trip's rows.
+      constants: equal in every trip; the first one selects a branch.
+      carried: the initial carry.
+      rows: scanned inputs.
     """
     *tests, body = functions
     match eqn.primitive.name:

@@ -1,6 +1,6 @@
-"""Reading and building jaxprs: what runs inside an equation, how often, and what feeds what.
+"""Reads and builds jaxprs: bodies of equations, trip counts, dataflow.
 
-Nothing is evaluated. What JAX's versions differ in stands in `fdg.jax_internals`.
+Nothing is evaluated. Differences between JAX versions are in `fdg.jax_internals`.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from fdg.recall import Recall
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """A jaxpr inside an equation, and how its variables are wired to the equation's.
+    """A jaxpr inside an equation, and how its variables map to the equation's.
 
     Attributes:
       jaxpr: the body.
-      trips: how often it runs each time the equation does.
-      exact: False where `trips` is only a guess (a while loop's 1) or a bound (a branch; a while loop that
-        counts up to a number).
-      operands: body input i holds the equation's input `operands[i]` (on the first trip).
-      results: equation output k holds body output `results[k]`.
-      stacked: the equation's outputs that stack one body output a trip.
-      sliced: body inputs that hold a row, along axis 0, of the equation's input: another each trip.
-      carry: body input i holds, after the first trip, body output `carry[i]` of the trip before.
+      trips: runs of the body for each run of the equation.
+      exact: False if `trips` is a guess (1 for a while loop) or a bound (a branch; a while loop with a
+        counter).
+      operands: body input i is the equation's input `operands[i]` (in the first trip).
+      results: the equation's output k is body output `results[k]`.
+      stacked: the equation's outputs that stack a body output of each trip.
+      sliced: body inputs that are rows, along axis 0, of the equation's inputs.
+      carry: in later trips, body input i is body output `carry[i]` of the previous trip.
     """
 
     jaxpr: core.Jaxpr
@@ -49,7 +49,7 @@ def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
 
 
 def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
-    """`closed`, with another jaxpr over the same constants, where it has any; itself if that is its own."""
+    """`closed` with another jaxpr over the same constants; itself if nothing changes."""
     if jaxpr is open_jaxpr(closed):
         return closed
     if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # as the body of a `checkpoint` is not
@@ -65,7 +65,7 @@ _CLOSED: Recall[Any] = Recall(most=1024)
 
 @functools.cache
 def _origin() -> Any:
-    """What JAX wants to know of where a jaxpr comes from; it gives that to those that it traces itself."""
+    """JAX's debug information for a jaxpr that was not traced."""
     traced = open_jaxpr(jax.make_jaxpr(lambda x: x)(0))
     return traced.replace(outvars=[]).debug_info  # without names for arguments and results
 
@@ -97,18 +97,18 @@ def constants_of(jaxpr: Any) -> Sequence[Any]:
 
 
 def shapes_of(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """What a function of some variables or literals is traced with: weakly typed where they are."""
+    """Shapes and dtypes of variables or literals for tracing, with their weak types."""
     avals = [v.aval for v in atoms]
     return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an operand is a number written into the jaxpr, not a variable."""
+    """Whether an operand is a literal."""
     return isinstance(atom, core.Literal)
 
 
 def variables(atoms: Iterable[Any]) -> list[Any]:
-    """Of some operands those that are variables, no numbers."""
+    """The operands that are variables."""
     return [v for v in atoms if not is_literal(v)]
 
 
@@ -118,7 +118,7 @@ _SAME_VALUE = frozenset(
 
 
 def is_identity(eqn: core.JaxprEqn) -> bool:
-    """Whether each result is the operand at its position, unchanged."""
+    """Whether each result is the operand at its position."""
     name = eqn.primitive.name
     if name == "convert_element_type":
         return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
@@ -126,12 +126,12 @@ def is_identity(eqn: core.JaxprEqn) -> bool:
 
 
 def renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
-    """Operands, each variable that has another name under that one."""
+    """Operands with variables replaced by their new names."""
     return [v if is_literal(v) else names.get(v, v) for v in atoms]
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's inputs are constants, and how many are carried."""
+    """The number of a scan's constants, and of its carry."""
     if "num_carry" in params:  # JAX 0.10
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()
@@ -191,7 +191,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
-    """Equations and all inside of them, at any depth; those of a body once, however often it is called."""
+    """Equations at any depth; those of a body once, however often it is called."""
     seen: set[core.Jaxpr] = set()
 
     def of(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
@@ -206,14 +206,14 @@ def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
 
 
 def _is_number(atom: Any, number: int) -> bool:
-    """Whether an operand is this number, written into the jaxpr."""
+    """Whether an operand is this literal."""
     return is_literal(atom) and np.ndim(atom.val) == 0 and atom.val == number
 
 
 def _most_trips(
     test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, begun: Sequence[Any]
 ) -> int:
-    """Trips of a while loop at most: N where it needs `i < N`, i counting from 0 by one; else 1, a guess."""
+    """The most trips of a while loop: N for the condition `i < N` with i counting from 0; else 1, a guess."""
     made_by: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
     adds: dict[Any, core.JaxprEqn] = {
         v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars
@@ -257,7 +257,7 @@ def _scanned(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Body:
 
 
 def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
-    """The parameters that hold the jaxprs of `bodies(eqn)`, closed where JAX has them closed."""
+    """The parameters with the jaxprs of `bodies(eqn)`, closed if JAX has them closed."""
     params = eqn.params
     match eqn.primitive.name:
         case "scan":
@@ -277,14 +277,14 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 
 
 def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
-    """The jaxprs that run when an equation does: `closed_bodies`, and what devices run by `shard_map`."""
+    """The jaxprs that run in an equation: `closed_bodies`, and that of a `shard_map`."""
     return (eqn.params["jaxpr"],) if eqn.primitive.name == "shard_map" else closed_bodies(eqn)
 
 
 def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
     """The equation with other jaxprs of the same inputs and outputs, in the order of `inner_jaxprs(eqn)`.
 
-    A `cond` may get branches of other inputs and outputs, if its variables fit them.
+    A `cond` may get branches with other inputs and outputs, if its variables match.
     """
     old = inner_jaxprs(eqn)
     match eqn.primitive.name:
@@ -324,7 +324,7 @@ _EXPANDED: Recall[ClosedJaxpr] = Recall(most=1024)
 
 
 def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
-    """What a high-level operation stands for."""
+    """The jaxpr that a high-level operation lowers to."""
 
     def expand() -> ClosedJaxpr:
         inputs: list[Any] = [core.Var(v.aval) for v in eqn.invars]
@@ -338,7 +338,7 @@ def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
 
 
 def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
-    """A function that is traced to one equation, over some operands and with names for its results."""
+    """A function traced to a single equation, over given operands and result variables."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
     (made,) = jaxpr.eqns
     assert list(made.invars) == list(jaxpr.invars) and len(made.outvars) == len(results), made
@@ -348,7 +348,7 @@ def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Seque
 def as_call(
     function: Callable[..., Any], name: str, operands: Sequence[Any], results: Sequence[Any]
 ) -> core.JaxprEqn:
-    """A call of a function that makes each of its results itself, over some operands."""
+    """A call of a function that computes all of its results, over given operands."""
 
     def call(*operands: Any) -> Any:
         return function(*operands)
@@ -366,6 +366,6 @@ def _alike(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of one array; a typed PRNG key counts as the words that it holds."""
+    """Bytes of an array; a typed PRNG key counts as its words."""
     itemsize = getattr(aval.dtype, "itemsize", None)
     return math.prod(aval.shape) * (itemsize if itemsize else 1)

@@ -1,4 +1,4 @@
-"""Rewriting jaxprs: a rule says what becomes of an equation; what is around it is done here.
+"""Rewrites jaxprs by rules for single equations.
 
     def halve(eqn, inside):
         if eqn.primitive.name != "sin":
@@ -7,7 +7,7 @@
 
     rewrite(closed, halve)
 
-Each body is rewritten once, however often it is called. What a rule leaves alone stays the same object.
+Each body is rewritten once, however often it is called. Unchanged parts stay the same objects.
 """
 
 import itertools
@@ -46,11 +46,11 @@ A block is an open jaxpr, or what has one as its attribute `jaxpr` (a `batch.flo
 
 
 def rewrite(closed: Any, rule: Rule) -> Any:
-    """A jaxpr with a rule applied to each equation, in bodies too where the rule calls `inside`.
+    """Applies a rule to each equation of a jaxpr, in bodies if the rule calls `inside`.
 
     Args:
-      closed: a jaxpr, open or closed; the same object comes back if nothing changes.
-      rule: is given an equation over the names of the old jaxpr, and keeps the names of its results.
+      closed: a jaxpr, open or closed; returned unchanged if nothing changes.
+      rule: gets an equation over the old jaxpr's variables, and keeps its result variables.
     """
 
     def of_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
@@ -62,7 +62,7 @@ def rewrite(closed: Any, rule: Rule) -> Any:
 
 
 def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None, traces: bool = True) -> Any:
-    """A jaxpr with a rule applied to it as a whole, and to those in it where the rule calls `inside`."""
+    """Applies a rule to a jaxpr as a whole, and to inner ones where the rule calls `inside`."""
     return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), how))
 
 
@@ -70,9 +70,9 @@ class Rewriter:
     """Applies a rule to blocks; one that is called from several places in the same way is rewritten once.
 
     Args:
-      rule: for each block.
-      traces: whether it makes equations by tracing. These do not say how values vary over devices, so such a
-        rule stays out of a `shard_map` that checks it.
+      rule: the rule for each block.
+      traces: whether the rule traces new equations. These do not say how values vary over devices, so it is
+        not applied in a `shard_map` that checks this.
     """
 
     def __init__(self, rule: BlockRule, traces: bool = True):
@@ -80,11 +80,11 @@ class Rewriter:
         self._known: Recall[core.Jaxpr] = Recall()
 
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
-        """The open jaxpr of a block, rewritten.
+        """The rewritten open jaxpr of a block.
 
         Args:
-          block: as of a `BlockRule`.
-          how: what else the rule depends on there, such as the place in the program. It hashes.
+          block: as for a `BlockRule`.
+          how: what else the rule depends on; hashable.
         """
         return self._known(block, how, lambda: self._new(block, how))
 
@@ -98,8 +98,8 @@ class Rewriter:
 
         Args:
           eqn: the equation.
-          how: as above.
-          blocks: of its bodies, in their order; their jaxprs, if None.
+          how: as for `__call__`.
+          blocks: the blocks of its bodies, in order; their jaxprs, if None.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):
@@ -110,7 +110,7 @@ class Rewriter:
 
 
 def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
-    """The jaxpr with other equations, or itself if they are the same."""
+    """The jaxpr with other equations; itself if they are the same."""
     if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     before, now = (frozenset().union(*(eqn.effects for eqn in each)) for each in (jaxpr.eqns, eqns))
@@ -132,12 +132,12 @@ def _is_high(eqn: core.JaxprEqn) -> bool:
 def traced(
     function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any] | None = None
 ) -> tuple[list[core.JaxprEqn], list[Any]]:
-    """A function as equations over some operands, and its results.
+    """A function as equations over given operands, and its result variables.
 
     Args:
-      function: of arrays, and to arrays.
+      function: a function of arrays.
       operands: variables and literals.
-      results: names for what it makes, if they are given: variables, all of which it makes itself.
+      results: result variables, if given; the function must compute each of them.
     """
     made = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
     assert not made.constvars, "arrays that a rule needs are made by its operations"
@@ -149,7 +149,7 @@ def traced(
 
 
 def _copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
-    """Equations over other names; results get new ones, entered in `names`, where they have none yet."""
+    """Equations with renamed variables; new result variables are added to `names`."""
     for eqn in eqns:
         for v in eqn.outvars:
             if not isinstance(v, core.DropVar):
@@ -158,11 +158,11 @@ def _copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[co
 
 
 def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
-    """An open jaxpr with bodies in the place of equations.
+    """Inlines bodies of equations.
 
     Args:
-      jaxpr: an open one.
-      body_of: the open jaxpr, without constants, that stands for an equation; None for one that stays.
+      jaxpr: an open jaxpr.
+      body_of: the open jaxpr, without constants, for an equation; None to keep it.
     """
     names: dict[Any, Any] = {}
 
@@ -185,7 +185,7 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
 
 
 def lowered(closed: Any) -> Any:
-    """A jaxpr with calls in the place of high-level operations, at any depth."""
+    """Replaces high-level operations by calls of what they lower to, at any depth."""
 
     def low(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
         eqn = inside(eqn)
@@ -195,10 +195,9 @@ def lowered(closed: Any) -> Any:
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
+    """Dead-code elimination, in branches, loops and calls too.
 
-    XLA drops the same but for some branches: a result of theirs that is never read would be made, exchanges
-    included.
+    XLA does the same, except in some branches, whose unused results and collectives it would compute.
     """
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
     live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
@@ -206,14 +205,14 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def inputs_read(closed: ClosedJaxpr) -> list[bool]:
-    """For each argument of a closed jaxpr, whether any of its outputs needs it."""
+    """For each argument of a closed jaxpr, whether any output depends on it."""
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
     _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return list(read)
 
 
 def _without_unread_constants(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
-    """Gives a `while` loop nothing that no trip reads, which JAX leaves to XLA."""
+    """Removes unused constants of `while` loops, which JAX keeps."""
     eqn = inside(eqn)
     if eqn.primitive.name != "while":
         return eqn

@@ -1,1 +1,1 @@
-"""From a plan to functions that XLA compiles."""
+"""Lowering: from a plan to functions that XLA compiles."""

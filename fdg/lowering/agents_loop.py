@@ -1,10 +1,10 @@
-"""Several agents of one program on a device: a few at a time, each few through all iterations of a call.
+"""Maps the agents of a device a few at a time, each group through all iterations of a call.
 
     128 agents on a GPU     all mapped together: one program of large operations
-    128 agents on a core    8 are mapped together, and trained for the iterations of a call; then the next 8
+    128 agents on a core    8 mapped together for all iterations of a call; then the next 8
 
-How many at a time, the plan says (`placing.agents_per_device`). Agents do not talk to each other, so the
-order does not matter; only those of a population have to keep step.
+The plan has the number (`placing.agents_per_device`). Agents are independent, so the order does not matter;
+those of a population are stepped together.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from fdg.lowering.rewriting import Setting, rewritten
 
 
 def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
-    """A traced program of one agent as it is to be mapped, `together` at a time, or to run by itself."""
+    """Prepares a traced program of one agent to be mapped, `together` at a time, or to run alone."""
     return draw_ahead(jaxpr) if together > 1 else rewritten(jaxpr, setting)
 
 
 def by_groups(
     run: Callable[[list, list, Any], tuple[list, list]], agents: int, together: int
 ) -> Callable[[list, list], tuple[list, list]]:
-    """A training loop of `together` agents for all agents of a device, a group after another.
+    """A training loop for all agents of a device, made of one for `together` agents.
 
     Args:
-      run: `(leaves, buffers, first) -> (leaves, buffers)`: leaves `[together, ...]`; `buffers`
-        `[rows, agents, ...]` of all of them, of which it writes those from agent `first` on.
-      agents: on the device.
+      run: `(leaves, buffers, first) -> (leaves, buffers)`: leaves `[together, ...]`; it writes the entries
+        from agent `first` on into `buffers` `[rows, agents, ...]`.
+      agents: agents on the device.
       together: a divisor of their number.
     """
     if together == agents:

@@ -1,11 +1,11 @@
-"""Taking out of a loop what it could do before its first trip, for all trips in one go.
+"""Loop-invariant code motion out of scans, for the rows of all trips at once.
 
-A `Taker` says which operations of a body are worth it; they are taken along with what they need, if that is
-known before the loop: what goes on from trip to trip is not.
+A `Taker` selects operations of a loop's body; they are hoisted with what they depend on, unless that is
+carried.
 
     scan 128 trips { x; row: a = f row; b = dear a; x = step x a b }
 
-With `dear` taken, and `f row` made again in the loop (`again`) or handed to it:
+Hoisting `dear`, with `f row` recomputed in the loop (`again`) or passed to it:
 
     bs = for all 128 rows: dear (f row)                as = ..., bs = for all 128 rows: ...
     scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
@@ -23,14 +23,14 @@ from fdg.jax_internals import ClosedJaxpr
 
 
 class Taker(NamedTuple):
-    """What to take out of loops.
+    """What to hoist out of loops.
 
     Attributes:
-      name: of the call that does it.
-      takes: whether an equation, which is no call, is worth it.
-      most_bytes: of what is handed to a loop's trips, and with `again` of all that is made for it.
-      again: whether a loop makes again what else it needs, in place of having it handed.
-      stays: whether an equation is left where it is, with all that needs it.
+      name: the name of the hoisted call.
+      takes: whether an equation (not a call) is worth hoisting.
+      most_bytes: the most bytes passed to a loop's trips; with `again`, of everything that is hoisted for it.
+      again: recompute in the loop what it needs besides, instead of passing it.
+      stays: whether an equation, and what depends on it, is never hoisted.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Taker(NamedTuple):
 
 
 def take_ahead(jaxpr: ClosedJaxpr, taker: Taker) -> ClosedJaxpr:
-    """The program, in the global view, with what can be taken out of its scans taken out, at any depth."""
+    """Hoists operations out of a program's scans, at any depth; in the global view."""
     hoister = _Hoister(taker)
 
     def in_two(eqn: Any, inside: jaxprs.Inside) -> Any:
@@ -53,12 +53,12 @@ def take_ahead(jaxpr: ClosedJaxpr, taker: Taker) -> ClosedJaxpr:
 
 
 class _Parts(NamedTuple):
-    """A jaxpr in two: what is taken, and what is left to do with it.
+    """A jaxpr in two parts: hoisted and remaining.
 
     Attributes:
       early: equations that depend on no carried value.
-      late: all others, and those of the former that are done again.
-      handed: what the latter read of the former.
+      late: all others, and recomputed ones.
+      handed: values of `early` that `late` reads.
     """
 
     early: list[Any]
@@ -67,13 +67,13 @@ class _Parts(NamedTuple):
 
 
 class _Hoister:
-    """Takes what is worth it out of scans."""
+    """Hoists operations out of scans."""
 
     def __init__(self, taker: Taker) -> None:
         self.taker = taker
 
     def in_two(self, eqn: Any) -> list[Any] | None:
-        """A scan as a call before it and a scan over what that makes; None where there is nothing to take."""
+        """A scan as a call before it and a scan over the call's results; None if nothing is hoisted."""
         (body,) = jaxprs.bodies(eqn)
         if draws_from_the_batch(body.jaxpr):
             return None
@@ -102,11 +102,11 @@ class _Hoister:
         ]
 
     def _split(self, jaxpr: Any, free: set[Any]) -> _Parts | None:
-        """Takes out of a jaxpr what is worth it, with what that needs.
+        """Splits a jaxpr into what is hoisted, with its dependencies, and the rest.
 
         Args:
-          jaxpr: an open one.
-          free: its inputs that may be known ahead.
+          jaxpr: an open jaxpr.
+          free: inputs that are known before the loop.
         """
         free = set(free)
         equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
@@ -140,7 +140,7 @@ class _Hoister:
         return _Parts(early, late, made)
 
     def _calls_apart(self, eqn: Any, free: set[Any]) -> list[Any]:
-        """A call as two, of which the first does what is taken; any other equation by itself."""
+        """A call as two, of which the first is hoisted; any other equation unchanged."""
         if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
             return [eqn]
         (body,) = jaxprs.bodies(eqn)
@@ -164,16 +164,15 @@ class _Hoister:
 
 
 def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
-    """Whether something holds of an equation or of any inside it."""
+    """Whether a predicate holds for an equation or any inside it."""
     return any(map(test, jaxprs.walk([eqn])))
 
 
 def _runs_once_a_trip(eqn: Any) -> bool:
-    """Whether an equation stays in its loop, because a batch of all trips might not do the same.
+    """Whether an equation must stay in its loop, because batching it could change its results.
 
-    Code outside of XLA runs for one trip at a time, in order, and a batching rule of the user's own runs only
-    where the user maps. Under `vmap` both branches of a `cond` run, and a loop in the one that is not taken
-    might never end.
+    Host callbacks run once per trip in order, and a custom batching rule runs only where the user maps. Under
+    `vmap` both branches of a `cond` run, and a loop in the branch that is not taken might never end.
     """
     if eqn.primitive.name == "cond":
         return _any(lambda each: each.primitive.name == "while", eqn)
@@ -189,7 +188,7 @@ def _bytes(parts: _Parts, all_of_it: bool) -> int:
 
 
 def _constants(eqn: Any) -> dict[Any, Any]:
-    """The constants of the one body of an equation, by their variables."""
+    """The constants of an equation's single body, by their variables."""
     (body,), (closed,) = jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn)
     return dict(zip(body.jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
 
@@ -197,7 +196,7 @@ def _constants(eqn: Any) -> dict[Any, Any]:
 def _closed(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
 ) -> ClosedJaxpr:
-    """Equations as a jaxpr over those of the constants that they read."""
+    """Equations as a closed jaxpr with the constants that they read."""
     read = _read(equations, outputs)
     own = [v for v in constants if v in read]
     return jaxprs.build(inputs, outputs, equations, own, [constants[v] for v in own])
@@ -215,13 +214,13 @@ def _stand_in(avals: Sequence[Any]) -> Callable[..., list[Any]]:
 
 
 def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """A call of a jaxpr."""
+    """An equation that calls a jaxpr."""
     avals = [v.aval for v in jaxprs.open_jaxpr(body).outvars]
     return jaxprs.with_bodies(jaxprs.as_call(_stand_in(avals), name, invars, outvars), [body])
 
 
 def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """A scan like another one, with another body and more to go over."""
+    """A scan with another body and further scanned inputs."""
     (body,) = jaxprs.bodies(model)
     count = len(body.carry)
     first = len(model.invars) - len(body.sliced) - count
@@ -235,5 +234,5 @@ def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) 
 
 
 def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:
-    """The variables that equations, or what comes out at the end, need."""
+    """The variables that equations, or outputs, read."""
     return set(jaxprs.variables([*ends, *(v for each in equations for v in each.invars)]))

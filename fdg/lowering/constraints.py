@@ -1,9 +1,9 @@
-"""A traced program on a mesh: every decision about what is split is written into its jaxpr.
+"""Writes sharding constraints for a mesh into a traced program.
 
-`batch.follow` says what each operation does with the batch axis. Here that becomes sharding constraints:
-borders split their batch, what an operation needs whole is gathered just before it, and a sum over the
-batch is the same on all devices. XLA's partitioner is left to carry that out, in the global view, so no
-constraint can change the mathematics.
+`batch.follow` determines what each operation does with the batch axis. Here this becomes sharding
+constraints: borders split their batch, operands that an operation needs whole are gathered before it, and
+batch reductions are replicated. XLA's partitioner then only follows them, in the global view, so no
+constraint can change the results.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ Dimensions = Mapping[int, tuple[int, ...]]
 
 
 def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
-    """The dimensions of operands, and of results, that are to be whole on every device, but for the batch.
+    """The dimensions of operands and results that must be replicated, apart from the batch.
 
-    Where parameters are split over `model`, XLA's partitioner gets some dimensions wrong (jaxlib 0.10.2). A
-    convolution whose windows move over a dimension that is split over `model` alone is added up over all
-    devices: it comes out multiplied by the rows of the batch. Of a reduction by a function of the user's own
-    it makes an exchange that it cannot carry out. Such dimensions are made whole first.
+    With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). A
+    convolution whose windows move over a dimension that is split over `model` alone is summed over all
+    devices, which multiplies it by the rows of the batch. For a reduction with a user-defined function it
+    makes an all-reduce that it cannot compile. Such dimensions are gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -82,19 +82,19 @@ def constrain(
     output_axes: Sequence[Axis] | None = None,
     specs: Sequence[Spec | None] | None = None,
 ) -> ClosedJaxpr:
-    """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
+    """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
-    The result exchanges what `exchanges.predict(jaxpr, axes, rows, output_axes)` says, with the
-    mesh's number of rows; with `specs` also what XLA needs for parameters that are split.
+    The result's collectives are those of `exchanges.predict(jaxpr, axes, rows, output_axes)`, with the mesh's
+    number of rows; with `specs` also those that XLA adds for sharded parameters.
 
     Args:
-      jaxpr: a traced program, in the global view; so is the result.
-      mesh: with an axis `BATCH`, whose size divides the batch of every border.
-      axes: the batch axes of the jaxpr's first inputs; the others are shared.
-      output_axes: what its outputs are brought to; None for whatever they have.
-      specs: of the first inputs, where parameters are split (None for each that is not): then only the
-        batch's axis of a value is said, and that parameters are gathered over it where they meet; all else
-        is XLA's.
+      jaxpr: a traced program in the global view, as is the result.
+      mesh: a mesh with an axis `BATCH`, whose size divides the batch of every border.
+      axes: the batch axes of the jaxpr's first inputs; others are replicated.
+      output_axes: the batch axes to reshard its outputs to; None to leave them.
+      specs: shardings of the first inputs if parameters are sharded (None for each that is not). Then only
+        batch axes are constrained, and parameters are gathered over the batch's mesh axis where they meet;
+        XLA decides the rest.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)
@@ -106,20 +106,20 @@ def constrain(
 
 
 class _Rewriter:
-    """Rewrites jaxprs as followed; one that is called from several places is rewritten once."""
+    """Rewrites jaxprs with their flows; one that is called from several places is rewritten once."""
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
         self.mesh, self.sharded = mesh, sharded
         self._known: Recall[tuple[Any, set[Any], list[Spec | None]]] = Recall()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
-        """The jaxpr of a flow, with its decisions written into it."""
+        """The jaxpr of a flow with its constraints."""
         return self._rewritten(flow, specs)[0]
 
     def _rewritten(
         self, flow: Flow, specs: tuple[Spec | None, ...]
     ) -> tuple[Any, set[Any], list[Spec | None]]:
-        """The same, which of its inputs it constrains, and the specs of its outputs."""
+        """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs."""
         return self._known(flow, specs, lambda: self._rewrite(flow, specs))
 
     def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
@@ -220,7 +220,7 @@ class _Rewriter:
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains, ends
 
     def _pins(self, flow: Flow) -> set[Any]:
-        """The variables that some reader has otherwise than they are made."""
+        """The variables that some reader needs with another sharding than they are defined with."""
         found: set[Any] = set()
         cut: set[Any] = set()
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
@@ -246,14 +246,14 @@ class _Rewriter:
         return found
 
     def _whole(self, step: EquationFlow | Flow) -> set[int]:
-        """The positions of what a step reads whole before it, or something in it, takes its part."""
+        """The positions of operands that a step reads replicated before something takes a part of them."""
         sliced = set(dict(step.sliced))
         if isinstance(step, Flow):
             return sliced
         return sliced | {i for i, axis in enumerate(step.operands) if axis is None and i not in step.gathered}
 
     def _constrained_inside(self, step: EquationFlow) -> list[int]:
-        """The operands of a call that are constrained in its body."""
+        """The operands of a call that its body constrains."""
         found = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
@@ -263,7 +263,8 @@ class _Rewriter:
         return found
 
     def _constraint(self, atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
-        """An equation that gives `atom` the sharding of a batch axis; all else along `whole` is not split."""
+        """An equation that shards `atom` along a batch axis and replicates it along the dimensions
+        `whole`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # no part for each device; the plan lets no fragment's own batch get here
@@ -278,7 +279,7 @@ class _Rewriter:
         return _constraint_to(sharding, atom)
 
     def _localised(self, eqn: Any, step: EquationFlow) -> Any:
-        """An equation that runs `step` on each device's part, in tiles if it is marked so."""
+        """An equation that runs `step` on each device's part by `shard_map`, in tiles if it is marked."""
         count = self.mesh.shape[BATCH]
 
         def whole(*parts: Any) -> list[Any]:
@@ -307,14 +308,14 @@ def _keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
 
 
 def _has_shape(atom: Any) -> bool:
-    """Whether it is a variable of at least one dimension."""
+    """Whether it is a variable with at least one dimension."""
     return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
 
 def _alone(step: EquationFlow) -> EquationFlow:
-    """Tiles of a device are its own affair: it adds up what they make before it turns to the others.
+    """Whether each device runs an equation by itself, by `shard_map`.
 
-    So is an extreme of floats, from which XLA's exchange could drop NaN.
+    Tiles: a device sums its tiles before the all-reduce. Extremes of floats: XLA's all-reduce could drop NaN.
     """
     alone = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
     return dataclasses.replace(step, local=True) if alone else step
@@ -328,6 +329,7 @@ def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _constraint_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Such an equation. There are thousands of a few kinds, and to trace one takes a millisecond."""
+    """A cached constraint equation: there are thousands of a few kinds, and tracing one takes a
+    millisecond."""
     constrained = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
     return constrained(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]

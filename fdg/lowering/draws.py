@@ -1,18 +1,17 @@
-"""Random numbers drawn before a loop, not in each of its trips: as many, and the same ones, in one go.
+"""Hoists random draws out of loops: the same numbers, drawn for all trips at once.
 
-Of a loop over keys, one a trip,
+In a loop over keys, one for each trip,
 
     scan 128 trips { x; key: k = split key; u = uniform k[0]; r = uniform k[1]; x = step x u r }
 
-the draws depend on the keys alone, and on nothing that is carried. They are taken out of the body, and made
-for all keys together:
+the draws depend only on the keys, not on carried values. They are hoisted and vectorised:
 
     us, rs = for all 128 keys: k = split key; u = uniform k[0]; r = uniform k[1]
     scan 128 trips { x; u, r: x = step x u r }
 
-On a CPU a draw is a small loop of small operations, half of what a step of few environments consists of; on a
-GPU each is a kernel to start. The bits are those of the loop, since threefry hashes each key by itself; draws
-of other generators, which depend on the batch that a key is in, stay where they are.
+On a CPU a draw is a loop of small operations, half of the time of a step with few environments; on a GPU each
+is a kernel launch. The bits are the same, since threefry hashes each key by itself; draws of generators that
+depend on the batch of keys stay in the loop.
 """
 
 from fdg.jax_internals import ClosedJaxpr
@@ -31,10 +30,10 @@ _KNOWN: Recall[ClosedJaxpr] = Recall(most=256)
 
 
 def draw_ahead(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with the draws of its scans taken out of them, at any depth.
+    """Hoists the draws of a program's scans, at any depth.
 
     Args:
-      jaxpr: a traced program, in the global view; one that was rewritten before is not again.
+      jaxpr: a traced program in the global view; one that was rewritten before is not rewritten again.
     """
     draws = Taker("draws", lambda eqn: eqn.primitive.name in _DRAWS, MOST_BYTES)
     return _KNOWN(jaxpr, MOST_BYTES, lambda: take_ahead(jaxpr, draws))

@@ -1,14 +1,14 @@
-"""Maxima and minima over devices in which NaN stays NaN.
+"""Maxima and minima over devices that keep NaN.
 
-XLA's all-reduce of floats by `max` and `min` drops NaN on CPUs, and so does NCCL's, whose operators are
-`fmax` and `fmin`. An all-reduce of integers has no such case. So what devices combine are integers in the
-order of the floats, NaN beyond all others:
+XLA's all-reduce of floats by `max` and `min` drops NaN on CPUs, and so does NCCL's, which uses `fmax` and
+`fmin`. Integers have no such case. So devices reduce integers in the order of the floats, with NaN beyond all
+others:
 
     m = reduce_max x     ->     m = float (reduce_max (ordered x))
 
     ordered   NaN (for min)  -inf ... -1.0 ... -0.0 < 0.0 ... 1.0 ... inf  NaN (for max)
 
-There are as many exchanges as before, of as many bytes; no bit of what is not NaN is lost.
+The number and size of collectives are unchanged, and so are the bits of everything but NaN.
 """
 
 import functools
@@ -30,7 +30,7 @@ _NARROW = 16  # bits: of fewer, NaN has no fixed place among the bits, and float
 
 
 def may_lose_nan(eqn: Any) -> bool:
-    """Whether an operation takes an extreme of floats along an axis, from which an exchange may drop NaN."""
+    """Whether an operation reduces floats by max or min along an axis, so that a collective may drop NaN."""
     if _name(eqn) not in _IS_MAX:
         return False
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
@@ -38,7 +38,7 @@ def may_lose_nan(eqn: Any) -> bool:
 
 
 def _name(eqn: Any) -> str:
-    """Of the operation, or of the only one in a reduction of one array by a function of the user's own."""
+    """The operation's name, or that of the only operation in a user-defined reduction of one array."""
     if eqn.primitive.name == "reduce" and len(eqn.outvars) == 1:
         inner = jaxprs.open_jaxpr(eqn.params["jaxpr"]).eqns
         while len(inner) == 1 and inner[0].primitive.name in ("jit", "pjit"):
@@ -48,7 +48,7 @@ def _name(eqn: Any) -> str:
 
 
 def keep_nan(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A program all of whose extremes of floats keep NaN, at any depth, however XLA splits it."""
+    """Rewrites all max and min reductions of floats so that they keep NaN, at any depth and sharding."""
     return jaxprs.rewrite(closed, _kept)
 
 
@@ -59,12 +59,12 @@ def _kept(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:
-    """The extreme of the arrays that the devices along a mesh axis have; NaN where one has NaN.
+    """The max or min over the devices along a mesh axis; NaN if any device has NaN.
 
     Args:
-      axis: of the mesh.
-      name: of the operation that made them, such as `reduce_max`.
-      x: this device's.
+      axis: the mesh axis.
+      name: the name of the operation, such as `reduce_max`.
+      x: this device's array.
     """
     is_max = _IS_MAX[name]
     together = lax.pmax if is_max else lax.pmin
@@ -89,7 +89,7 @@ def _by_integers(eqn: Any, *operands: Any) -> Any:
 
 
 def _ordered(x: jax.Array, is_max: bool) -> jax.Array:
-    """Integers in the order of floats, of the same bits where these are positive."""
+    """Floats as integers in the same order, with the same bits for positive ones."""
     if jnp.finfo(x.dtype).bits < _NARROW:
         x = lax.convert_element_type(x, jnp.float32)
     kind = jnp.iinfo(f"int{jnp.finfo(x.dtype).bits}")
@@ -99,13 +99,13 @@ def _ordered(x: jax.Array, is_max: bool) -> jax.Array:
 
 
 def _floats(order: jax.Array, dtype: Any) -> jax.Array:
-    """What `_ordered` was made of."""
+    """The inverse of `_ordered`."""
     kind = jnp.iinfo(order.dtype)
     wide = dtype if jnp.finfo(dtype).bits == kind.bits else jnp.float32
     return lax.convert_element_type(lax.bitcast_convert_type(_turned(order, kind), wide), dtype)
 
 
 def _turned(bits: jax.Array, kind: Any) -> jax.Array:
-    """With the order of those that are negative reversed: twice is as it was."""
+    """Reverses the order of negative ones; its own inverse."""
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, kind.bits - 1))
     return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, kind.max)))

@@ -1,14 +1,14 @@
-"""Calls from programs to Python on the host: a pass over a jaxpr after which their failures name a fragment.
+"""Guards Python callbacks of programs, so that their failures name the fragment.
 
-A function that raises inside a running program ends in JAX's own traceback of 70 lines, one that calls
-`os._exit` in nothing at all. Here each such function is put into another that knows where it is called:
+A callback that raises ends in 70 lines of JAX's traceback, and one that calls `os._exit` ends silently. Each
+is wrapped in a function that knows its place:
 
     io_callback[callback=step]  in fragment 'simulate' (environment)
     -> io_callback[callback=Guarded(step, "fragment 'simulate' (environment)")]
     -> HostError: fragment 'simulate' (environment): step raised ValueError: the wheels fell off
 
-Equations keep their operands, results and effects, so programs stay as they were. Guarded functions are
-equal where the functions and their places are, and so are programs that were compiled for them.
+Operands, results and effects of equations are unchanged. Guarded functions are equal if the functions and
+their places are, so compiled programs are reused.
 """
 
 import contextlib
@@ -39,13 +39,12 @@ LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(sta
 
 
 def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
-    """The jaxpr, with every function that it calls on the host guarded.
+    """Guards all host callbacks of a jaxpr.
 
     Args:
-      jaxpr: open or closed; the same object comes back if it calls none.
-      where: what to call code that is in no fragment.
-      last_words: called when such a function calls `os._exit`; what it printed or told is then up to it.
-        The line goes to standard error if None, and if it returns.
+      jaxpr: open or closed; returned unchanged if it has none.
+      where: the place of code outside of fragments.
+      last_words: called if a callback calls `os._exit`, instead of printing the line to standard error.
     """
 
     def guarded(inside_of: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
@@ -67,18 +66,18 @@ def _guard(params: dict[str, Any], where: str, last_words: LastWords | None) -> 
 
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
-    """Whether any of the equations, at any depth, calls a function on the host that gives something back."""
+    """Whether equations, at any depth, call host functions that return results."""
     return any(eqn.primitive.name in _GIVES_BACK for eqn in jaxprs.walk(equations))
 
 
 @dataclasses.dataclass(frozen=True)
 class Guarded:
-    """A function on the host, flat as JAX keeps it, and where it is called.
+    """A guarded host function.
 
     Attributes:
-      callback: JAX's, from flat arrays to flat results.
-      where: as errors name it.
-      expected: shape and dtype of each result; None where none are wanted.
+      callback: JAX's flat callback.
+      where: its place in errors.
+      expected: shape and dtype of each result; None if it returns nothing.
       last_words: see `guard`.
     """
 
@@ -89,7 +88,7 @@ class Guarded:
 
     @property
     def callback_func(self) -> Any:
-        """The function as it was given to JAX."""
+        """The function that was given to JAX."""
         return getattr(self.callback, "callback_func", self.callback)
 
     @property
@@ -101,10 +100,10 @@ class Guarded:
         return f"{self.where}: {getattr(function, '__name__', type(function).__name__)}"
 
     def __call__(self, *arguments: Any) -> Any:
-        """Calls it.
+        """Calls the function.
 
         Raises:
-          HostError: it raised, or gave something else than it was said to.
+          HostError: it raised, or returned other shapes or dtypes than declared.
         """
         with _exits.watched(self):
             try:
@@ -138,10 +137,10 @@ def _dtype(name: str) -> np.dtype:
 
 
 class _Exits:
-    """Has `os._exit` say one line where a guarded function calls it; as it was when none is running.
+    """While guarded functions run, makes `os._exit` print a line.
 
     Attributes:
-      begun: the calls that are running, and since when (`time.monotonic`).
+      begun: running calls with their start (`time.monotonic`).
     """
 
     def __init__(self) -> None:
@@ -188,5 +187,5 @@ _exits = _Exits()
 
 
 def slowest() -> tuple[str, float] | None:
-    """Of the guarded functions that run now, the one that began first: who it is, and its seconds so far."""
+    """The guarded function that has been running for longest: its name and seconds; None if none runs."""
     return _exits.slowest()

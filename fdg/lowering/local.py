@@ -1,4 +1,4 @@
-"""Running a followed jaxpr on one part of its batch: that of a device, or a tile of it."""
+"""Evaluates a followed jaxpr on one part of its batch: a device's part, or a tile of it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
 class Local:
-    """Runs what is independent along the batch on one of `count` parts of it; of sums, that part's share.
+    """Evaluates operations on one of `count` parts of the batch; reductions give that part's share.
 
     Attributes:
-      count: of parts.
-      index: which one, `() -> int32`; asked for where a part of a whole value is taken.
+      count: the number of parts.
+      index: the part's index, `() -> int32`, to slice replicated values.
     """
 
     def __init__(self, count: int, index: Callable[[], Any]):
         self.count, self.index = count, index
 
     def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
-        """Parts of an equation's results, from the parts (or wholes) of its operands."""
+        """The part of an equation's results, from the parts (or wholes) of its operands."""
         if step.bodies:
             return list(self._bodies(step, values))
         eqn = step.eqn
@@ -43,7 +43,7 @@ class Local:
         return results
 
     def flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Parts of a jaxpr's outputs, from those of its inputs."""
+        """The part of a jaxpr's outputs, from the part of its inputs."""
         steps = [(step, step.sliced) for step in flow.equations]
 
         def run(step: Any, values: list[Any]) -> list[Any]:
@@ -65,7 +65,7 @@ class Local:
         return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
 
     def _parts(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
-        """Values, of some of which the part along an axis is taken."""
+        """Values, with some of them sliced along an axis."""
         axes = dict(sliced)
         return [self._part(x, axes.get(i)) for i, x in enumerate(values)]
 
@@ -76,7 +76,7 @@ class Local:
         return jax.lax.dynamic_slice_in_dim(x, self.index() * size, size, axis)
 
     def _parameters(self, step: EquationFlow) -> dict[str, Any]:
-        """An operation's parameters, with the lengths that it names cut to a part's."""
+        """An operation's parameters, with lengths divided by the number of parts."""
         params, axis, result = step.eqn.params, step.operands[0], step.results[0]
         match step.eqn.primitive.name:
             case "broadcast_in_dim":
@@ -101,7 +101,7 @@ class Local:
 
 
 def _until_all_are_done(test: Callable, body: Callable, values: Sequence[Any], count: int) -> list[Callable]:
-    """Test and body of a while loop with `count` carried values that may have a predicate for each row."""
+    """Condition and body of a while loop of `count` carried values whose predicate may be per row."""
 
     def unfinished(operands: list[Any]) -> list[Any]:
         return [jnp.any(test(operands)[0])]

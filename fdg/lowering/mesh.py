@@ -1,4 +1,4 @@
-"""The mesh of a group of devices, and how arrays lie on it."""
+"""Meshes of groups, and shardings of arrays on them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +14,19 @@ SEED = "seed"  # the axis of a mesh of independent agents
 
 
 def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:
-    """A mesh of axes with these names and sizes, in the devices' order."""
+    """A mesh with these axis names and sizes, in the devices' order."""
     names, sizes = zip(*axes, strict=True)
     grid = np.array(devices, dtype=object).reshape(sizes)
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
-    """A mesh of one axis, in the devices' order."""
+    """A mesh with one axis, in the devices' order."""
     return mesh_of(devices, [(axis, len(devices))])
 
 
 def group_mesh(group: Group, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of a group, of all devices given to the engine: one axis, or two if it shards parameters."""
+    """The mesh of a group, out of all of the engine's devices: one axis, or two if it shards parameters."""
     return mesh_of([devices[i] for i in group.devices], group.mesh)
 
 
@@ -36,15 +36,15 @@ def is_of_cpus(mesh: Mesh) -> bool:
 
 
 def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
-    """Split along `axis` over the mesh's batch axis; a copy on each device if None."""
+    """Split along `axis` over the mesh's batch axis; replicated if None."""
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH))
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
-    """A layout's axes as JAX has them."""
+    """A layout's axes as a `PartitionSpec`."""
     return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in spec))
 
 
 def layout_sharding(mesh: Mesh, layout: Layout) -> NamedSharding:
-    """A layout on its mesh."""
+    """The `NamedSharding` of a layout on its mesh."""
     return NamedSharding(mesh, partition_spec(layout.spec))

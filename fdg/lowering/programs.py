@@ -35,12 +35,12 @@ from fdg.placing.staleness import own_state
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLoop:
-    """A whole training loop as one program, for any number of iterations.
+    """A training loop as one program, for any number of iterations.
 
     Attributes:
-      run: `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32,
-        at most `rows`), and a buffer `[rows, ...]` of each metric, of which the first `iterations` rows are
-        written. Keys among the metrics are their words.
+      run: `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
+        most `rows`), and a buffer `[rows, ...]` for each metric, with its first `iterations` rows written.
+        Random keys among the metrics are words.
       shardings: of the leaves.
       buffer_sharding: of every buffer.
       count_sharding: of the number of iterations.
@@ -53,7 +53,7 @@ class TrainingLoop:
 
 
 def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of a plan whose fragments all share their devices."""
+    """The program of a plan whose fragments share all devices."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
     split = by_position(plan.sharded, group.name)
@@ -72,9 +72,9 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
 
 def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of several agents, on each device some at a time (`lowering.agents_loop`).
+    """The program of several agents, a few at a time on each device (`lowering.agents_loop`).
 
-    None talks to another, but in a population (`graph.between_agents`), and there now and then.
+    Agents are independent, except for the exchanges of a population (`graph.between_agents`).
     """
     graph, mesh = plan.graph, make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
@@ -110,7 +110,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
-    """A program of one group, such as that of the first state, that XLA splits as its results are to lie."""
+    """A single-group program, such as `init`, with the shardings of its results."""
     group = plan.groups[0]
     if len(plan.groups) > 1 or not group.shards:
         return keep_nan(jaxpr)
@@ -124,12 +124,12 @@ def one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """A traced program of one agent as it runs on a mesh of agents (`agents_loop.of_one`)."""
+    """A traced program of one agent on a mesh of agents (`agents_loop.of_one`)."""
     return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
 
 
 def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
-    """An iteration whose leaves come back as they lie."""
+    """An iteration whose output leaves have the shardings of its inputs."""
 
     def kept(*leaves):
         results = iterate(*leaves)
@@ -140,11 +140,11 @@ def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
 
 
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """One program of a schedule, and what it takes.
+    """One program of a schedule, and its arguments.
 
-    Besides its results it returns a byte that is there when the program has run: results may be donated to
-    the next program before anyone can wait for them. That of one device is to be lowered
-    without shardings (`Program.uncommitted`).
+    It returns an additional byte, which is ready when the program has run: results may be donated to the next
+    program before anyone can wait for them. Programs of one device are lowered without shardings
+    (`Program.uncommitted`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
@@ -165,7 +165,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
 
 
 def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
-    """How a value lies on its group's mesh."""
+    """The sharding of a value on its group's mesh."""
     return layout_sharding(mesh, value.laid_out)
 
 
@@ -181,13 +181,13 @@ def on_mesh(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> ClosedJaxpr:
-    """A traced program as it runs on a mesh: rewritten, and with its values where they belong.
+    """A traced program on a mesh: rewritten and constrained.
 
     Args:
       jaxpr: in the global view.
-      mesh: of a group.
-      input_axes, output_axes: batch axes; None for what every device has.
-      specs: how inputs without an axis lie, where parameters are split too; else None.
+      mesh: the group's mesh.
+      input_axes, output_axes: batch axes; None for replicated values.
+      specs: shardings of inputs without a batch axis if parameters are sharded; else None.
     """
     kind = is_of_cpus(mesh), have_a_core_each(mesh)
     jaxpr = rewritten(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))
@@ -199,7 +199,7 @@ def on_mesh(
 def _loop(
     iterate: Callable, metrics: Sequence[Any], leaves: list, iterations: jax.Array, rows: int
 ) -> tuple[list, list]:
-    """`iterations` calls of `iterate`; their number is an argument of the program, so any is the same one."""
+    """`iterations` calls of `iterate`; their number is an argument of the program."""
     return _iterated(iterate, leaves, _buffers(metrics, rows), iterations)
 
 
@@ -211,7 +211,7 @@ def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
 def _iterated(
     iterate: Callable, leaves: list, buffers: list, iterations: jax.Array, first: Any = 0
 ) -> tuple[list, list]:
-    """Leaves after `iterations`, and the buffers with a row of each; of some agents, from `first` on."""
+    """Leaves after `iterations`, and the buffers with a row for each; for some agents, from `first` on."""
 
     def unfinished(carry: Any) -> jax.Array:
         return carry[0] < iterations
@@ -230,6 +230,6 @@ def _iterated(
 
 
 def _written(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
-    """The buffer with row `i`, or a part of it that begins at `first`."""
+    """The buffer with row `i`, or a part of it from `first` on, replaced."""
     start = [jnp.asarray(at, jnp.int32) for at in (i, first, *[0] * buffer.ndim)[: buffer.ndim]]
     return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(row, 0), start)

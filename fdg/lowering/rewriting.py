@@ -1,6 +1,6 @@
-"""What is rewritten in a program before it is put on a mesh: all in the global view, and known without one.
+"""The rewrites of a program before sharding constraints, all in the global view and without a mesh.
 
-So the cost model looks at the same program as the compiler does.
+The cost model applies them too, so it sees the same program as the compiler.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ class Setting(NamedTuple):
     """What a program is rewritten for.
 
     Attributes:
-      axes: the batch axes of its first inputs; the others are shared.
-      devices: over how many the batch is split.
-      output_axes: what its outputs are brought to; None for whatever they have.
+      axes: the batch axes of its first inputs; others are replicated.
+      devices: the number of devices that split the batch.
+      output_axes: the batch axes to reshard its outputs to; None to leave them.
       on_cpu: whether the devices are CPUs.
-      a_core_each: whether they are as many as there are cores, or more (`tiles.have_a_core_each`).
-      sharded: whether parameters are split too; then exchanges are XLA's.
+      a_core_each: whether there are at least as many devices as cores (`tiles.have_a_core_each`).
+      sharded: whether parameters are sharded, so that XLA chooses collectives.
     """
 
     axes: Sequence[Axis]
@@ -63,7 +63,7 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
 
 
 def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
-    """A traced program, in the global view, as it is to run; the cost model has looked at the same one."""
+    """A traced program with all rewrites applied."""
     ends = None if setting.output_axes is None else tuple(setting.output_axes)
     setting = setting._replace(axes=tuple(setting.axes), output_axes=ends)
     return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))

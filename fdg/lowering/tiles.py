@@ -1,4 +1,4 @@
-"""Sums over a large batch in tiles that stay in a core's cache: the gradient of a loss, above all.
+"""Tiled batch reductions that stay in a core's cache, above all gradients.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -7,15 +7,14 @@
     g = dot_general e x     [8]     tiled: each tile adds its share
     d = mul g 0.000488      [8]     after the tiles
 
-Written out, `p` and `e` travel to memory and back. In tiles, `scan` takes 512 rows through all three lines
-at a time. What is tiled is what `batch.follow` would split over so many more devices: a tile is a device in
-time. So it is known without compiling which equations may be tiled, and only the order of sums changes.
+Untiled, `p` and `e` are written to memory and read back. Tiled, a `scan` takes 512 rows at a time through the
+first three lines. Whatever `batch.follow` would split over more devices can be tiled: a tile is a device in
+time. So it is known without compiling which equations can be tiled, and only the order of sums changes.
 
-A gradient is tiled where it is added up over more rows than fit in `TILE_BYTES`, on CPU devices that have one
-core each (`have_a_core_each`). A device of several cores spreads large operations over them, and tiles are
-too small. Where several CPU devices have parts of the batch, a call of one tile is worth it too: its sums
-travel as one array, while XLA's CPU backend lets devices meet anew for each array of an exchange (20 small
-arrays: 370 us as they are, 55 us as one).
+A gradient is tiled if its batch is larger than `TILE_BYTES`, on CPU devices with one core each
+(`have_a_core_each`); a device with several cores parallelises large operations, and tiles would be too small.
+With several CPU devices even a single tile pays: its sums are all-reduced as one array, while XLA's CPU
+backend synchronises for each array (20 small arrays: 370 us separately, 55 us as one).
 """
 
 import collections
@@ -54,9 +53,9 @@ _EXTREMES: dict[str, Callable] = {"reduce_max": jnp.maximum, "reduce_min": jnp.m
 
 
 def have_a_core_each(mesh: Mesh) -> bool:
-    """Whether the devices of a mesh are as many CPU devices as there are cores for them, or more.
+    """Whether a mesh has at least as many CPU devices as there are cores for them.
 
-    Devices of other processes count where these share the cores of a machine. All processes say the same.
+    Devices of other processes count if they share the machine's cores. All processes get the same answer.
     """
     if not is_of_cpus(mesh):
         return False
@@ -65,22 +64,22 @@ def have_a_core_each(mesh: Mesh) -> bool:
 
 
 def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> ClosedJaxpr:
-    """A program whose large sums over the batch are calls of their own, marked with a number of tiles.
+    """Turns a program's large batch reductions into calls marked with a number of tiles.
 
     On one device the calls are loops over tiles already; on several, `constraints` makes them so.
 
     Args:
-      jaxpr: a traced program, in the global view.
+      jaxpr: a traced program in the global view.
       axes: the batch axes of its first inputs.
-      devices: over how many the batch is split.
-      cut: whether a device may run its part in several tiles; else it is one, whose sums travel together.
+      devices: the number of devices that split the batch.
+      cut: whether a device may use several tiles; else one, whose sums are all-reduced together.
     """
     rule = functools.partial(_tiled, devices, cut)
     return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(rule)(follow(jaxpr, axes, devices)))
 
 
 def tiles_of(eqn: Any) -> int | None:
-    """How many tiles a call that `tile` has made runs in; None for any other equation."""
+    """The number of tiles of a call made by `tile`; None for other equations."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return None
     prefix, _, count = str(eqn.params["name"]).partition(":")
@@ -88,12 +87,12 @@ def tiles_of(eqn: Any) -> int | None:
 
 
 def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
-    """A tiled call as a function of one device's parts of its inputs, for use inside a `shard_map`.
+    """A tiled call as a function of one device's parts of its inputs, for use in a `shard_map`.
 
     Args:
       called: the flow of the call's body; outputs without an axis are sums over all rows.
-      devices: over how many the batch is split; with one, no exchange is written down.
-      tiles: in how many each device runs its part.
+      devices: the number of devices that split the batch; with one, there is no collective.
+      tiles: the number of tiles of each device.
     """
     axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
     flow = follow(called.jaxpr, axes, devices * tiles, output_axes)
@@ -134,7 +133,7 @@ _PARTS: Recall[core.Jaxpr] = Recall(most=1024)
 
 
 def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
-    """What `run_tiles` does, traced with the shapes of one device's part; its exchanges are `psum`s in it."""
+    """`run_tiles`, traced with the shapes of one device's part; its collectives are `psum`s."""
 
     def trace() -> core.Jaxpr:
         parts = []
@@ -155,7 +154,7 @@ def _rows(x: Any, axis: Axis, tiles: int, i: jax.Array) -> Any:
 
 
 def _joined(x: Any, axis: Axis) -> Any:
-    """Tiles `[tiles, ...]` side by side along `axis`."""
+    """Concatenates tiles `[tiles, ...]` along `axis`."""
     assert axis is not None
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
@@ -166,7 +165,7 @@ def _together(name: str) -> Callable:
 
 
 def _nothing(name: str, aval: Any) -> jax.Array:
-    """What a sum, or an extreme, begins with."""
+    """The neutral element of a sum, a max or a min."""
     if name not in _EXTREMES:
         return jnp.zeros(aval.shape, aval.dtype)
     lowest = name == "reduce_max"
@@ -177,7 +176,7 @@ def _nothing(name: str, aval: Any) -> jax.Array:
 
 
 def _added_up(sums: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """The sums of all devices; those that add go in one exchange."""
+    """The sums over all devices, in one collective."""
     adding = [x for x, name in zip(sums, names, strict=True) if name not in _EXTREMES]
     added = iter(_packed_sum(adding))
     return [
@@ -187,7 +186,7 @@ def _added_up(sums: Sequence[Any], names: Sequence[str]) -> list[Any]:
 
 
 def _packed_sum(shares: Sequence[jax.Array]) -> list[jax.Array]:
-    """The sums over all devices; the smaller arrays of a dtype travel as one."""
+    """The sums over all devices; small arrays of a dtype are concatenated."""
     packs: dict[Any, list[int]] = {}
     for i, share in enumerate(shares):
         large = share.size * share.dtype.itemsize > PACKED_BYTES
@@ -207,9 +206,9 @@ class _Region:
 
     Attributes:
       members: their positions.
-      jaxpr: they alone, closed; what they read from outside is its input, what is read of them its output.
+      jaxpr: the equations as a closed jaxpr.
       flow: of this jaxpr.
-      tiles: into how many the part of a device is cut.
+      tiles: the number of tiles of a device's part.
     """
 
     members: frozenset[int]
@@ -219,7 +218,7 @@ class _Region:
 
 
 def _tiled(devices: int, cut: bool, flow: Flow, how: None, inside: jaxprs.Inside) -> Any:
-    """The jaxpr of a flow, with the equations of a region as one call."""
+    """The jaxpr of a flow, with a region's equations as one call."""
     region = None
     if any(map(adds_up_a_gradient, flow.equations)):
         inlined = opened(flow, devices)
@@ -232,7 +231,7 @@ def _tiled(devices: int, cut: bool, flow: Flow, how: None, inside: jaxprs.Inside
 
 
 def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[Any]:
-    """Equations, with those of a region as one call behind all that does not need it."""
+    """Equations with a region's as one call, placed after everything that does not depend on it."""
     function: Callable = core.jaxpr_as_fun(region.jaxpr)
     if devices == 1:
         function = run_tiles(region.flow, 1, region.tiles)
@@ -252,7 +251,7 @@ def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[
 
 
 def _find(flow: Flow, devices: int, cut: bool) -> _Region | None:
-    """The equations of a jaxpr that are to be tiled."""
+    """The equations of a jaxpr to tile."""
     found = gradient_sums(flow)
     tiles = None if found is None else _tiles(found, devices, cut)
     if found is None or tiles is None:
@@ -265,7 +264,7 @@ def _find(flow: Flow, devices: int, cut: bool) -> _Region | None:
 
 
 def _tiles(found: GradientSums, devices: int, cut: bool) -> int | None:
-    """How many tiles bring what a device holds of a batch below `TILE_BYTES`; None where none are needed."""
+    """The number of tiles that brings a device's part below `TILE_BYTES`; None if none are needed."""
     lengths = math.gcd(*(v.aval.shape[found.axis_of[v]] for v in found.batched))
     size = found.bytes // devices
     work = sum(jaxprs.equation_flops(each.eqn) for each in found.chosen) // devices
@@ -278,7 +277,7 @@ def _tiles(found: GradientSums, devices: int, cut: bool) -> int | None:
 
 
 def _fits(flow: Flow, chosen: Sequence[EquationFlow]) -> bool:
-    """Whether tiles do with each equation what devices do."""
+    """Whether each equation can be split into tiles as it is into devices."""
     return not flow.gathered and all(
         (now.results, now.reduced) == (then.results, then.reduced)
         and not now.gathered

@@ -1,11 +1,11 @@
-"""Gradients of kernels as products of rows with columns, which XLA's CPU library is quick at.
+"""Pre-transposes operands of weight-gradient products, which XLA's CPU library computes faster.
 
-    g = dot_general d x    [O, I], summed over their rows, [N, O] and [N, I]
+    g = dot_general d x    [O, I], contracted over the rows of [N, O] and [N, I]
     w = transpose g        [I, O]
 
-is to XLA one product that reads both operands down their columns, 1.1 to 2 times as slow on a core as the
-same product of `x` turned in memory (512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128: 670 and 340). XLA
-folds a transpose into the product that follows it; a barrier, which it drops only later, keeps it apart.
+XLA makes one product that reads both operands along columns: 1.1 to 2 times as slow on a core as with `x`
+transposed in memory (512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128: 670 and 340). XLA folds a transpose
+into the product that reads it, unless an optimization barrier separates them.
 """
 
 import functools
@@ -25,7 +25,7 @@ _ROWS_WITH_COLUMNS = (((1,), (0,)), ((), ()))
 
 
 def turn_kernels(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A program whose products over rows have the first operand turned, in loops and calls too.
+    """Transposes the first operand of products over rows, in loops and calls too.
 
     >>> grad = jax.grad(lambda w, x: (x @ w).sum())
     >>> traced = jax.make_jaxpr(grad)(jax.numpy.ones((64, 64)), jax.numpy.ones((8, 64)))
@@ -36,7 +36,7 @@ def turn_kernels(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _turned(jaxpr: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:
-    """The equations of a jaxpr; a product that a transpose alone reads is made as the transpose is."""
+    """The equations of a jaxpr; a product that only a transpose reads is computed transposed."""
     reads = Counter(jaxprs.variables([*jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.invars)]))
     products = {eqn.outvars[0]: (*eqn.invars, eqn.outvars[0]) for eqn in jaxpr.eqns if _adds_up_rows(eqn)}
     for eqn in jaxpr.eqns:
@@ -59,7 +59,7 @@ def _turned(jaxpr: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:
 
 
 def _is_made(eqn: Any, products: Mapping[Any, Any]) -> bool:
-    """Whether an equation is a transpose that a product makes."""
+    """Whether an equation is a transpose that was merged into its product."""
     if eqn.primitive.name != "transpose" or jaxprs.is_literal(eqn.invars[0]):
         return False
     return eqn.invars[0] in products and products[eqn.invars[0]][2] is eqn.outvars[0]

@@ -1,11 +1,11 @@
-"""Where parameters that are split meet the batch: there they are whole along the batch's axis of the mesh.
+"""Gathers sharded parameters over the batch's mesh axis where they meet the batch.
 
     x [B, d] split over batch,  w [d, f] split over (batch, model)
-    x @ w    gathers w over batch first (fully sharded data parallelism), and stays split along f over model
+    x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model
 
-Left alone, XLA may split x along d over the devices of its batch, which moves more than gathering w does. So
-what is known of a leaf is followed through the jaxpr, as far as operations keep its shape. It is a hint: what
-is not known is left to XLA, and no constraint can change a number.
+Left alone, XLA may reshard x instead, which moves more bytes. So the shardings of leaves are propagated
+through the jaxpr as far as operations keep their shape. These are hints: XLA decides the rest, and no
+constraint can change the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Specs = Mapping[Any, Spec | None]  # of variables; None, and of what is not in i
 
 
 def meeting(step: EquationFlow) -> list[int]:
-    """The operands of an operation that the batch shares, and that meet it there."""
+    """The replicated operands of an operation that also has operands with a batch axis."""
     alone = step.local and step.eqn.primitive is not rowwise_p
     if step.bodies or alone or step.eqn.primitive is boundary_p:
         return []
@@ -37,7 +37,7 @@ def meeting(step: EquationFlow) -> list[int]:
 
 
 def without_batch(spec: Spec, rank: int) -> PartitionSpec:
-    """A leaf's spec, gathered over the batch's axis of the mesh."""
+    """A leaf's spec without the batch's mesh axis."""
     entries: list[Any] = [tuple(axis for axis in axes if axis != BATCH) or None for axes in spec]
     return PartitionSpec(*entries, *[None] * (rank - len(entries)))
 
@@ -48,8 +48,8 @@ def result_specs(
     """The specs of an equation's results.
 
     Args:
-      known: of its operands, among others.
-      outputs: of the outputs of each body in it.
+      known: the specs of its operands, among others.
+      outputs: the specs of the outputs of each body.
     """
     eqn = step.eqn
     found: list[Spec | None] = [None] * len(eqn.outvars)
@@ -73,7 +73,7 @@ def result_specs(
 
 
 def inputs(body: jaxprs.Body, eqn: Any, known: Specs) -> tuple[Spec | None, ...]:
-    """The specs of the inputs of a body in an equation."""
+    """The specs of the inputs of an equation's body."""
     found = []
     for i, operand in enumerate(body.operands):
         atom = eqn.invars[operand]

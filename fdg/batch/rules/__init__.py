@@ -1,9 +1,8 @@
-"""What each operation does with a batch axis: carries it along, consumes it, or needs it whole.
+"""Batch rules: what each operation does with a batch axis: carry it along, reduce it, or need it whole.
 
-One rule an operation: (equation, axes of its operands, at least one of them not None) to a `RuleResult`.
-An operation without a rule needs its operands whole; nothing is guessed. To add one: the rule beside its
-kind, its name in that file's `RULES`, and a row in `tests/batch/sweep.py`, which compares it with the
-partitioner.
+A rule maps (equation, axes of its operands, at least one of them not None) to a `RuleResult`. Operands of an
+operation without a rule are gathered. To add a rule: put it with its kind, its name into that file's `RULES`,
+and a row into `tests/batch/sweep.py`, which compares it with XLA's partitioner.
 """
 
 from fdg.batch.rules import declared, elementwise, lookup, products, random, reduce, shape

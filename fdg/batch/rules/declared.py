@@ -1,4 +1,4 @@
-"""Functions that say of themselves that their rows are independent (`fdg.rowwise`)."""
+"""The rule of functions declared as rowwise (`fdg.rowwise`)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Split as it says, in the way that most operands come already; others are gathered, or cut."""
+    """Of the declared splits, takes the one that most operands have; others are gathered or sliced."""
     if draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 

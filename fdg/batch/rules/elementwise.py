@@ -1,4 +1,4 @@
-"""Operations on each element, or each key, alone."""
+"""Rules of elementwise operations."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _LOOPS = (
 
 
 def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A last axis appears for a narrower type, and goes for a wider one."""
+    """A narrower type adds a last axis, a wider one removes it."""
     rank = len(shape_of(eqn.outvars[0]))
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 

@@ -1,4 +1,4 @@
-"""Looking up rows of a table (`gather`) and the reverse (`scatter`)."""
+"""Rules of `gather` and `scatter`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, shape_o
 
 
 def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Looking up rows of a split batch takes a share from every device; another axis passes."""
+    """A look-up of rows of a split batch is reduced over devices; another batch axis is carried along."""
     (axis, index), numbers = operands, eqn.params["dimension_numbers"]
     rank, sizes = len(shape_of(eqn.outvars[0])), eqn.params["slice_sizes"]
     of_index = [d for d in range(rank) if d not in numbers.offset_dims]  # axes of the indices, in the result
@@ -27,7 +27,7 @@ def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _scatter(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The reverse of a look-up: rows of a split batch that are added to a shared table are added up."""
+    """Rows of a split batch that are added to a replicated table are reduced over devices."""
     numbers = eqn.params["dimension_numbers"]
     shape, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
     of_index = [d for d in range(len(updates)) if d not in numbers.update_window_dims]

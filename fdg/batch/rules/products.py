@@ -1,4 +1,4 @@
-"""Products of matrices, convolutions, and linear algebra on each matrix of a batch."""
+"""Rules of matrix products, convolutions and batched linear algebra."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _product(eqn: Any, left: Role | None, right: Role | None) -> RuleResult | None:
-    """Two operands whose axes stay in the result or are summed over; of two that differ, one is gathered."""
+    """The batch axis is carried along or contracted; if the operands' axes differ, one is gathered."""
     gathered: tuple[int, ...] = ()
     if left and right and left != right:
         larger = jaxprs.bytes_of(eqn.invars[1].aval) > jaxprs.bytes_of(eqn.invars[0].aval)
@@ -60,13 +60,13 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Linear algebra on the last two axes; vectors that go with the matrices have one."""
+    """Linear algebra on the last two axes; accompanying vectors have one."""
     batch = max(len(shape_of(v)) for v in eqn.invars) - 2
     return None if any(a is not None and a >= batch for a in operands) else same(eqn, operands)
 
 
 def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Right sides are independent, besides what is so of all linear algebra."""
+    """Right-hand sides are independent, too."""
     rank = len(shape_of(eqn.invars[1]))
     free = rank - 1 if eqn.params["left_side"] else rank - 2
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)

@@ -1,4 +1,4 @@
-"""Draws from random keys: of threefry's, each key's are its own (`keys.draws_from_the_batch`)."""
+"""Rules of random draws; threefry draws depend only on their own key (`keys.draws_from_the_batch`)."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally
 
 
 def _per_key(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Key arrays keep their shape in front of what they are turned into."""
+    """The shape of the keys is kept as leading axes."""
     return every_result(eqn, operands[0]) if operands[0] is not None else None
 
 
 def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Keys in front, one for each row of the parameter."""
+    """Keys are leading axes, one for each row of the parameter."""
     return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
 
 
 def creates(eqn: Any, axis: Axis) -> bool:
-    """Whether an operation on shared values makes each part of its result on its own."""
+    """Whether each part of an operation's result can be computed by itself from replicated values."""
     name = eqn.primitive.name
     if keys.draws_from_the_batch(eqn):
         return False
@@ -29,7 +29,7 @@ def creates(eqn: Any, axis: Axis) -> bool:
 
 
 def draws_from_the_batch(jaxpr: Any) -> bool:
-    """Whether an open jaxpr draws, at any depth, for one key of a batch by what other keys are in it."""
+    """Whether an open jaxpr draws, at any depth, numbers that depend on the batch of keys."""
     return any(map(keys.draws_from_the_batch, jaxprs.walk(jaxpr.eqns)))
 
 

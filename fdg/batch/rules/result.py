@@ -1,4 +1,4 @@
-"""What a rule says of an operation, and the small parts that rules are made of."""
+"""The result of a batch rule, and helpers of rules."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,15 +9,14 @@ Axis = int | None
 
 
 class RuleResult(NamedTuple):
-    """What an operation does with its operands' axes.
+    """What an operation does with its operands' batch axes.
 
     Attributes:
-      axes: of its results.
-      gathered: positions of operands that it needs whole, on every device.
-      reduced: whether each device has a share of the results, and all of them add up.
-      local: whether each device is best left alone with its part, because the partitioner would
-        communicate for nothing.
-      divided: counts among its parameters that are divided by the number of devices.
+      axes: the batch axes of its results.
+      gathered: positions of operands that are replicated first.
+      reduced: whether each device has a share of the results, which are all-reduced.
+      local: run each device's part in a `shard_map`, because the partitioner would communicate needlessly.
+      divided: parameters that are divided by the number of devices.
     """
 
     axes: tuple[Axis, ...]
@@ -32,7 +31,7 @@ Rule = Callable[[Any, list[Axis]], RuleResult | None]
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:
-    """The shape of a variable or literal; () of what has none."""
+    """The shape of a variable or literal; () without one."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -46,18 +45,19 @@ def first(found: Sequence[Axis]) -> Axis:
 
 
 def every_result(eqn: Any, axis: Axis, *gathered: int, reduced: bool = False) -> RuleResult:
-    """All results have one axis."""
+    """All results have the same axis."""
     return RuleResult((axis,) * len(eqn.outvars), tuple(gathered), reduced)
 
 
 def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Operands and results have one shape, or none, and one axis; operands split otherwise are gathered."""
+    """Operands and results have the same shape (or none) and axis; operands split otherwise are gathered."""
     axis = first(operands)
     return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
 
 
 def except_axes(*names: str) -> Rule:
-    """Operations with special axes (`params[name]`, or the last), which need them whole; any other passes."""
+    """Operations with special axes (`params[name]`, or the last), which must be whole; others are carried
+    along."""
 
     def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         special = next((eqn.params[name] for name in names if name in eqn.params), -1)
@@ -69,7 +69,7 @@ def except_axes(*names: str) -> Rule:
 
 
 def locally(rule: Rule) -> Rule:
-    """For operations whose parts are independent though the partitioner does not know it."""
+    """Operations with independent parts that the partitioner does not recognise."""
 
     def local(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         found = rule(eqn, operands)
@@ -79,7 +79,7 @@ def locally(rule: Rule) -> Rule:
 
 
 def without(axis: int, gone: Sequence[int]) -> int:
-    """An axis after others were taken out.
+    """The position of an axis after others were removed.
 
     >>> without(2, [0, 3])
     1
@@ -88,7 +88,8 @@ def without(axis: int, gone: Sequence[int]) -> int:
 
 
 def merged_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> Axis:
-    """Where an axis is after a reshape, if it is the slowest of what it is merged into or split from.
+    """The position of an axis after a reshape, if it is the major one of what it is merged into or split
+    from.
 
     >>> merged_axis((4, 3), 0, (12,)), merged_axis((3, 4), 1, (12,)), merged_axis((12, 2), 0, (4, 3, 2))
     (0, None, 0)

@@ -1,4 +1,4 @@
-"""Operations that move elements: other shapes, slices, joining and splitting."""
+"""Rules of operations that move elements: reshapes, slices, concatenation."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def _stack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _reshape(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The batch stays the batch where it is the slowest axis of what it is merged into or split from."""
+    """The batch axis is kept if it is the major axis of what it is merged into or split from."""
     shape, axis = shape_of(eqn.invars[0]), operands[0]
     if axis is None:
         return None
@@ -57,7 +57,7 @@ def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _kept_whole(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Slices, updates of slices, padding: an axis passes whose length they do not touch."""
+    """Slices, updates of slices, padding: axes whose length they do not change are carried along."""
     axis = first(operands)
     arrays = [v for v in (*eqn.invars, *eqn.outvars) if len(shape_of(v)) == len(shape_of(eqn.invars[0]))]
     if axis is None or len({shape_of(v)[axis] for v in arrays if shape_of(v)}) != 1:
