@@ -1,1 +1,1 @@
-"""What an iteration costs before it runs, on any cluster: seconds, idle time, bytes by link, memory."""
+"""The cost model: predicts seconds, idle time, bytes on links and memory of an iteration on any cluster."""

@@ -60,15 +60,15 @@ def calibrate(
     say: Say = lambda line: None,
     time_jobs: Callable[[], Mapping[str, float]] = dict,
 ) -> Calibration:
-    """Measures devices of one kind, of this process.
+    """Measures the rates of this process's devices of one kind.
 
     Args:
       devices: at least one; with two or more, links between them are measured too.
       say: called with a line of progress.
-      time_jobs: times jobs (`Calibration.jobs`); rates are measured before and after it.
+      time_jobs: times reference jobs (`Calibration.jobs`); rates are measured before and after it.
 
     Raises:
-      FdgError: devices of several kinds, or of several processes.
+      FdgError: the devices are of several kinds or processes.
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:

@@ -1,4 +1,4 @@
-"""`auto:measure`: the candidates that are predicted best, compiled and timed for some iterations each."""
+"""`auto:measure`: compiles and times the candidates with the best predictions."""
 
 import dataclasses
 import time
@@ -21,15 +21,15 @@ _TIMED = 3  # candidates
 
 
 def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
-    """The choice among the best three by what they take, and not by what was predicted.
+    """Chooses among the best three candidates by measured time.
 
     Args:
       choice: from `policies.auto`.
-      devices: those that it chose from. Of several processes, all have to call this.
-      num_seeds: as of `fdg.compile`.
+      devices: the devices that it chose from. A collective: all processes call this.
+      num_seeds: as for `fdg.compile`.
 
     Raises:
-      FdgError: none of them could be compiled.
+      FdgError: none of them compiles.
     """
     begun = time.perf_counter()
     takeable = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]
@@ -65,13 +65,13 @@ def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | Non
 
 
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
-    """Iterations of a job, compiled and ready to be timed; at least two, for groups that overlap them."""
+    """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap."""
     engine = compile_engine(algorithm, policy, with_host(policy, devices))
     return Iterations(engine, engine.init(0), _SECONDS, least=2)
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
-    """Seconds of an iteration: the best of some rounds; of several processes, in the slowest."""
+    """Seconds of an iteration in the best round; with several processes, in the slowest one."""
     iterations = iterations_of(algorithm, policy, devices)
     for _ in range(_ROUNDS):
         iterations.measure()

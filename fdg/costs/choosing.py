@@ -1,7 +1,6 @@
-"""Choosing among plans: each is predicted, what does not fit is refused, and the quickest is taken.
+"""Chooses among plans: predicts each, refuses those that do not fit, and takes the fastest.
 
-Nothing runs and nothing is allocated. Which plans there are to choose from is not known here: `policies.auto`
-lists policies and sizes of their groups.
+Runs and allocates nothing. `policies.auto` lists the policies and the sizes of their groups.
 """
 
 import dataclasses
@@ -27,13 +26,13 @@ _LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to carry out a job.
+    """A candidate: a policy on a number of devices.
 
     Attributes:
-      policy: with the sizes of its groups.
-      devices: that it is given: the first so many.
-      variant: fields of the algorithm that differ, by name; empty for the algorithm as it is.
-      asks: the flag that allows it, where it changes the numbers and was not allowed; else "".
+      policy: the policy with the sizes of its groups.
+      devices: the number of devices, the first ones.
+      variant: changed fields of the algorithm by name.
+      asks: the flag that would allow it, if it changes results and is not allowed; else "".
     """
 
     policy: Any
@@ -48,13 +47,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A candidate with what was predicted of it, or why it cannot be.
+    """A candidate with its prediction, or why it cannot be carried out.
 
     Attributes:
-      candidate: which.
-      prediction: None for one that cannot be carried out.
-      refused: why, in one line; "" for one that can.
-      measured: seconds of an iteration, where it was measured.
+      candidate: the candidate.
+      prediction: None if it cannot be carried out.
+      refused: why, in one line; "" if it can.
+      measured: measured seconds of an iteration, or None.
     """
 
     candidate: Candidate
@@ -64,7 +63,7 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration: measured if it was, else predicted; infinite for one that cannot be."""
+        """Seconds of an iteration, measured or else predicted; infinite if it cannot be carried out."""
         if self.measured is not None:
             return self.measured
         return self.prediction.seconds if self.prediction is not None else float("inf")
@@ -72,17 +71,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was chosen, among what.
+    """The chosen candidate and the others.
 
     Attributes:
-      policy: to carry the job out with.
-      devices: how many of those given.
-      algorithm: as given, or with the fields changed that were allowed to.
+      policy: the chosen policy.
+      devices: the number of devices to use.
+      algorithm: the algorithm, with the allowed changes.
       graph: its graph.
       prediction: of an iteration.
-      rows: all that were looked at, the chosen one first, then the quickest, those refused last.
+      rows: all candidates: the chosen one, then by time, refused ones last.
       took: seconds that choosing took.
-      cluster: that it was chosen for.
+      cluster: the cluster.
     """
 
     policy: Any
@@ -96,17 +95,17 @@ class Choice:
 
     @property
     def candidate(self) -> Candidate:
-        """The one that was chosen."""
+        """The chosen candidate."""
         return _takeable(self.rows)[0].candidate
 
     @property
     def seconds(self) -> float:
-        """Of an iteration, predicted."""
+        """Predicted seconds of an iteration."""
         return self.prediction.seconds
 
     @property
     def reason(self) -> str:
-        """Why, in one line."""
+        """The reason in one line."""
         taken = _takeable(self.rows)
         best, *others = taken
         quickest = min(others, key=lambda row: row.seconds, default=best)
@@ -127,7 +126,7 @@ class Choice:
 
     @property
     def table(self) -> str:
-        """Candidates, predicted time, what bounds each, and why the winner."""
+        """A table of candidates with predicted times and what bounds each, and the reason."""
         return "\n".join([*self._lines(_SHOWN), "", f"chosen: {self.reason}"])
 
     def _lines(self, most: int) -> list[str]:
@@ -180,7 +179,7 @@ def _cells(row: Row, measured: bool) -> tuple[str, ...]:
 
 
 def _takeable(rows: Iterable[Row]) -> list[Any]:
-    """Those that can be carried out, and are allowed."""
+    """Rows that can be carried out and are allowed."""
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
 
@@ -192,17 +191,17 @@ def choose(
     platforms: Callable[[int], Sequence[Any] | int] = int,
     more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
-    """Predicts all candidates, and takes the quickest that is feasible and allowed (`preferred`).
+    """Predicts all candidates and takes the fastest feasible and allowed one (`preferred`).
 
     Args:
-      candidates: to look at; of those with the same placement the first counts.
-      cluster: to run on.
-      graph_of: the algorithm with fields changed, and its graph.
-      platforms: the devices that `place` is given for a number of them.
-      more: candidates to look at once the others are known, for information.
+      candidates: of those with equal placements, the first counts.
+      cluster: the cluster.
+      graph_of: maps changed fields to the algorithm and its graph.
+      platforms: maps a number of devices to the devices for `place`.
+      more: further candidates to report, looked at last.
 
     Raises:
-      PlanError: none is feasible; what the first one lacks.
+      PlanError: none is feasible; says what the first one lacks.
     """
     begun = time.perf_counter()
 
@@ -236,11 +235,11 @@ def choose(
 
 
 def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:
-    """Which of some to take: of those that no prediction can tell from the quickest, that of fewest groups,
-    then of fewest devices.
+    """Of candidates that predictions cannot distinguish from the fastest, the one with the fewest groups,
+    then the fewest devices.
 
     Args:
-      candidates: predicted seconds, number of groups and of devices of each.
+      candidates: (predicted seconds, groups, devices) of each.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
@@ -248,10 +247,10 @@ def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:
 
 
 def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
-    """Looks at some of every kind (policy, staleness, devices), then around the best of those that came near.
+    """Predicts some candidates of every kind (policy, staleness, devices), then the neighbours of the best.
 
-    Of a kind whose smallest and middle groups take more than `_FAR` times the best of all no other size wins;
-    of any other kind, sizes are looked at until both neighbours of its best one are slower.
+    A kind whose smallest and middle sizes take more than `_FAR` times the best is dropped; for other kinds,
+    sizes are tried until both neighbours of the best one are slower.
     """
     kinds: dict[Any, list[Candidate]] = {}
     for one in candidates:
@@ -274,7 +273,7 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
 
 
 def _look_beside(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> bool:
-    """Looks at the next feasible sizes on both sides of the best so far; whether any was new."""
+    """Predicts the next feasible sizes on both sides of the best so far; returns whether any was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     before = len(rows)
     for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(some))):
@@ -290,7 +289,7 @@ def _delays(policy: Any) -> tuple[int, int]:
 
 
 def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
-    """Without those that place everything as an earlier one does."""
+    """Drops candidates with the same placement as an earlier one."""
     seen: set[Any] = set()
     found = []
     for one in candidates:
@@ -333,17 +332,17 @@ _PLANS: Recall[Plan] = Recall(most=512)
 
 
 def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
-    """A plan; one that was made before serves again, for other rates (`sensitivity`)."""
+    """A plan, cached for other rates (`sensitivity`)."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)
     return _PLANS(graph.jaxpr, (graph.agents, policy, devices), lambda: place(graph, policy, devices))
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
-    """Refuses a plan that needs more memory than a device has, by an estimate (`Plan.memory`).
+    """Checks that a plan fits into the devices' memory, by an estimate (`Plan.memory`).
 
     Raises:
-      PlanError: names group, bytes and fix.
+      PlanError: it does not; names group, bytes and fix.
     """
     there = cluster.kind.rate("memory_bytes")
     for group, needed in plan.memory:

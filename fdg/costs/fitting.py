@@ -1,7 +1,8 @@
-"""What is no rate, fitted to jobs that were timed: what remains of the operations that XLA joins, and what is
-lost between programs and devices. The two explain each other, so they are fitted together: least squares of
-the logarithm of predicted by measured, with large errors counted less (soft L1), and a little of what is
-known already, for what few jobs say anything about.
+"""Fits the parameters that are no rates to timed jobs: what fusion leaves of operations, and overheads.
+
+They are fitted together, because each can explain the other's errors: least squares of the logarithm of
+predicted by measured time with a soft L1 loss, and a weak prior at the known values for parameters that few
+jobs constrain.
 """
 
 import dataclasses
@@ -26,27 +27,27 @@ _DIGITS = 3
 
 
 class JobSample(NamedTuple):
-    """A job that was timed: its plan, the cluster that it ran on, and seconds of an iteration."""
+    """A timed job: its plan, its cluster, and seconds of an iteration."""
 
     plan: Plan
     cluster: Cluster
     seconds: float
 
     def on(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
-        """The cluster, with other numbers that are no rates."""
+        """The cluster with other fitted parameters."""
         kind = dataclasses.replace(self.cluster.kind, joined=joined, overheads=overheads)
         return dataclasses.replace(self.cluster, kind=kind)
 
     @property
     def classes(self) -> set[str]:
-        """Of the operations of the plan's programs."""
+        """The classes of operations in the plan's programs."""
         works = [load.work for load in loads(self.plan, self.cluster.target)]
         return set().union(*(seconds_of(work, self.cluster.kind).by_class for work in works))
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What a fit found.
+    """The result of a fit.
 
     Attributes:
       joined: by class of operation: see `program_time.JOINED`.
@@ -69,9 +70,9 @@ def fitted(
     """Fits both to samples of one platform.
 
     Args:
-      samples: of at least one machine, each with its rates.
-      joined, overheads: what is known already; None for those of the platform. What is 0 stays so.
-      known: how much that counts.
+      samples: jobs of at least one machine, each with its rates.
+      joined, overheads: prior values; None for those of the platform. Zeros stay zero.
+      known: weight of the prior.
     """
     from scipy.optimize import least_squares  # here, for it takes a while to import
 

@@ -1,8 +1,7 @@
-"""What runs an iteration, as plain data: kinds of devices, links, hosts, and the cluster of them.
+"""Hardware as plain data: kinds of devices, links, hosts and clusters.
 
-Every rate is a `Figure`: a number with where it comes from, and how far it was seen to vary. A kind of
-device is a name, a platform, and its figures by name, so that a table of published figures, a calibration
-and a cluster file all fill in the same thing, and "halve each rate" is a loop.
+Every rate is a `Figure`: a number with its source and spread. A kind of device is a name, a platform and
+figures by name, so published tables, calibrations and cluster files all have the same form.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ from fdg.errors import FdgError, unknown_name
 
 
 class Figure(NamedTuple):
-    """A rate, its relative spread (0.1: a tenth up or down; 0: not known), and its source."""
+    """A rate, its relative spread (0.1: 10% up or down; 0: unknown), and its source."""
 
     value: float
     spread: float = 0.0
@@ -68,11 +67,11 @@ class DeviceKind:
 
     Attributes:
       name: such as "H100".
-      platform: as JAX says it: "cpu", "gpu" or "tpu".
-      figures: by their names in `RATES`; what is missing is worked out of the others (`rate`).
-      joined: what remains of a class's time where XLA joins operations, as far as this kind was fitted; None
-        for that of the platform (`program_time.JOINED`).
-      overheads: what is lost between programs and devices; None for that of the platform (`lost`).
+      platform: as in JAX: "cpu", "gpu" or "tpu".
+      figures: figures by their names in `RATES`; missing ones are derived from others (`rate`).
+      joined: the share of a class's time that fusion leaves, if fitted; None for the platform's
+        (`program_time.JOINED`).
+      overheads: overheads of programs and transfers; None for the platform's (`lost`).
     """
 
     name: str
@@ -111,7 +110,7 @@ class DeviceKind:
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
-        """A figure's value; one that is not known, from the others.
+        """The value of a figure, possibly derived from others.
 
         Raises:
           FdgError: there is no such figure.
@@ -127,7 +126,7 @@ class DeviceKind:
         return _DEFAULTS[self.platform].get(name, _COMMON[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """Of a type without a figure: that of the nearest wider one, else of the widest there is."""
+        """For a dtype without a figure: that of the next wider one, else of the widest."""
         width = _WIDTHS.get(dtype, 4)
         known = {
             _WIDTHS[name.removeprefix("product/")]: figure.value
@@ -179,13 +178,13 @@ _NONE = Figure(0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What arrays go over.
+    """A network link.
 
     Attributes:
       name: such as "NVLink 4".
-      latency: seconds until the first byte is there, a message.
-      bandwidth: bytes a second, one way, of one device (within a host) or of a whole host (between hosts).
-      call: seconds that a collective takes besides its messages.
+      latency: seconds for the first byte of a message.
+      bandwidth: bytes per second, one way, of a device (within a host) or of a host (between hosts).
+      call: overhead of a collective in seconds, apart from its messages.
     """
 
     name: str
@@ -208,22 +207,22 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Hosts of one kind, with devices of one kind, on one network.
+    """Hosts with devices of one kind on one network.
 
     Attributes:
-      kind: of every device.
-      devices_per_host: those of one host.
-      hosts: how many.
-      inside: the link between the devices of a host.
-      between: the link of each host to the others.
-      cores: that a machine's devices share, where they are CPUs; None where each has its own.
-      hosts_per_machine: processes of a run that share the cores of a machine, where each counts as a host.
-      price: of a device for an hour, in whatever money.
-      straggling: relative standard deviation of a device's time for the same work.
-      failures: of a device in an hour.
-      restart: seconds from a failure to where the last checkpoint is loaded.
-      storage: bytes a second to where checkpoints go, of all hosts together.
-      note: what else to know of these figures.
+      kind: the kind of all devices.
+      devices_per_host: devices of a host.
+      hosts: number of hosts.
+      inside: the link between devices of a host.
+      between: the link between hosts.
+      cores: cores that a machine's CPU devices share; None if each has its own.
+      hosts_per_machine: processes that share a machine's cores, each counted as a host.
+      price: of a device for an hour, in any currency.
+      straggling: relative standard deviation of a device's time for equal work.
+      failures: failures of a device per hour.
+      restart: seconds from a failure until the last checkpoint is loaded.
+      storage: bytes per second to the checkpoint storage, of all hosts together.
+      note: further information on these figures.
     """
 
     kind: DeviceKind
@@ -261,29 +260,29 @@ class Cluster:
 
     @property
     def devices_per_machine(self) -> int:
-        """Those that share cores."""
+        """Devices that share cores."""
         return self.devices_per_host * min(self.hosts, self.hosts_per_machine)
 
     @property
     def machines(self) -> int:
-        """That the hosts are on."""
+        """Number of machines."""
         return -(-self.hosts // self.hosts_per_machine)
 
     @property
     def target(self) -> Target:
-        """What lowering asks of them."""
+        """The devices as lowering needs to know them."""
         return Target(self.kind.platform, self.cores, self.devices_per_machine)
 
     @property
     def devices(self) -> int:
-        """Of all hosts together."""
+        """Number of devices."""
         return self.hosts * self.devices_per_host
 
     def of(self, devices: int) -> "Cluster":
-        """As many devices of it, whole hosts where that is more than one.
+        """A part of the cluster with this many devices, in whole hosts.
 
         Raises:
-          FdgError: it has not so many, or they are no whole number of hosts.
+          FdgError: there are too few, or the number is not of whole hosts.
         """
         if devices < 1 or devices > self.devices:
             raise FdgError(f"{devices} devices of a cluster that has {self.devices}: use 1 to {self.devices}")
@@ -299,5 +298,5 @@ class Cluster:
         return dataclasses.replace(self, hosts=hosts)
 
     def platforms(self, devices: int) -> list[str]:
-        """The platform of each device, as policies take it."""
+        """The platform of each device, for policies."""
         return [self.kind.platform] * devices

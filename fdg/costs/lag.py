@@ -1,4 +1,4 @@
-"""The lag to take: the smallest of those whose predicted time is near the best."""
+"""Chooses a lag: the smallest one with a predicted time near the best."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ _MOST = 2  # iterations: groups in a row (generating, judging, training) overlap
 
 @dataclasses.dataclass(frozen=True)
 class LagChoice:
-    """A lag, and what it was chosen among.
+    """A lag, with the candidates.
 
     Attributes:
       lag: in micro-batches.
       micro_batches: of an iteration.
-      predictions: by lag, those that were looked at.
+      predictions: by lag.
     """
 
     lag: int
@@ -32,7 +32,7 @@ class LagChoice:
 
     @property
     def table(self) -> str:
-        """The lags that were looked at, what each is predicted to take, and which was taken."""
+        """A table of the candidates with predicted times."""
         best = min(one.seconds for one in self.predictions.values())
         rows = [
             (str(lag), f"{one.seconds * 1e3:.3g} ms", f"{one.seconds / best:.2f}", _idle(one))
@@ -53,16 +53,16 @@ def _idle(one: Prediction) -> str:
 def quickest_lag(
     graph: FDG, policy: Any, devices: int | Sequence[Any], cluster: Cluster, num_seeds: int | None = None
 ) -> LagChoice:
-    """The smallest lag whose iteration is predicted to take at most 5% longer than that of the best lag.
+    """The smallest lag with a predicted time of at most 5% above that of the best lag.
 
-    A longer lag never takes longer, so the smallest is found by bisection.
+    A longer lag never takes longer, so it is found by bisection.
 
     Args:
-      graph: of the algorithm.
-      policy: with a field `lag`, whose value does not matter, and a staleness of 0.
-      devices: as of `place`.
-      cluster: that these are.
-      num_seeds: as of `place`.
+      graph: the algorithm's graph.
+      policy: a policy with a field `lag` (its value is ignored) and a staleness of 0.
+      devices: as for `place`.
+      cluster: the cluster of these devices.
+      num_seeds: as for `place`.
 
     Raises:
       FdgError: the policy has no lag, or no scan of the algorithm calls its actors.

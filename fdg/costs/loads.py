@@ -1,6 +1,6 @@
-"""The work of each program of a plan on one of its devices: worked out once, then priced on any cluster.
+"""The work of each program of a plan on one of its devices, to be priced on any cluster.
 
-Programs are rewritten as for compiling, so what the cost model looks at is what runs:
+Programs are rewritten as for compiling:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of it; learn with all of it
@@ -29,12 +29,12 @@ from fdg.profiling.work import Work, work_of
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What lowering asks of devices.
+    """The devices as lowering needs to know them.
 
     Attributes:
-      platform: theirs.
-      cores: of a machine with CPU devices, that these share; None for as many as each process here has.
-      devices: most of them that a machine has; None for all.
+      platform: their platform.
+      cores: cores that a machine's CPU devices share; None for those of this process.
+      devices: the most devices on a machine; None for all.
     """
 
     platform: str = "cpu"
@@ -42,20 +42,20 @@ class Target:
     devices: int | None = None
 
     def has_a_core_each(self, group: Group) -> bool:
-        """Whether a group has as many CPU devices on a machine as it has cores, or more."""
+        """Whether a group has at least as many CPU devices on a machine as there are cores."""
         here = len(group) if self.devices is None else min(len(group), self.devices)
         return self.platform == "cpu" and here >= (common_cores() if self.cores is None else self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A program of a plan, each time that it runs.
+    """A program's work in one run.
 
     Attributes:
       program: its name.
-      group: where it runs.
+      group: its group.
       work: of one of the group's devices.
-      arrays: that the host hands over and gets back.
+      arrays: arguments and results that the host handles.
       collectives: among the group's devices.
     """
 
@@ -67,11 +67,11 @@ class Load:
 
 
 def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
-    """The programs of a plan, in its order; nothing is compiled or allocated.
+    """The loads of a plan's programs, in order; compiles and allocates nothing.
 
     Args:
-      plan: any.
-      target: the devices that it is for.
+      plan: a plan.
+      target: its devices.
     """
     arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
     arrays = arrays or [2 * len(plan.graph.state_axes)]
@@ -85,11 +85,11 @@ _WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather n
 
 
 def _exchanged(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
-    """What devices exchange, each time that a program runs; where they split parameters, an estimate.
+    """The collectives of a program's run; estimated if parameters are sharded.
 
     As in fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2): parameters are
-    gathered for each pass, forward and backward, and gradients are scattered. They have as many bytes as the
-    gradients that go to the fragment `update`; a fragment that has less at its border reads none.
+    gathered for the forward and the backward pass, and gradients are scattered. Their size is that of the
+    gradients that the fragment `update` reads; a fragment with fewer bytes at its border reads none.
     """
     if program.collectives or program.group not in plan.unpredicted:
         return program.collectives
@@ -110,7 +110,7 @@ def _exchanged(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
 
 
 def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
-    """The group of each program, and what one of its devices does, for all the agents that it has."""
+    """The group and the work of each program on one device, for all of its agents."""
     if isinstance(plan, SteppedPlan):
         groups = {group.name: group for group in plan.groups}
         for call, _ in plan.calls():
@@ -129,14 +129,14 @@ def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
 
 @functools.lru_cache(maxsize=64)
 def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
-    """Of so many on one device."""
+    """The work of several agents on one device."""
     inputs: Any = jaxprs.open_jaxpr(jaxpr).invars
     shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]
     return work_of(jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*shapes))
 
 
 def _shared(work: Work, group: Group) -> Work:
-    """Of one device where `model` of them share a part of the batch: parameters, so products, are split."""
+    """The work of one device if `model` devices share a part of the batch, and so split products."""
     if group.model == 1:
         return work
     products = {

@@ -1,7 +1,7 @@
-"""The cluster that this process is on: its calibration where there is one, else published figures.
+"""The cluster of this process: calibrated, or with published figures.
 
-A calibration is a JSON file in the user's cache directory, one for each processor and kind of device. Whose
-figures these are stands in the file; a file of another machine is refused, not used.
+A calibration is a JSON file in the user's cache directory, for a processor and a kind of device. The file
+names its machine; files of other machines are refused.
 """
 
 import dataclasses
@@ -75,15 +75,15 @@ SOCKETS = Link(
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What was measured of a machine.
+    """Measured figures of a machine.
 
     Attributes:
-      machine: which one: see `fingerprint`.
-      kind: of its devices.
-      inside, between: links among the devices of a process, and from process to process.
-      cores: that they share; None for accelerators.
-      date, seconds: when, and how long it took.
-      jobs: seconds of an iteration of those that `kind.joined` and `kind.overheads` are fitted to, by their
+      machine: the machine: see `fingerprint`.
+      kind: the kind of its devices.
+      inside, between: links between devices of a process, and between processes.
+      cores: cores that they share; None for accelerators.
+      date, seconds: when it was measured, and how long it took.
+      jobs: seconds of an iteration of the jobs that `kind.joined` and `kind.overheads` were fitted to, by
         `reference_jobs.ReferenceJob.key`.
     """
 
@@ -97,26 +97,26 @@ class Calibration:
     jobs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def cluster(self, devices: int, processes: int = 1) -> Cluster:
-        """So many devices of it, in each of some processes."""
+        """A cluster of this many devices, in each of some processes."""
         return Cluster(
             self.kind, devices, processes, self.inside, self.between, self.cores, hosts_per_machine=processes
         )
 
     @property
     def unrest(self) -> float:
-        """How far repeats of one measurement lay apart: the median, over all figures, of how much longer than
-        the quickest repeat the middle one took. On a quiet machine a few hundredths.
+        """The noise of the measurements: the median, over all figures, of how much longer the median repeat
+        took than the fastest. A few percent on a quiet machine.
         """
         measured = [figure.spread for figure in self.kind.figures.values() if figure.source == MEASURED]
         return statistics.median(measured) if measured else 0.0
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs had the machine meanwhile, so that its figures say little."""
+        """Whether other programs used the machine during the measurement, which makes it unreliable."""
         return self.unrest > AT_MOST_UNREST
 
     def as_json(self) -> dict[str, Any]:
-        """Of numbers, strings and dicts."""
+        """As JSON types."""
 
         return {
             "version": VERSION,
@@ -135,7 +135,7 @@ class Calibration:
 
 
 def fingerprint(device_kind: str) -> dict[str, Any]:
-    """What tells one machine from another: its processor by its features, cores, devices, JAX."""
+    """The identity of a machine: processor features, cores, devices, JAX version."""
     programs = program_cache.default_directory()
     return {
         "processor": "" if programs is None else programs.name,
@@ -147,7 +147,7 @@ def fingerprint(device_kind: str) -> dict[str, Any]:
 
 
 def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the calibration of this machine's devices is kept; None for a user without a home."""
+    """The file of this machine's calibration; None for a user without a home directory."""
     programs = program_cache.default_directory(environment)
     if programs is None:
         return None
@@ -156,10 +156,10 @@ def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Pa
 
 
 def read(path: Path) -> Calibration:
-    """A calibration from its file, whichever machine it is of.
+    """Reads a calibration, of any machine.
 
     Raises:
-      FdgError: there is none, or it cannot be read.
+      FdgError: it does not exist, or cannot be read.
     """
     try:
         stored = json.loads(path.read_text())
@@ -186,22 +186,22 @@ def read(path: Path) -> Calibration:
 
 
 def link_as_json(link: Link) -> dict[str, Any]:
-    """Of numbers, strings and dicts."""
+    """A link as JSON types."""
     figures = {"latency": link.latency, "bandwidth": link.bandwidth, "call": link.call}
     return {"name": link.name, **{name: figure._asdict() for name, figure in figures.items()}}
 
 
 def link_from_json(stored: Mapping[str, Any]) -> Link:
-    """What `link_as_json` made."""
+    """The inverse of `link_as_json`."""
     latency, bandwidth, call = (Figure(**stored[name]) for name in ("latency", "bandwidth", "call"))
     return Link(stored["name"], latency, bandwidth, call)
 
 
 def check_machine(calibration: Calibration, path: Path) -> None:
-    """Refuses figures of another machine.
+    """Checks that a calibration is of this machine.
 
     Raises:
-      FdgError: says what differs.
+      FdgError: it is not; says what differs.
     """
     here = fingerprint(calibration.machine.get("device_kind", ""))
     for name, value in here.items():
@@ -213,7 +213,7 @@ def check_machine(calibration: Calibration, path: Path) -> None:
 
 
 def calibrated(device_kind: str) -> Calibration | None:
-    """This machine's calibration for a kind of device; None where there is none that fits."""
+    """This machine's calibration for a kind of device, or None."""
     path = path_of(device_kind)
     if path is None or not path.exists():
         return None
@@ -226,14 +226,14 @@ def calibrated(device_kind: str) -> Calibration | None:
 
 
 def _disturbed(found: Calibration) -> str:
-    """What is to be held against figures."""
+    """The warning about a disturbed calibration."""
     if not found.is_disturbed:
         return ""
     return f" while other programs had it (repeats {found.unrest:.0%} apart): {FIX} once it is quiet"
 
 
 def _crowded(cores: int | None) -> str:
-    """What is to be held against choosing by any figures just now."""
+    """The warning that the machine is busy now."""
     others = busy_cores()
     if cores is None or others < 0.5 * cores:
         return ""
@@ -241,7 +241,7 @@ def _crowded(cores: int | None) -> str:
 
 
 def busy_cores() -> float:
-    """How many cores had work in the last minute, on average, as far as the system says; else 0."""
+    """The load average of the last minute, if the system has one; else 0."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -249,12 +249,12 @@ def busy_cores() -> float:
 
 
 def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
-    """The cluster that some devices are: those of the job's, process by process.
+    """The cluster of devices of this job, process by process.
 
-    Each process is a host: sockets lie between them.
+    Each process is a host: processes communicate by sockets.
 
     Raises:
-      FdgError: nothing is known of their kind; says how to measure it.
+      FdgError: their kind is unknown; says how to measure it.
     """
     device = next((one for one in devices if one.platform != "cpu"), devices[0])
     processes = len({one.process_index for one in devices})
@@ -263,19 +263,19 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster that some devices are; for a number, that many CPU devices of this machine.
+    """The cluster of some devices; for a number, of that many CPU devices of this machine.
 
     Raises:
-      FdgError: nothing is known of their kind; says how to measure it.
+      FdgError: their kind is unknown; says how to measure it.
     """
     return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
-    """So many devices of this machine's kind.
+    """A cluster of this many devices of this machine's kind.
 
     Raises:
-      FdgError: nothing is known of it.
+      FdgError: their kind is unknown.
     """
     found = calibrated(device_kind)
     if found is not None:

@@ -1,12 +1,12 @@
-"""`predict`: what an iteration of a plan takes on a cluster, and what bounds it.
+"""`predict`: the time of a plan's iteration on a cluster, and what bounds it.
 
-    loads        what each program computes, on one device
-    program_time its seconds, by class of operation
-    traffic      seconds of collectives and transfers
+    loads           work of each program on one device
+    program_time    its seconds, by class of operation
+    traffic         seconds of collectives and transfers
     schedule_tasks  the schedule as tasks of the host, the groups and the links
-    simulation   carries them out
+    simulation      runs the tasks
 
-Overlap, idle time and the effect of staleness are what the simulation gives; there is no formula for them.
+Overlap, idle time and the effect of staleness result from the simulation.
 """
 
 import collections
@@ -33,18 +33,17 @@ _TRIPS = 12  # of a long loop this many and twice as many are simulated, and the
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """An iteration of a plan on a cluster.
+    """A predicted iteration.
 
     Attributes:
-      seconds: of an iteration, in the long run.
-      shares: what the time goes to, part by part of the chain of tasks that everything waits for; in seconds
-        that add up to `seconds`.
-      busy: seconds that each group is at work in it.
-      inside, between: bytes over the links within hosts, and over those between hosts.
+      seconds: of an iteration in the steady state.
+      shares: seconds by part along the critical path; they add up to `seconds`.
+      busy: busy seconds of each group.
+      inside, between: bytes on links within hosts, and between hosts.
       routes: bytes by route: "collectives of all", "actors -> learners".
-      devices: in use.
-      notes: what the figures rest on, a sentence each.
-      complete: False where collectives are known only after compiling, and are estimated.
+      devices: number of used devices.
+      notes: sentences on the basis of the figures.
+      complete: False if collectives are estimated because they are known only after compiling.
     """
 
     seconds: float
@@ -59,22 +58,22 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What most of the time goes to."""
+        """The largest part of the time."""
         return max(self.shares, key=lambda name: self.shares[name], default="nothing")
 
     @property
     def idle(self) -> Mapping[str, float]:
-        """The share of its time that each group has nothing to do."""
+        """The share of the time in which each group is idle."""
         whole = self.seconds or 1.0
         return {group: max(0.0, 1 - busy / whole) for group, busy in self.busy.items()}
 
 
 def predict(plan: Plan, cluster: Cluster) -> Prediction:
-    """Predicts an iteration. Nothing is compiled, and no device is needed.
+    """Predicts an iteration. Compiles nothing and needs no devices.
 
     Args:
-      plan: whose devices are those of the cluster, host by host.
-      cluster: at least as many devices.
+      plan: a plan; its devices are the cluster's, host by host.
+      cluster: a cluster with at least as many devices.
 
     Raises:
       FdgError: the plan has more devices than the cluster.
@@ -91,7 +90,7 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
 
 
 class _Times(NamedTuple):
-    """`Prediction`'s fields of these names."""
+    """The fields of `Prediction` with these names."""
 
     seconds: float
     shares: Mapping[str, float]
@@ -99,9 +98,9 @@ class _Times(NamedTuple):
 
 
 def _stragglers(cluster: Cluster) -> Callable[[int], float]:
-    """How much longer the slowest of some devices takes than one does, on average.
+    """The expected ratio of the slowest of some devices' time to the mean.
 
-    Blom's approximation (1958) of the largest of normal order statistics.
+    Blom's approximation (1958) of the largest normal order statistic.
     """
     spread = cluster.straggling
     if not spread:
@@ -112,7 +111,7 @@ def _stragglers(cluster: Cluster) -> Callable[[int], float]:
 
 
 class _Model:
-    """What the parts of a plan cost on a cluster."""
+    """Costs of the parts of a plan on a cluster."""
 
     def __init__(self, plan: Plan, cluster: Cluster):
         self.plan, self.cluster = plan, cluster
@@ -123,7 +122,7 @@ class _Model:
         self.sent = {load.program: self._sent(load) for load in self.loads}
 
     def cores(self, group: Group) -> float:
-        """That each device of a group may use by itself: all of its machine's, if the others wait."""
+        """Cores that each device of a group can use alone: all of its machine's, if the other groups wait."""
         if self.cluster.cores is None:
             return 1.0
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
@@ -133,7 +132,7 @@ class _Model:
         return seconds_of(load.work, self.cluster.kind, cores)
 
     def _sent(self, load: Load) -> list[tuple[traffic.Sent, float]]:
-        """Collectives, and how often each is met for."""
+        """Collectives with their number of synchronisations."""
         times = self.lost.meetings
         return [
             (traffic.collective(c, load.group.devices, self.cluster), c.calls * times)
@@ -141,21 +140,21 @@ class _Model:
         ]
 
     def wanted(self, load: Load) -> float:
-        """Cores that a program wants of the pool; 0 where there is none."""
+        """Cores of the pool that a program uses; 0 without a pool."""
         if self.cluster.cores is None:
             return 0.0
         return len(load.group) * self.seconds[load.program].cores
 
     @property
     def pool(self) -> float:
-        """Cores of all machines; infinite where each device has its own."""
+        """Cores of all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
         share = 1.0 if len(self.plan.groups) == 1 else self.lost.shared
         return self.cluster.cores * self.cluster.machines * share
 
     def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
-        """Seconds of a program by what they go to, alone on its host."""
+        """Seconds of a program by part, alone on its host."""
         stretched *= self.lost.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
         found = {
             f"{name} on {load.group.name}": seconds * stretched
@@ -167,7 +166,7 @@ class _Model:
         return found
 
     def routes(self) -> tuple[dict[str, float], float, float]:
-        """Bytes of an iteration by route; within hosts and between them."""
+        """Bytes of an iteration by route, within hosts and between them."""
         routes: dict[str, float] = collections.defaultdict(float)
         inside = between = 0.0
         times = {program.name: program.calls_per_iteration for program in self.plan.programs}
@@ -183,12 +182,12 @@ class _Model:
         return dict(routes), inside, between
 
     def transfer(self, move: Move) -> traffic.Sent:
-        """A transfer, each time."""
+        """The cost of one transfer."""
         source, target = self.groups[move.source], self.groups[move.target]
         return traffic.transfer(move, source.devices, target.devices, self.cluster)
 
     def costs(self) -> dict[Step, Cost]:
-        """Of every call and move of the schedule."""
+        """The costs of every call and move of the schedule."""
         kind = self.cluster.kind
         start, array = kind.rate("dispatch"), kind.rate("argument")
         found: dict[Step, Cost] = {}
@@ -205,7 +204,7 @@ class _Model:
         return found
 
     def notes(self) -> tuple[str, ...]:
-        """What the figures rest on."""
+        """Sentences on the basis of the figures."""
         found = []
         if not all(load.work.exact for load in self.loads):
             found.append(
@@ -222,14 +221,14 @@ class _Model:
         return (*found, *([self.cluster.note] if self.cluster.note else []))
 
     def prediction(self, times: _Times) -> Prediction:
-        """With what does not depend on time."""
+        """A `Prediction` with the given times."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
         return Prediction(*times, inside, between, routes, devices, self.notes(), not self.plan.unpredicted)
 
 
 def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
-    """All on the same devices: one program, that the host starts once for many iterations."""
+    """Times of a plan with one program, which the host dispatches once for many iterations."""
     (load,), (group,) = model.loads, model.plan.groups
     crowded = max(1.0, model.wanted(load) / model.pool)
     late = slow(len(group))
@@ -270,7 +269,7 @@ def _run(
     slow: Callable[[int], float],
     trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
-    """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
+    """Simulates some iterations; times of one: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
     of_host = 0.0 if model.cluster.cores is None else 1.0
     stepper = ScheduleTasks(simulation, plan, costs, of_host, slow, trips)
@@ -299,7 +298,7 @@ def _ended(trace: Trace, last: int) -> float:
 def _shares(
     model: _Model, simulation: Simulation, trace: Trace, final: int, begin: float, end: float
 ) -> Mapping[str, float]:
-    """What the chain of tasks that one waited for was made of, between two moments."""
+    """The parts of the critical path of a task between two times."""
     found: dict[str, float] = collections.defaultdict(float)
     split = {load.program: model.parts(load) for load in model.loads}
     for task in trace.critical(final):

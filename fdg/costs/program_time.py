@@ -1,8 +1,8 @@
-"""Seconds of one run of a program on one device, by class of operation: its work over the device's rates.
+"""Seconds of a program's run on one device, by class of operation: work divided by rates.
 
-Each operation by itself would take what it reads and writes, over the rate of its class, and a start. XLA
-joins operations, so of most of that nothing remains: `JOINED` says how much does, by class, on a machine that
-nobody calibrated; a calibration fits them anew (`fitting`), for they are not the same on any two machines.
+Without fusion, each operation would take its bytes divided by the rate of its class, and a start-up time.
+Fusion removes most of that: `JOINED` has the remaining share by class on machines without a calibration; a
+calibration fits the shares (`fitting`), since they differ between machines.
 """
 
 import collections
@@ -52,11 +52,11 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Of a program on one device.
+    """Seconds of a program on one device.
 
     Attributes:
-      by_class: seconds of each class, on as many cores as it may use.
-      cores: that it keeps busy, on average; 1 for a device that shares none.
+      by_class: seconds of each class, on the cores that it may use.
+      cores: mean number of busy cores; 1 for a device that shares none.
     """
 
     by_class: Mapping[str, float]
@@ -68,8 +68,8 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
     Args:
       work: of one device (`profiling.work.work_of`).
-      kind: the device's.
-      cores: of the host that this device may use by itself.
+      kind: the device's kind.
+      cores: cores of the host that this device can use alone.
     """
     keep = kind.joined or JOINED[kind.platform]
     wide, narrow = raw_seconds(work, kind)
@@ -87,9 +87,8 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
 
 def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Seconds by class on one core, as if no operation was joined: of operations large enough for several
-    cores, and of all others.
-    """
+    """Seconds by class on one core without fusion: of operations large enough for several cores, and of all
+    others."""
     wide: dict[str, float] = collections.defaultdict(float)
     narrow: dict[str, float] = collections.defaultdict(float)
     least = kind.rate("parallel_bytes")
@@ -106,7 +105,7 @@ def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapp
 
 
 def product_seconds(product: Product, kind: DeviceKind) -> float:
-    """Of one product: its start, its operations, and what it reads and writes."""
+    """Seconds of a product: start-up, operations, and bytes."""
     rate = kind.rate(f"product/{product.dtype}")
     if product.convolution:
         rate *= kind.rate("convolution")
@@ -114,7 +113,8 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
 
 
 def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
-    """Of one operation without its start: bytes over the rate of its class, or memory's if they are many."""
+    """Seconds of an operation without start-up: bytes divided by its class's rate, or by memory's if it is
+    large."""
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)
     if operation.bytes > kind.rate("cache_bytes"):

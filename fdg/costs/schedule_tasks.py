@@ -1,7 +1,7 @@
-"""A plan's iterations as tasks of a simulation: what the host starts, what groups run, what links carry.
+"""A plan's iterations as tasks of a simulation: of the host, groups and links.
 
-It goes through the schedule as the engine does (`running.steps`): the host starts each program and each
-transfer in turn and waits for none, but is never more than a few iterations ahead.
+Follows the schedule as the engine does (`running.steps`): the host dispatches programs and transfers in order
+without waiting, at most a few iterations ahead.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ HOST = "host"
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a step of the schedule costs each time.
+    """The cost of one run of a step.
 
     Attributes:
       host: seconds of the host.
-      seconds: of the devices, or of the link; alone.
-      cores: that it keeps busy of a pool.
+      seconds: of the devices or the link, alone.
+      cores: busy cores of the pool.
       meets: whether a transfer is a program of both groups, as between processes (`running.exchange`): it
-        waits for what these were given before, and they have nothing else to do meanwhile.
+        waits for their earlier work, and they do nothing else meanwhile.
     """
 
     host: float
@@ -39,7 +39,7 @@ Slow = Callable[[int], float]
 
 
 def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
-    """The lanes of each group: devices that belong to the same groups are one lane."""
+    """The lanes of each group: devices that belong to the same groups form a lane."""
     members: dict[int, list[str]] = {}
     for group in groups:
         for device in group.devices:
@@ -52,7 +52,7 @@ def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
 
 
 class ScheduleTasks:
-    """Adds the iterations of a schedule to a simulation; loops of `trips[n]` trips in place of those of n."""
+    """Adds the iterations of a schedule to a simulation; `trips` replaces the lengths of loops."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ScheduleTasks:
         self._last: list[int] = []  # the last task of each iteration
 
     def iteration(self) -> int:
-        """One more; the number of its last task."""
+        """Adds one iteration; returns the number of its last task."""
         if len(self._last) >= AHEAD:
             self._waits = (self._last[-AHEAD],)
         self._steps(self._schedule.steps)
@@ -91,7 +91,7 @@ class ScheduleTasks:
                 self._repeat(step)
 
     def _start(self, what: str, seconds: float) -> int:
-        """The host starts something."""
+        """Adds a dispatch by the host."""
         started = self._simulation.add(f"start {what}", (HOST,), seconds, self._waits, self._host_cores)
         self._waits = ()
         return started
@@ -127,7 +127,7 @@ class ScheduleTasks:
 
 
 def loop_lengths(steps: Sequence[Step]) -> frozenset[int]:
-    """How many trips the loops of a schedule make."""
+    """The trips of a schedule's loops."""
     found: set[int] = set()
     for step in steps:
         if isinstance(step, Repeat):

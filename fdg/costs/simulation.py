@@ -1,13 +1,13 @@
-"""A discrete-event simulation: tasks on lanes, and what is left over of the time.
+"""A discrete-event simulation of tasks on lanes.
 
     host    dispatch act .  dispatch learn
     actors           act-----------.
     link                           move---.
     learners                              learn----
 
-A task starts when those that it waits for have ended and its lanes are free; a lane does its tasks in the
-order in which they were given to it, as a device does. Tasks may share a pool of cores: then all that run
-there slow down alike while they want more cores than there are (processor sharing).
+A task starts when its dependencies have ended and its lanes are free; a lane runs its tasks in the order in
+which they were added, as a device does. Tasks may share a pool of cores: if they want more cores than there
+are, all of them slow down alike (processor sharing).
 """
 
 import collections
@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """When everything happened.
+    """The times of all tasks.
 
     Attributes:
-      starts, ends: of each task, in seconds from the beginning.
-      latest: for each task, the task that it waited for last; -1 for none.
+      starts, ends: seconds from the start.
+      latest: for each task, the last task that it waited for; -1 for none.
     """
 
     starts: Sequence[float]
@@ -31,7 +31,7 @@ class Trace:
     latest: Sequence[int]
 
     def critical(self, task: int) -> list[int]:
-        """The chain of tasks that the end of one waited for, each for the one before; the first one first."""
+        """The critical path that ends with a task, in order."""
         chain = []
         while task >= 0:
             chain.append(task)
@@ -40,16 +40,16 @@ class Trace:
 
 
 class Simulation:
-    """Tasks, as they are given.
+    """Tasks in the order in which they were added.
 
     Attributes:
       seconds: of each task, alone.
-      labels: what each is.
-      lanes: that each occupies.
+      labels: of each task.
+      lanes: of each task.
     """
 
     def __init__(self, cores: float = math.inf):
-        """With a number of cores that tasks share; infinite where each has what it needs."""
+        """`cores` is the size of the shared pool; infinite if each task has what it needs."""
         self._cores = cores
         self.seconds: list[float] = []
         self.labels: list[str] = []
@@ -66,17 +66,17 @@ class Simulation:
         after: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Gives a task to its lanes, behind those already there.
+        """Adds a task to its lanes.
 
         Args:
-          label: what it is.
+          label: its label.
           lanes: at least one.
-          seconds: that it takes alone.
-          after: tasks that have to end first.
-          cores: that it wants of the pool; 0 for one that runs elsewhere.
+          seconds: its time alone.
+          after: its dependencies.
+          cores: cores of the pool; 0 for a task that runs elsewhere.
 
         Returns:
-          Its number.
+          The task's number.
         """
         number = len(self.seconds)
         before = dict.fromkeys(task for task in after if task >= 0)
@@ -92,7 +92,7 @@ class Simulation:
         return number
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
-        """How long each lane had a task, between two moments."""
+        """Busy seconds of each lane between two times."""
         found: dict[str, float] = collections.defaultdict(float)
         for lanes, start, stop in zip(self.lanes, trace.starts, trace.ends, strict=True):
             overlap = min(stop, end) - max(start, begin)
@@ -102,7 +102,7 @@ class Simulation:
         return dict(found)
 
     def run(self) -> Trace:
-        """Carries all of it out; the pool's clock goes slower while more cores are wanted than there are."""
+        """Runs all tasks; the pool slows down while more cores are wanted than there are."""
         cores = self._cores
         count = len(self.seconds)
         waiting = [len(before) for before in self._after]

@@ -1,9 +1,9 @@
-"""Seconds of what devices send each other: collectives within a group, and transfers from group to group.
+"""Seconds of communication: collectives within a group, and transfers between groups.
 
-A collective of a group goes ring by ring: first among the devices of each host, then among the hosts, each
-host with its own network card; messages of a few bytes go up and down a tree, so latency counts with the
-logarithm (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH"). A transfer is as long as the device that sends most, or gets most, needs.
+A collective is a ring: first among the devices of each host, then among the hosts, each with its own network
+card; small messages use a tree, so latency counts with the logarithm (Thakur, Rabenseifner and Gropp 2005,
+"Optimization of Collective Communication Operations in MPICH"). A transfer takes as long as the device that
+sends or receives most.
 """
 
 import collections
@@ -23,12 +23,12 @@ _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What something costs on the links.
+    """The cost of a communication.
 
     Attributes:
-      seconds: that it takes.
-      inside, between: bytes over the links of all hosts, and over those between hosts.
-      bound: what most of it is: "latency" or "bandwidth", of which link.
+      seconds: its duration.
+      inside, between: bytes on links within all hosts, and between hosts.
+      bound: the largest part: "latency" or "bandwidth", and the link.
     """
 
     seconds: float
@@ -38,12 +38,12 @@ class Sent:
 
 
 def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
-    """Over how many hosts some devices are spread."""
+    """The number of hosts of some devices."""
     return len({device // cluster.devices_per_host for device in devices})
 
 
 def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sent:
-    """One collective of a group, each time."""
+    """The cost of one collective of a group."""
     count, hosts = len(devices), hosts_of(devices, cluster)
     if count < 2:
         return Sent(0.0, 0.0, 0.0, "nothing")
@@ -74,7 +74,7 @@ def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> Non
 
 
 def transfer(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
-    """One transfer between groups, each time."""
+    """The cost of one transfer between groups."""
     total = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
     homes = [device // cluster.devices_per_host for device in (*source, *target)]
     if len(set(homes)) == 1:
@@ -92,16 +92,16 @@ def transfer(move: Move, source: Sequence[int], target: Sequence[int], cluster: 
 
 @dataclasses.dataclass(frozen=True)
 class Handling:
-    """What a transfer costs besides: programs before and after it, arrays that the host names one by one."""
+    """Additional costs of a transfer: programs before and after it, and arrays that the host handles."""
 
     programs: int
     arrays: int
 
 
 def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Handling:
-    """What the host starts for a transfer: one program between single devices, else cut, copy and join.
+    """The host's work for a transfer: one program between single devices, else cut, copy and join.
 
-    Between hosts all that is a program too, and each host names the arrays of its own devices.
+    Between hosts all of it is programs, and each host handles the arrays of its own devices.
     """
     if len(source) == len(target) == 1 and source != target:
         return Handling(1, len(move.pairs))

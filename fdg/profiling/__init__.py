@@ -1,1 +1,1 @@
-"""Where the time of an iteration goes, fragment by fragment, beside what the machine could do."""
+"""Profiling: the time of an iteration by fragment, compared with the machine's limits."""

@@ -1,9 +1,9 @@
-"""How many bytes a program has to read and write: its inputs and outputs, as far as it touches them.
+"""The bytes that a program has to read and write: its inputs and outputs, as far as it touches them.
 
     add(buffer [100000, 8], row [8])     reads the row, writes a row of the buffer in place
-    sample(buffer, positions [64])       reads 64 rows and their positions, and gives 64
+    sample(buffer, positions [64])       reads 64 rows and their positions, writes 64 rows
 
-What is looked up or updated at some place counts as much as that; anything else counts whole, once.
+Looked-up or updated parts count by their size; anything else counts whole, once.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _SAME = VIEWS | {"convert_element_type"}
 
 @dataclasses.dataclass(frozen=True)
 class Touched:
-    """Bytes of each input that are read and written in place; and which input each output is, if any."""
+    """Bytes of each input read and written in place, and the input that each output aliases, if any."""
 
     read: tuple[int, ...]
     written: tuple[int, ...]
@@ -33,7 +33,7 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
 
     Args:
       jaxpr: open or closed.
-      parts: into how many parts each input, then each output, is split over devices; none if left out.
+      parts: the number of parts of each input, then each output, over devices; empty if unsplit.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     touched = touches(jaxpr)
@@ -48,7 +48,7 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
 
 
 def touches(jaxpr: core.Jaxpr) -> Touched:
-    """What a jaxpr touches of its inputs."""
+    """The parts of its inputs that a jaxpr touches."""
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:
@@ -62,7 +62,7 @@ def touches(jaxpr: core.Jaxpr) -> Touched:
 
 
 def _enter(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], written: list[int]) -> None:
-    """Adds what an equation touches of the inputs, and notes which of its results still are one of them."""
+    """Adds what an equation touches, and tracks which of its results alias an input."""
     name = eqn.primitive.name
     rooted: Mapping[int, int] = {
         k: roots[v] for k, v in enumerate(eqn.invars) if not jaxprs.is_literal(v) and v in roots

@@ -1,10 +1,10 @@
-"""What the fragments of an iteration are first called with: numbers of a real state, not of a guess.
+"""The inputs of each fragment's first call in an iteration, computed from a real state.
 
     iterate(state): keys = split(state.key); scan(act, step); learn(...)
 
-Up to the first equation with a fragment in it all is computed as it stands. Then that equation is entered:
-its body's first trip starts from what the equation is given, and so the inputs of each fragment in it are
-known without the later trips. Only then is the equation computed as a whole, if anything needs its results.
+Everything before the first equation with a fragment is evaluated. Then that equation is entered: its body's
+first trip starts from the equation's operands, so the inputs of the fragments inside are known without later
+trips. The whole equation is evaluated only if its results are needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ from fdg.tracing.graph import FDG
 def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
     """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
 
-    A pure function of `leaves`: to be called under `jax.jit`. What the iteration does on the host is done,
-    as far as fragments after it need that.
+    A pure function of `leaves`, to be called under `jax.jit`. Host callbacks run if later fragments need
+    them.
 
     Args:
-      jaxpr: of one iteration, with fragments that have names of their own.
+      jaxpr: an iteration whose fragments have unique names.
       leaves: its inputs.
 
     Returns:
-      By the fragments' names; the inputs that are literals are left out.
+      Inputs by the fragments' names, without literals.
     """
     found: dict[str, list[Any]] = {}
     _visit(jaxpr, leaves, found)
@@ -70,7 +70,7 @@ def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
 def _compute(
     equations: Sequence[core.JaxprEqn], later: Sequence[core.JaxprEqn], known: dict[Any, Any]
 ) -> None:
-    """Computes some equations: enters into `known` what later ones read."""
+    """Evaluates equations; adds to `known` what later ones read."""
     needed = {v for eqn in later for v in eqn.invars if not jaxprs.is_literal(v)}
     made = [v for eqn in equations for v in eqn.outvars if not isinstance(v, core.DropVar) and v in needed]
     if not made:
@@ -83,11 +83,11 @@ def _compute(
 
 
 def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]]:
-    """The first inputs of each fragment, computed on the device that `leaves` lie on.
+    """The first inputs of each fragment, computed on the device of `leaves`.
 
     Args:
       graph: of one agent, or of several.
-      leaves: of a state; of several agents, each has a leading axis of any number of them, as inputs have.
+      leaves: of a state; with several agents, with a leading axis of any number of them.
     """
 
     def run(leaves: Sequence[Any]) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""`profile`: where the time of an engine's iteration goes."""
+"""`profile`: the time of an engine's iteration by fragment."""
 
 import collections
 import math
@@ -33,17 +33,17 @@ _MOST_PRODUCTS = 12  # of a group
 
 @checked
 def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
-    """Times an engine's iteration, each of its fragments, and what the devices could do at best.
+    """Times an engine's iteration and each of its fragments, and compares them with the devices' limits.
 
-    Fragments run alone, many calls in one program, with the inputs of their first call in the next iteration
-    from `state`; matrix products of their shapes and memory are timed in turns with them. That takes as long
-    as compiling the engine twice, and some seconds. Environments on the host are stepped: a later run goes on
-    with new episodes there. Of several processes, all have to call it.
+    Fragments run alone, many calls in one program, with the inputs of their first call after `state`; matrix
+    products of their shapes, and memory, are timed in turn. This takes as long as compiling the engine twice,
+    and some seconds. Host environments are stepped: a later run continues with new episodes there. A
+    collective: all processes call it.
 
     Args:
-      engine: any.
-      state: of the engine; it is copied, and stays usable.
-      rounds: how often everything is timed.
+      engine: an engine.
+      state: its state; it is copied and stays usable.
+      rounds: timing rounds.
 
     Raises:
       FdgError: `rounds` is below 1; as `engine.run`.
@@ -69,21 +69,21 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
 
 
 class Iterations:
-    """An engine's own iterations, timed: as many in a round as last long enough.
+    """Times an engine's iterations.
 
     Attributes:
-      samples: seconds of an iteration, of each round so far.
-      busy: likewise, seconds of it in which each group was busy; none of a single group.
+      samples: seconds of an iteration in each round.
+      busy: busy seconds of each group in each round; empty for a single group.
     """
 
     def __init__(self, engine: Engine, state: Any, seconds: float | None = None, least: int = 1):
-        """Compiles the engine, and finds out how many iterations make a round.
+        """Compiles the engine and chooses the number of iterations in a round.
 
         Args:
-          engine: any.
-          state: of it; it is copied.
-          seconds: of a round, about; None for a fifth of one.
-          least: iterations of a round.
+          engine: an engine.
+          state: its state; it is copied.
+          seconds: approximate length of a round; None for a fifth of a second.
+          least: the fewest iterations of a round.
         """
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)
@@ -96,7 +96,7 @@ class Iterations:
         self._count = distributed.exchange(max(least, wanted))[0]
 
     def measure(self) -> None:
-        """One more round."""
+        """Runs one round."""
         before = self._engine.busy_seconds()
         self.samples.append(self._run() / self._count)
         after = self._engine.busy_seconds()
@@ -104,11 +104,11 @@ class Iterations:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration, in the best round so far."""
+        """Seconds of an iteration in the best round."""
         return min(self.samples)
 
     def busy_s(self, group: str) -> float | None:
-        """How long a group is busy in an iteration; None for a single group."""
+        """Busy seconds of a group in an iteration; None for a single group."""
         found = [each[group] for each in self.busy if group in each]
         return min(found) if found else None
 
@@ -122,8 +122,8 @@ class Iterations:
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     """The leaves of a state on one device.
 
-    Of the initial state, where other processes have parts of this one, or something on the host goes with it:
-    the engine's iterations step that.
+    Those of the initial state if other processes have parts of the state, or it has host environments, which
+    the engine steps.
     """
     leaves, plan = jax.tree.leaves(state), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
@@ -140,7 +140,7 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
 
 
 def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
-    """What a group's devices can do, for the products and borders of its fragments; None if none is here."""
+    """The rates of a group's devices for its fragments; None if it has none in this process."""
     devices = [engine.devices[i] for i in group.devices]
     here = [device for device in devices if device.process_index == jax.process_index()]
     if not here:
@@ -153,7 +153,7 @@ def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates |
 
 
 def _per_iteration(fragments: Sequence[Placed]) -> Work:
-    """The work of an iteration, nested fragments counted once: in their parent on the same group."""
+    """The work of an iteration; nested fragments count in their parent on the same group."""
     names = {one.site.fragment.name for one in fragments}
     return total(
         (one.work, one.site.fragment.calls_per_iteration)
@@ -163,7 +163,7 @@ def _per_iteration(fragments: Sequence[Placed]) -> Work:
 
 
 def _foremost(products: Mapping[Product, int]) -> list[Product]:
-    """Those that most operations are in."""
+    """The products with the most operations."""
     flops = collections.Counter({product: product.flops * count for product, count in products.items()})
     found, covered = [], 0
     for product, count in flops.most_common(_MOST_PRODUCTS):
@@ -182,15 +182,15 @@ def put_together(
     rates: Mapping[str, Rates | None],
     rounds: int,
 ) -> Profile:
-    """The profile of what was timed.
+    """Builds the profile.
 
     Args:
-      plan: of the engine.
-      fragments: of the plan.
+      plan: the engine's plan.
+      fragments: the plan's fragments.
       whole: the engine's iterations.
-      alone: what could run by itself of the fragments, by name.
-      rates: what each group's devices can do; None of one that has no device in this process.
-      rounds: how often everything was timed.
+      alone: the timed fragments by name.
+      rates: the rates of each group's devices; None without devices in this process.
+      rounds: timing rounds.
     """
     rows = []
     for one in fragments:
@@ -245,7 +245,7 @@ def _products(
 def _group(
     group: Group, fragments: Sequence[Placed], whole: Iterations, alone: Mapping[str, Repeated]
 ) -> GroupProfile:
-    """A group's time; of nested fragments the outermost that could run counts."""
+    """A group's time; of nested fragments, the outermost timed one counts."""
     here = {one.site.fragment.name: one.site.fragment for one in fragments if one.group == group}
     counted = 0.0
     for name, fragment in here.items():

@@ -1,8 +1,7 @@
-"""What the devices of a group can do at best: products of matrices by shape, and memory by size.
+"""Measures the limits of a group's devices: matrix products by shape, and memory by size.
 
-All devices of the group work at once, each on a product of its own; on a CPU with more cores than devices,
-as many copies at a time as there are cores, if that is faster. A product is tried with its matrices as they
-are and with either of them transposed, and the best of these is its rate.
+All devices work at once; on a CPU with more cores than devices, one copy per core if that is faster. A
+product is timed as it is and with either operand transposed, and the best counts.
 """
 
 import os
@@ -23,14 +22,14 @@ _AXIS = "device"
 
 
 def lanes(devices: Sequence[jax.Device]) -> int:
-    """How many copies of a program the cores of a host have room for, on each of its devices."""
+    """Concurrent copies of a program per device that the host's cores allow."""
     if devices[0].platform != "cpu":
         return 1
     return max(1, len(os.sched_getaffinity(0)) // len(jax.local_devices(backend="cpu")))
 
 
 class Rates:
-    """The rates of some devices, of this process: to be prepared, and measured in rounds."""
+    """The rates of some devices of this process, prepared and then measured in rounds."""
 
     def __init__(self, devices: Sequence[jax.Device]):
         self._mesh = make_mesh([d for d in devices if d.process_index == jax.process_index()], _AXIS)
@@ -39,7 +38,7 @@ class Rates:
         self._memory: dict[int, Repeated] = {}
 
     def prepare(self, products: Sequence[Product], sizes: Sequence[int]) -> None:
-        """Compiles what measures some products, and arrays of some bytes."""
+        """Compiles benchmarks of products and of arrays of some sizes."""
         self._tried = {
             product: {layout: _product(product, layout, self._mesh) for layout in LAYOUTS}
             for product in products
@@ -50,7 +49,7 @@ class Rates:
             one.also_in(self._lanes)
 
     def measure(self) -> None:
-        """One more round of everything."""
+        """Runs one round."""
         for one in self._all():
             one.measure()
 
@@ -59,14 +58,14 @@ class Rates:
 
     @property
     def products(self) -> Mapping[Product, tuple[float, str]]:
-        """Seconds of a product on each device, all of them at work, and the layout that is best."""
+        """Seconds of a product on each device with all at work, and the best layout."""
         return {
             product: min((one.seconds, layout) for layout, one in tried.items())
             for product, tried in self._tried.items()
         }
 
     def seconds(self, products: Mapping[Product, int]) -> float:
-        """Of so many products on each device. Those that were not measured count at the best rate of any."""
+        """Seconds of products on each device; products that were not measured count at the best rate."""
         known = {product: seconds for product, (seconds, _) in self.products.items()}
         best = max((product.flops / seconds for product, seconds in known.items()), default=0.0)
         return sum(
@@ -76,18 +75,18 @@ class Rates:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes a second that the largest arrays are read and written at, on all devices together."""
+        """Bytes per second that all devices read and write of the largest arrays."""
         size = max(self._memory, default=0)
         return self._mesh.size * size / self._memory[size].seconds if size else 0.0
 
     def memory_seconds(self, size: int) -> float:
-        """To read and write, on each device, so many bytes together, that were prepared for."""
+        """Seconds to read and write this many prepared bytes on each device."""
         rounded = _rounded(size)
         return self._memory[rounded].seconds * size / rounded if rounded in self._memory else 0.0
 
 
 def _rounded(size: int) -> int:
-    """The size of array that stands for some bytes: a power of two, neither tiny nor huge.
+    """The size of the benchmark array for some bytes: a power of two within bounds.
 
     >>> [_rounded(size) // 1024 for size in (0, 1, 2**14, 2**14 + 1, 40_000, 2**30)]
     [16, 16, 16, 32, 64, 65536]
@@ -96,7 +95,7 @@ def _rounded(size: int) -> int:
 
 
 def _each(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """An array for each device."""
+    """An array on each device."""
     sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
     return jax.device_put(jnp.ones((mesh.size, *shape), dtype), sharding)
 
@@ -118,7 +117,7 @@ def _product(product: Product, layout: str, mesh: Mesh) -> Repeated:
 
 
 def _memory(size: int, mesh: Mesh) -> Repeated:
-    """Reads `size / 2` bytes, and writes as many: in place."""
+    """Reads and writes `size / 2` bytes each, in place."""
     spec = PartitionSpec(_AXIS)
     function = jax.shard_map(
         lambda x: [x * 0.5 + 0.5], mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False

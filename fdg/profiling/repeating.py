@@ -1,8 +1,8 @@
-"""A function many times over in one program, to be timed: what a single call takes, without the host's part.
+"""Times a function by many calls in one program, which excludes the host's overhead.
 
-The number of calls is an argument. Each call's inputs pass a barrier together with the number of the call,
-so that XLA can neither move work out of the loop nor drop it; and results that are inputs of the next call
-are handed on in place. A run of no calls at all takes what the program takes besides, and is subtracted.
+The number of calls is an argument. The inputs of each call pass an optimization barrier with the call's
+number, so that XLA can neither hoist nor drop it; results that are inputs of the next call are passed on in
+place. The time of a run without calls is subtracted.
 """
 
 import time
@@ -22,18 +22,18 @@ _MOST = 1_000_000  # calls in a round
 
 
 class Sample(NamedTuple):
-    """Seconds of a run of some calls, and of a run of none."""
+    """Seconds of a run with some calls, and of one without."""
 
     calls: float
     none: float
 
 
 class Repeated:
-    """A function that can be timed, on arguments that lie on its devices.
+    """A function to be timed, with arguments on its devices.
 
     Attributes:
-      lanes: how many copies of the program run at once.
-      samples: of each round so far.
+      lanes: concurrent copies of the program.
+      samples: of each round.
     """
 
     def __init__(
@@ -44,15 +44,14 @@ class Repeated:
         goes_on: bool = False,
         times: int = 1,
     ):
-        """Nothing is compiled yet: see `compiled`.
+        """Compiles nothing: see `compiled`.
 
         Args:
-          function: arrays to a sequence of arrays, at least one.
+          function: maps arrays to a sequence of at least one array.
           arguments: arrays.
-          handed_on: argument by result: result k is argument `handed_on[k]` of the next call.
-          goes_on: whether a run starts from what the one before handed on, as what is on the host does; else
-            all start alike.
-          times: how many calls what is timed takes, of which only one at a time is made.
+          handed_on: result k is argument `handed_on[k]` of the next call.
+          goes_on: whether a run starts from the results of the previous one, as host callbacks require.
+          times: the number of calls that a result of `seconds` stands for.
         """
         self._arguments, self._goes_on = list(arguments), goes_on
         self._function = jax.jit(_repeated(function, dict(handed_on or {})))
@@ -63,17 +62,18 @@ class Repeated:
         self.samples: list[Sample] = []
 
     def lower(self) -> Any:
-        """For compiling."""
+        """Lowers the program."""
         return self._function.lower(np.int32(0), self._arguments)
 
     def compiled(self, run: Any) -> None:
-        """Takes the compiled program, and finds out how many calls make a round."""
+        """Sets the compiled program and chooses the number of calls in a round."""
         self._run = run
         self._seconds(1)
         self._find_calls()
 
     def also_in(self, lanes: int) -> None:
-        """Runs as many copies at once, if that does more; a sample is then still that of one call of each."""
+        """Runs this many copies concurrently if the throughput is higher; a sample stays that of one call of
+        each."""
         if lanes == 1:
             return
         taken = {}
@@ -82,12 +82,12 @@ class Repeated:
         self.lanes = min(taken, key=lambda count: taken[count])
 
     def measure(self) -> None:
-        """One more round."""
+        """Runs one round."""
         self.samples.append(self._sample())
 
     @property
     def seconds(self) -> float:
-        """That `times` calls take, other copies' calls at the same time not counted."""
+        """Seconds of `times` calls."""
         return self._times * self._per_call(self.samples) / self.lanes
 
     def _find_calls(self) -> None:
@@ -105,7 +105,7 @@ class Repeated:
         return Sample(self._seconds(self._calls), self._seconds(0))
 
     def _per_call(self, samples: Sequence[Sample]) -> float:
-        """Seconds of a call: by the shortest of each, for a run of none may be held up as well."""
+        """Seconds of a call, from the shortest run of each kind."""
         calls, none = (min(each) for each in zip(*samples, strict=True))
         return (calls - none if calls > none else calls) / self._calls
 
@@ -121,7 +121,7 @@ class Repeated:
 
 
 def compile_all(repeated: Iterable[Repeated]) -> None:
-    """Compiles them, several at a time, and makes each ready to be timed."""
+    """Compiles programs in parallel and prepares each for timing."""
     todo = list(repeated)
     lowered = [one.lower() for one in todo]
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,4 @@
-"""A profile: plain values, and how they print."""
+"""Profiles as plain values, and their text."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ _PRODUCTS = 12  # that are shown
 
 @dataclasses.dataclass(frozen=True)
 class FragmentProfile:
-    """A fragment in an iteration, as it runs by itself.
+    """A fragment's part of an iteration, timed alone.
 
     Attributes:
-      parent: the fragment that it is nested in, None at the top; `depth`: how many are around it.
-      calls: in an iteration; `exact` is False where that depends on the data.
+      parent: the enclosing fragment, or None; `depth`: the number of enclosing fragments.
+      calls: in an iteration; `exact` is False if that depends on the data.
       flops: of a call, on all devices and for all agents.
       work: of a call, on one device.
-      seconds: that a call takes by itself, what is nested in it included; None if it cannot run so: its parts
-        are on several groups, or in other processes.
-      products_s: that the products of a call take at the best rate of their shapes.
-      memory_s: that its inputs and outputs take at the rate of memory.
+      seconds: of a call alone, with nested fragments; None if it cannot run alone: its parts are on several
+        groups, or in other processes.
+      products_s: of a call's products at the best rate of their shapes.
+      memory_s: of a call's inputs and outputs at the rate of memory.
     """
 
     name: str
@@ -39,29 +39,29 @@ class FragmentProfile:
 
     @property
     def limit_s(self) -> float:
-        """What a call would take if nothing held it up but its products, or memory if that is longer."""
+        """The lower bound on a call's time: its products, or memory if that takes longer."""
         return max(self.products_s, self.memory_s)
 
     @property
     def roofline(self) -> float | None:
-        """The share of the limit in its time: 1 at best."""
+        """The lower bound divided by the time: 1 at best."""
         return None if not self.seconds else self.limit_s / self.seconds
 
     @property
     def per_iteration(self) -> float | None:
-        """Seconds of all calls of an iteration."""
+        """Seconds of all calls in an iteration."""
         return None if self.seconds is None else self.seconds * self.calls
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductProfile:
-    """Products of one shape on the devices of a group.
+    """Products of one shape on a group's devices.
 
     Attributes:
       calls: on each device in an iteration.
-      seconds: of one on each device, all devices at work; None if it was not measured.
-      layout: in which that was.
-      devices: how many.
+      seconds: of one on each device, with all devices at work; None if not measured.
+      layout: the measured layout.
+      devices: the number of devices.
     """
 
     product: Product
@@ -73,17 +73,17 @@ class ProductProfile:
 
     @property
     def rate(self) -> float | None:
-        """Floating-point operations a second of all devices together."""
+        """Floating-point operations per second of all devices."""
         return None if not self.seconds else self.product.flops * self.devices / self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupProfile:
-    """A group of devices in an iteration.
+    """A group's part of an iteration.
 
     Attributes:
-      busy_s: its devices ran programs, or moved their inputs; None where one group does everything.
-      fragments_s: what its outermost fragments take by themselves, all calls together.
+      busy_s: seconds in which its devices ran programs or received inputs; None for a single group.
+      fragments_s: seconds of its outermost fragments, timed alone.
     """
 
     name: str
@@ -94,16 +94,16 @@ class GroupProfile:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time of an iteration goes. It prints.
+    """The time of an iteration by fragment. Prints.
 
     Attributes:
-      algorithm, policy: that were profiled.
-      agents: in the program, None for one without an axis of agents.
-      iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the shortest, as are all
-        times here: what else a machine does only ever makes one longer.
-      usual_s: their median.
-      memory_rate: bytes a second that memory reads and writes, at most, on all devices of the first group.
-      notes: what else there is to know, a sentence each.
+      algorithm, policy: the profiled job.
+      agents: the number of agents; None without an axis of agents.
+      iteration_s: seconds of an iteration, the best of `rounds`; all times here are the best, since other
+        load only makes them longer.
+      usual_s: the median.
+      memory_rate: bytes per second that memory reads and writes, on all devices of the first group.
+      notes: further sentences.
     """
 
     algorithm: str
@@ -120,11 +120,11 @@ class Profile:
     notes: tuple[str, ...] = ()
 
     def fragment(self, name: str) -> FragmentProfile:
-        """The fragment of a name."""
+        """The fragment with this name."""
         return next(f for f in self.fragments if f.name == name)
 
     def own_s(self, name: str) -> float | None:
-        """Seconds of an iteration in a fragment, but for those nested in it; None where one was not timed."""
+        """Seconds of an iteration in a fragment without nested ones; None if one was not timed."""
         inside = [f.per_iteration for f in self.fragments if f.parent == name]
         mine = self.fragment(name).per_iteration
         if mine is None or None in inside:
@@ -133,7 +133,7 @@ class Profile:
 
     @property
     def fragments_s(self) -> float:
-        """What the outermost fragments take by themselves."""
+        """Seconds of the outermost fragments, timed alone."""
         return sum(group.fragments_s for group in self.groups)
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Profile:
 
 
 def _percent(part: float | None, whole: float = 1.0) -> str:
-    """Of nothing there is no part.
+    """A share as text.
 
     >>> _percent(1.0, 3.0), _percent(None), _percent(1.0, 0.0)
     ('33%', '-', '-')

@@ -1,7 +1,7 @@
-"""A trace of an iteration: each operation on each thread or stream of the devices, and whose it is.
+"""Traces an iteration: the operations on each thread or stream, and their fragments.
 
-JAX's profiler writes what TensorBoard opens. Beside it goes a file for https://ui.perfetto.dev, in which the
-operations have a second track: the fragments that they are of, as the compiled programs say.
+JAX's profiler writes files for TensorBoard. In addition, a file for https://ui.perfetto.dev has the
+operations with a second track of their fragments, taken from the compiled programs.
 """
 
 import gzip
@@ -24,7 +24,7 @@ _AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # they last as long 
 
 
 class TracedOperation(NamedTuple):
-    """An operation that ran; times in nanoseconds."""
+    """A traced operation; times in nanoseconds."""
 
     name: str
     fragment: str
@@ -33,15 +33,15 @@ class TracedOperation(NamedTuple):
 
 
 def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
-    """Traces one iteration from a state, which is copied. Of several processes all have to call it.
+    """Traces one iteration from a state, which is copied. A collective: all processes call it.
 
     Args:
-      engine: any; it has to have run before, or the trace is one of compiling.
-      state: of the engine.
+      engine: an engine that has run before; otherwise the trace is of compiling.
+      state: its state.
       directory: for TensorBoard; an earlier trace in it is removed. None: this process writes none.
 
     Returns:
-      The file for Perfetto, in `directory`; None without.
+      The file for Perfetto in `directory`, or None.
     """
     state = jax.tree.map(jnp.copy, state)
     jax.block_until_ready(state)
@@ -63,7 +63,7 @@ def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
 
 
 def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
-    """The innermost fragment of each operation of some programs, by the names of module and operation."""
+    """The innermost fragment of each operation, by the names of module and operation."""
     found = {}
     for text in hlo:
         module = ""
@@ -81,7 +81,7 @@ def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
 def _threads(
     directory: Path, whose: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, list[TracedOperation]]]:
-    """What ran on each thread or stream, in order."""
+    """The operations of each thread or stream, in order."""
     for path in sorted(directory.glob("plugins/profile/*/*.xplane.pb")):
         data = jax.profiler.ProfileData.from_file(str(path))
         for plane in data.planes:
@@ -99,7 +99,7 @@ def _threads(
 
 
 def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
-    """Stretches of one fragment each: operations that follow each other, those around others left out.
+    """Merges consecutive operations of one fragment; enclosing operations are dropped.
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
     >>> merged_parts = merged(TracedOperation(*part) for part in [*parts, ("sub", "step", 6, 1)])

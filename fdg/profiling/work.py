@@ -1,9 +1,9 @@
-"""What a jaxpr computes: operations and bytes by class of operation, and the shapes of its products.
+"""The work of a jaxpr: operations and bytes by class of operation, and the shapes of its products.
 
     scan(x -> tanh(x @ w)), 8 trips, x [4, 16], w [16, 16]
 
 is 8 products 4x16x16, 16,384 floating-point operations, and 8 x 64 of class "transcendental". Nothing is
-evaluated or compiled. For a batch that is split over devices it is the work of one of them.
+evaluated or compiled. For a batch that is split over devices, it is the work of one device.
 """
 
 import collections
@@ -24,9 +24,9 @@ from fdg.rowwise import rowwise_p, trace_rows
 
 
 class Product(NamedTuple):
-    """The shape of a product of matrices: `batch` times `[m, k] @ [k, n]`.
+    """The shape of a matrix product: `batch` times `[m, k] @ [k, n]`.
 
-    A convolution is the product of as many operations that has its patches for rows.
+    A convolution counts as the equivalent product with its patches as rows.
 
     >>> Product(1, 512, 4, 64, "float32").flops
     262144
@@ -41,12 +41,12 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of one, a multiplication and an addition counted as two."""
+        """Operations of one, with a multiply-add as two."""
         return 2 * self.batch * self.m * self.k * self.n
 
     @property
     def bytes(self) -> int:
-        """Of its three matrices."""
+        """Bytes of its three matrices."""
         wide = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
         return wide * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
@@ -56,7 +56,7 @@ class Product(NamedTuple):
 
 
 class SizedOperation(NamedTuple):
-    """Of one class and size: `bytes` are what it reads and writes by itself."""
+    """The class of an operation, and the `bytes` that it reads and writes without fusion."""
 
     kind: str
     bytes: int
@@ -64,18 +64,17 @@ class SizedOperation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a program computes.
+    """The work of a program.
 
     Attributes:
       flops: floating-point operations by class, counted as in `jaxprs.flops_of`.
-      bytes: by class, what each operation by itself reads and writes: far more than reaches memory, since
-        XLA joins operations. Views cost nothing; of a look-up counts what is looked up.
-      products: how often there are products of each shape, convolutions among them.
-      operations: how often there are operations of each class and size, products and views left out; of a
-        look-up counts all of each cache line that it reaches.
-      trips: of loops, all together.
-      exact: False if part of it is in a `while` loop (counted as its most trips, or one) or a branch (the
-        dearest counts).
+      bytes: by class, bytes read and written without fusion. Views cost nothing; a look-up counts what it
+        reads.
+      products: counts by shape, convolutions included.
+      operations: counts by class and size, without products and views; a look-up counts whole cache lines.
+      trips: of all loops.
+      exact: False with a `while` loop (counted as its most trips, or one) or a branch (the most expensive
+        one).
     """
 
     flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -96,12 +95,12 @@ class Work:
         return sum(self.bytes.values())
 
     def times(self, count: int) -> "Work":
-        """So often."""
+        """The work of `count` runs."""
         return total([(self, count)])
 
 
 def total(parts: Iterable[tuple[Work, int]]) -> Work:
-    """Several pieces of work, each so often."""
+    """The sum of several pieces of work, each with a count."""
     parts = list(parts)
 
     def added(name: str) -> dict[Any, int]:
@@ -116,12 +115,12 @@ def total(parts: Iterable[tuple[Work, int]]) -> Work:
 
 
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
-    """The work of a jaxpr, on one of the devices that its batch is split over.
+    """The work of a jaxpr on one of the devices that split its batch.
 
     Args:
       jaxpr: open or closed, in the global view.
-      axes: the batch axis of each of its first inputs; as in `batch.follow.follow`.
-      devices: how many.
+      axes: the batch axes of its first inputs, as for `batch.follow.follow`.
+      devices: the number of devices.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
     return _walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
@@ -132,7 +131,7 @@ _MOST_KNOWN = 10_000
 
 @functools.lru_cache(maxsize=32)
 def _walk(devices: int) -> "_Walk":
-    """The one of a number of devices: what is known of a helper serves many plans."""
+    """A cached `_Walk` for a number of devices."""
     return _Walk(devices)
 
 
@@ -206,7 +205,7 @@ class _Walk:
         )
 
     def _rows(self, eqn: core.JaxprEqn, step: EquationFlow) -> Any:
-        """The jaxpr of a `rowwise` call for the rows of one device, which has at least one."""
+        """The jaxpr of a `rowwise` call for one device's rows, at least one."""
         if self.devices == 1 or all(axis is None for axis in step.operands):
             return eqn.params["jaxpr"]
         operands = []
@@ -219,7 +218,7 @@ class _Walk:
         return trace_rows(eqn.params["function"], operands)
 
     def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
-        """A value, and how many parts of it there are."""
+        """A value, and its number of parts."""
         return atom, 1 if axis is None else self.devices
 
     def _local(self, product: Product, eqn: core.JaxprEqn, step: EquationFlow | None) -> Product:
@@ -278,7 +277,7 @@ _CACHE_LINE = 64  # bytes
 
 
 def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
-    """Bytes of the cache lines that a look-up reads, and of those that it writes: at least one for each."""
+    """Bytes of the cache lines that a look-up reads, and of those that it writes: at least one each."""
     if name != "gather" and name not in PUTS:
         return 0
     indices, parts = operands[1]
@@ -286,7 +285,7 @@ def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
 
 
 def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
-    """Bytes that an operation reads and writes, given its values and the number of parts of each."""
+    """Bytes that an operation reads and writes, given its values and their numbers of parts."""
     if name in VIEWS or class_of(name) == "exchange":  # counted as a collective, not as work
         return 0
 

@@ -1,4 +1,4 @@
-"""A profile and a timeline in a run directory: tables, pictures, and traces for Perfetto."""
+"""Writes profiles and timelines into a run directory: tables, pictures, and traces for Perfetto."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ _ITERATIONS = 6  # of a timeline: those that begin with nothing in flight, and s
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
-    """A profile of numbers, strings, lists and dicts."""
+    """A profile as JSON types."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Work):
@@ -43,13 +43,13 @@ def as_json(profile: Profile) -> dict[str, Any]:
 
 
 def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    """Profiles an engine, traces an iteration, and writes both; what to say of it, line by line.
+    """Profiles an engine, traces an iteration, and writes both; returns lines to print.
 
-    Of several processes all have to call it, and the first one writes.
+    A collective: all processes call it; process 0 writes.
 
     Args:
-      engine: that has run.
-      state: where iterations begin; it is copied.
+      engine: an engine that has run.
+      state: its state; it is copied.
       run: the run directory; earlier profiles in it are replaced.
     """
     with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
 
 
 def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    """Trains for a few more iterations, and writes which program ran when; what to say of it, line by line.
+    """Trains for a few more iterations and writes when each program ran; returns lines to print.
 
     Args:
       engine, state, run: as for `profile_run`.

@@ -1,4 +1,4 @@
-"""Which program ran when: an SVG with a row for each group, and the same for Perfetto."""
+"""Timelines of programs: as SVG, with a row for each group, and for Perfetto."""
 
 import html
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ _TICKS = 8
 
 
 def timeline_svg(bars: Sequence[Bar]) -> str:
-    """A row for each group, a bar for each run of a program; iterations differ in shade.
+    """A row for each group and a bar for each run of a program; iterations differ in shade.
 
-    What a bar is of, and its seconds, are said where the pointer rests on it.
+    Hovering over a bar shows its program and seconds.
     """
     bars = bars[-_MOST:]
     begin, end = _span(bars)
@@ -57,7 +57,7 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
 
 
 def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
-    """The same in the trace format that https://ui.perfetto.dev opens: a track for each group; microseconds.
+    """The timeline in the trace format of https://ui.perfetto.dev: a track for each group; microseconds.
 
     >>> bars = [Bar("actors", "act", 0, 0, 10.0, 10.5), Bar("learners", "learn", 0, 0, 10.5, 10.75)]
     >>> events = [event for event in timeline_trace(bars)["traceEvents"] if event["ph"] == "X"]
@@ -86,10 +86,10 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
 
 
 def busy(bars: Sequence[Bar], group: str) -> float:
-    """Seconds in which a group ran programs, which do not overlap."""
+    """Busy seconds of a group."""
     return sum(bar.end - bar.begin for bar in bars if bar.group == group)
 
 
 def _span(bars: Sequence[Bar]) -> tuple[float, float]:
-    """From the first to the last of them."""
+    """The first start and the last end."""
     return min((bar.begin for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)

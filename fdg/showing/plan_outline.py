@@ -1,4 +1,4 @@
-"""What all drawings of a plan show: one iteration as the loop nest that it becomes, and notes on it."""
+"""The content of all drawings of a plan: one iteration as a loop nest, and notes."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ from fdg.tracing.graph import FDG, Fragment
 
 @dataclasses.dataclass(frozen=True)
 class RunLine:
-    """A group runs a program, in which its devices exchange what `collectives` say."""
+    """A run of a program on a group, with its `collectives`."""
 
     program: PlannedProgram
     collectives: tuple[Movement, ...]
@@ -23,7 +23,7 @@ class RunLine:
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """Arrays go from one group to another."""
+    """A transfer from one group to another."""
 
     source: str
     target: str
@@ -32,10 +32,10 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Trips:
-    """A loop that is stepped from outside the programs.
+    """A loop that the host steps.
 
     Attributes:
-      opened: fragments that are nowhere a program of their own because this loop, which is theirs, is split.
+      opened: fragments that have no program of their own because this loop of theirs is split.
     """
 
     count: int
@@ -82,7 +82,7 @@ def _fragments(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def in_parts(plan: Plan) -> tuple[str, ...]:
-    """Fragments that are in no program as a whole, since the policy places their parts apart."""
+    """Fragments whose parts the policy places separately."""
     whole = {name for program in plan.programs for name in program.fragments}
     return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
 
@@ -100,13 +100,13 @@ def crossings(lines: Iterable[Line]) -> Iterator[Crossing]:
 
 
 def _outermost(graph: FDG, names: Sequence[str]) -> list[str]:
-    """Without those that are nested in another of them."""
+    """Fragments without those nested in another of them."""
     known = [name for name in names if name != BETWEEN]
     return [name for name in known if not set(ancestors(graph, name)) & set(known)]
 
 
 def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
-    """What a movement goes from and to, in about `width` characters."""
+    """The ends of a movement, in about `width` characters."""
     delayed = plan.delayed is not None and movement.delay == "iteration"
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
     target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
@@ -116,14 +116,14 @@ def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> 
 
 
 def title(plan: Plan) -> str:
-    """What is placed, where, and by which policy."""
+    """The first line: algorithm, devices and policy."""
     agents = "" if plan.graph.agents is None else f", {plan.graph.agents} agents"
     number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
     return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
 
 
 def per_device(plan: Plan, fragment: Fragment) -> int | None:
-    """How much of the batch (or how many agents) one device has."""
+    """The batch size (or the number of agents) of one device."""
     share = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
     return None if share is None else share // plan.group_of(fragment.name).rows
 
@@ -149,7 +149,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _staleness(plan: Plan) -> list[str]:
-    """What is delayed, and by how much."""
+    """The note on staleness."""
     if plan.delayed is None:
         return []
     back, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
@@ -178,7 +178,7 @@ def _staleness(plan: Plan) -> list[str]:
 
 
 def idle_notes(plan: Plan) -> list[str]:
-    """Idle devices, and why."""
+    """Notes on idle devices."""
     if plan.graph.agents is not None:
         width = len(plan.groups[0])
         reason = f"the largest number of them that divides {plan.graph.agents} agents is {width}"
@@ -208,7 +208,7 @@ def idle_notes(plan: Plan) -> list[str]:
 
 
 def _sharded(plan: Plan) -> list[str]:
-    """How parameters are split, what that leaves whole, and what is not known before compiling."""
+    """Notes on sharded parameters, leaves that stay whole, and unknown collectives."""
     found = []
     for group in plan.groups:
         if not group.shards:
@@ -238,7 +238,7 @@ def _sharded(plan: Plan) -> list[str]:
 
 
 def _held(plan: Plan, group: str) -> set[int]:
-    """Positions of the state's leaves that a group keeps, or is handed in an iteration."""
+    """Positions of the state's leaves that a group keeps, or receives in an iteration."""
     if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}
     arriving = {b.variable for move, _ in plan.moves() for _, b in move.pairs if b.group == group}
@@ -255,7 +255,7 @@ def _bytes_of_leaf(plan: Plan, position: int) -> int:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Bytes, memory, shards, staleness, idle devices, and the plan's own notes: a sentence each."""
+    """Sentences on bytes, memory, shards, staleness and idle devices, and the plan's own notes."""
     return [
         _traffic(plan),
         _memory(plan),
@@ -267,5 +267,5 @@ def notes(plan: Plan) -> list[str]:
 
 
 def amount(m: Movement, sign: str) -> str:
-    """Bytes of a crossing, and how many of them an iteration has."""
+    """Bytes of a crossing, and crossings in an iteration."""
     return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"

@@ -1,4 +1,4 @@
-"""Numbers, names and tables, as all drawings write them."""
+"""Numbers, names and tables as text."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def duration(seconds: float | None) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:
-    """Lines of an aligned table; columns in `numeric` are flush right."""
+    """Lines of an aligned table; columns in `numeric` are right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row):
@@ -63,12 +63,12 @@ def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Seque
 
 
 def calls(fragment: Fragment) -> str:
-    """How often it runs in an iteration, with a tilde if that depends on the data."""
+    """Calls in an iteration, with a tilde if they depend on the data."""
     return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
 
 
 def ancestors(graph: FDG, name: str) -> list[str]:
-    """Fragments that it is nested in, from the inside out."""
+    """Enclosing fragments, from the inside out."""
     parent = graph.fragment(name).parent
     return [] if parent is None else [parent, *ancestors(graph, parent)]
 
@@ -79,7 +79,7 @@ def clip(text: str, width: int) -> str:
 
 
 def listed_within(names: Sequence[str], width: int, separator: str = ", ") -> str:
-    """Names in at most `width` characters; those that do not fit are counted.
+    """Names in at most `width` characters; the others are counted.
 
     >>> listed_within(["act", "step", "judge", "learn"], 18)
     'act, step, +2 more'
@@ -96,14 +96,14 @@ def listed_within(names: Sequence[str], width: int, separator: str = ", ") -> st
 
 
 def joined_by_and(names: Sequence[str], width: int = 40) -> str:
-    """Names as a sentence has them; `listed_within` where they would be too long."""
+    """Names as in a sentence; `listed_within` if that is too long."""
     if len(names) < 2 or len(" and ".join(names)) > width:
         return listed_within(names, width)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def span(devices: Sequence[int], width: int = 16) -> str:
-    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; many of them are counted."""
+    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; many are counted."""
     runs: list[list[int]] = []
     for d in devices:
         if runs and d == runs[-1][-1] + 1:
