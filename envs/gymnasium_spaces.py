@@ -30,6 +30,8 @@ from fdg.errors import FdgError
 _MINIGRID_CODES = (10, 5, 3)
 _PICTURE = 36  # pixels: a wrapper's, of what else is a map
 
+_WHOLE = "biu"  # kinds of dtypes whose actions are categories
+
 _TEXTS = ("Text", "MissionSpace")
 _TEXT_LENGTH = 96  # bytes, of a text whose space does not say
 
@@ -117,6 +119,8 @@ def action_space(name: str, space: Any) -> Space:
       FdgError: actions of environment `name` are neither categories nor numbers, or both together.
     """
     parts = [part for part, _ in _parts(space, None)]
+    if not parts:
+        raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: give it one")
     choices = [_choices(part) for part in parts]
     if all(choices):
         numbers = [n for part in choices for n in part or ()]
@@ -148,14 +152,14 @@ def decode(space: Any, action: Any) -> Any:
         columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return _rebuilt(space, iter(columns))
     action = action.reshape(action.shape[0], *space.shape)
-    integer = _kind(space) == "Box" and np.issubdtype(space.dtype, np.integer)
-    lowest = space.low if integer else getattr(space, "start", None)
+    whole = _kind(space) == "Box" and space.dtype.kind in _WHOLE
+    lowest = space.low if whole else getattr(space, "start", None)
     if _is_traced(action):
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
         return action.astype(jax_dtype(space.dtype))
-    if lowest is not None:
-        action = action.astype(np.int64) + lowest
+    if lowest is not None:  # in the library's dtype, in which a sum that wraps around is still right
+        return action.astype(space.dtype) + np.asarray(lowest, space.dtype)
     return exact(action, space.dtype, getattr(space, "low", None), getattr(space, "high", None))
 
 
@@ -189,7 +193,7 @@ def _choices(space: Any) -> tuple[int, ...] | None:
             return tuple(map(int, space.nvec.ravel()))
         case "MultiBinary":
             return (2,) * math.prod(space.shape)
-        case "Box" if np.issubdtype(space.dtype, np.integer):
+        case "Box" if space.dtype.kind in _WHOLE:
             ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
             return tuple(high - low + 1 for low, high in ends)
     return None
@@ -226,8 +230,9 @@ def _is_codes(space: Any) -> bool:
 
 
 def text_length(space: Any) -> int:
-    """Bytes that stand for a text."""
-    return int(getattr(space, "max_length", _TEXT_LENGTH))
+    """Bytes that stand for a text: of its longest characters, if the space says which it has."""
+    widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
+    return int(getattr(space, "max_length", _TEXT_LENGTH)) * widest
 
 
 def _as_bytes(texts: Any, length: int) -> Any:

@@ -250,14 +250,21 @@ def _read_episode(
 
     def read(where: str, length: int, space: Any) -> Any:
         x = arrays.read(f"{name}/{where}", (length, *space.shape))
-        bad = np.flatnonzero(~np.isfinite(x.reshape(length, -1)).all(axis=1))
-        if len(bad):
-            raise FdgError(f"{file}: {name}/{where} is not finite at step {bad[0]}: leave this episode out")
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is named below
+            cast = x.astype(space.dtype)
+        exact = cast == x if cast.dtype.kind in "iu" else np.ones(x.shape, bool)
+        for holds, wrong in (
+            (np.isfinite(x) & np.isfinite(cast), "is not finite"),
+            (exact, f"has what {space.dtype} cannot hold"),
+        ):
+            bad = np.flatnonzero(~holds.reshape(length, -1).all(axis=1))
+            if len(bad):
+                raise FdgError(f"{file}: {name}/{where} {wrong} at step {bad[0]}: leave this episode out")
         if isinstance(space, Discrete | MultiDiscrete):
             counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
             if np.any((x < 0) | (x >= counts)):
                 raise FdgError(f"{file}: {name}/{where} has a category that {space} has not")
-        return x.astype(space.dtype)
+        return cast
 
     scalar, flag = Box(-math.inf, math.inf, ()), Box(0, 1, (), "int8")
     observations = _map_named(

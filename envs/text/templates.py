@@ -46,14 +46,15 @@ _WIDE = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojso
 
 _OF_TEXTS = (
     "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal"
-    " isdigit islower isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix"
-    " removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip"
-    " swapcase title upper zfill"
+    " isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip"
+    " partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines"
+    " startswith strip swapcase title upper zfill"
 ).split()
 _METHODS: list[tuple[Any, list[str]]] = [
     (str, _OF_TEXTS),
-    (Mapping, ["get", "items", "keys", "values"]),
-    (list | tuple, ["count", "index"]),
+    (Mapping, ["copy", "get", "items", "keys", "values"]),
+    (list | tuple, ["copy", "count", "index"]),
+    (int | float, ["bit_length", "imag", "is_integer", "real"]),
 ]
 _SPECIFICATION = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")  # of a field in `"{}".format`
 _LARGE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # of `"%5d" % 7`
@@ -143,11 +144,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.pay(0)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Those of Jinja's own objects, and the methods that make no large values, or are paid for."""
+        """Those of Jinja's own objects, and the methods that make no large values, or are paid for.
+
+        Raises:
+          SecurityError: any other that Jinja's sandbox has: to be printed as nothing would be another text.
+        """
         if not super().is_safe_attribute(obj, attr, value):
             return False
-        known = next((names for kind, names in _METHODS if isinstance(obj, kind)), None)
-        return attr in known if known is not None else type(obj).__module__.startswith("jinja2.")
+        known = next((names for kind, names in _METHODS if isinstance(obj, kind)), ())
+        # Jinja's own may be of these kinds too: a group of `groupby` is a tuple with names.
+        if attr not in known and not type(obj).__module__.startswith("jinja2."):
+            raise SecurityError(f"access to attribute '{attr}' of '{type(obj).__name__}' object is unsafe.")
+        return True
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a macro, a method or a global function."""
@@ -262,8 +270,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _finalizer(self) -> Callable:
         @pass_context
         def finalize(_: Any, value: Any) -> Any:
-            value = self._whole(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value
-            self.weigh(value)
+            self.weigh(self._whole(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value)
             return value
 
         return finalize

@@ -55,6 +55,35 @@ def test_any_action_lies_in_the_space_of_the_library(seed):
         assert len({repr(gymnasium_spaces.rows(decoded, row)) for row in range(6)}) == different
 
 
+WIDE = [
+    spaces.Box(0, 1, (4,), bool),
+    spaces.Box(np.uint64(2**63), np.uint64(2**63 + 3), (3,), np.uint64),
+    spaces.Box(-(2**62), -(2**62) + 3, (3,), np.int64),
+    spaces.Box(-128, 127, (2,), np.int8),
+    spaces.Discrete(9, start=2**40),
+    spaces.MultiDiscrete([5, 4], start=[2**33, -1]),
+]
+
+
+@pytest.mark.parametrize("space", WIDE, ids=str)
+def test_categories_of_any_dtype_are_each_an_action_of_their_own(space):
+    ours = gymnasium_spaces.action_space("it", space)
+    sent = np.stack([np.asarray(ours.sample(jax.random.key(i))) for i in range(12)])
+    decoded = gymnasium_spaces.decode(space, sent)
+    assert all(space.contains(gymnasium_spaces.rows(decoded, i)) for i in range(12))
+    assert len({action.tobytes() for action in sent}) == len({action.tobytes() for action in decoded})
+
+
+@pytest.mark.parametrize("charset", ["ab", "äöü", "a日€", "😀b"])
+def test_texts_of_any_characters_are_told_apart(charset):
+    space = spaces.Text(4, min_length=4, charset=charset)
+    space.seed(0)
+    texts = [space.sample() for _ in range(9)]
+    encoded = gymnasium_spaces.encode(space, texts)
+    assert encoded.shape[1:] == gymnasium_spaces.observation_box("it", space).shape
+    assert [bytes(row).rstrip(b"\0").decode() for row in encoded] == texts
+
+
 @pytest.mark.parametrize("case", range(5))
 def test_rollouts_of_random_spaces_see_what_the_environment_showed(case):
     """Two instances in a worker; the numbers are those of one stepped here, encoded by hand."""

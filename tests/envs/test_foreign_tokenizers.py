@@ -11,6 +11,7 @@ tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
 
 from jinja2.ext import loopcontrols  # noqa: E402
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 
 from envs.text import HuggingFaceTokenizer, templates  # noqa: E402
@@ -50,6 +51,9 @@ PLAIN = [
     {{ m | tojson(sort_keys=true) }}
     {%- if loop.index > 1 %}{% break %}{% endif %}{% endfor %}{{ "é<&'" | tojson(ensure_ascii=True) }}
     {{ messages | tojson(indent=1, separators=(',', ': ')) }}{{ tools | tojson(indent='\t') }}""",
+    """{% for one in messages | groupby('role') %}{{ one.grouper }}{{ one.list | length }}{% endfor %}
+    {{ messages[0].keys() }}{{ messages[0].copy() }}{{ [1].copy() }}{{ 'a'.isidentifier() }}
+    {{ 7 .bit_length() }}{{ 2.5.is_integer() }}{{ '{0.real}'.format(3) }}{{ loop is defined }}""",
 ]
 
 
@@ -58,6 +62,13 @@ def test_templates_are_rendered_as_by_jinjas_own_sandbox(source):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     plain.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     assert templates.Template(source).render(**VALUES) == plain.from_string(source).render(**VALUES) != ""
+
+
+@pytest.mark.parametrize("attribute", ["encode", "expandtabs", "translate", "maketrans", "denominator"])
+def test_an_attribute_that_is_not_read_is_refused_where_it_would_be_written_as_nothing(attribute):
+    value = "3" if attribute == "denominator" else "'a'"
+    with pytest.raises(SecurityError, match=attribute):
+        templates.Template(f"{{% set x = {value} %}}{{{{ x.{attribute} }}}}").render()
 
 
 GROWING = [

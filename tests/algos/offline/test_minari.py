@@ -59,6 +59,28 @@ def test_parts_have_their_names_and_dtypes(tmp_path):
         assert dict(file["episode_0"].attrs) == {"id": 0, "total_steps": 2}
 
 
+@pytest.mark.parametrize(
+    ("place", "values", "dtype", "says"),
+    [
+        ("observations/b/_index_1", [[0.5], [1.0], [2.0]], np.float32, "what uint8 cannot hold at step 0"),
+        ("observations/b/_index_1", [[9], [256], [9]], np.int64, "what uint8 cannot hold at step 1"),
+        ("observations/b/_index_0", [0, 1, 1.5], np.float64, "what int32 cannot hold at step 2"),
+        ("observations/a", [[0, 0], [0, 1e300], [0, 0]], np.float64, "is not finite at step 1"),
+        ("actions", [3, 2.5], np.float32, "what int32 cannot hold at step 1"),
+        ("terminations", [0, 0.5], np.float32, "what int8 cannot hold at step 1"),
+        ("rewards", [0, 1e39], np.float64, "is not finite at step 1"),
+    ],
+)
+def test_what_the_dtype_of_a_space_cannot_hold_is_refused(tmp_path, place, values, dtype, says):
+    seen = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
+    path = write(tmp_path / "x", Spaces, [episode(seen, np.array([3, 0]), [0.0, 0.0])])
+    with h5py.File(tmp_path / "x/data/main_data.hdf5", "a") as file:
+        del file[f"episode_0/{place}"]
+        file[f"episode_0/{place}"] = np.array(values, dtype)
+    with pytest.raises(FdgError, match=f"episode_0/{place} .*{says}"):
+        steps_of(path, Spaces)
+
+
 def test_spaces_are_described_as_minari_does():
     assert minari.description(Box((0.0, -1.0), (1.0, 2.0), (2,))) == {
         "type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, -1.0], "high": [1.0, 2.0]
