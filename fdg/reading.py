@@ -10,6 +10,7 @@ import math
 import os
 import re
 import stat
+import tomllib
 from typing import Any
 
 from fdg.errors import FdgError, one_line
@@ -164,6 +165,23 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     if _SURROGATE.search(content) and not _is_unicode(found):
         raise FdgError(f"{where}: has half a character (a lone surrogate)")
     return found
+
+
+def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
+    """The tables in a regular file of TOML.
+
+    Args:
+      path: of the file.
+      fix: what ends errors about its text.
+
+    Raises:
+      FdgError: as `read_text`; it is no TOML.
+    """
+    text = read_text(path)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: no such date, an integer of too many digits
+        raise FdgError(f"{path} is no TOML: {one_line(error)}: {fix}") from None
 
 
 def _decoded(content: bytes, where: object) -> str:

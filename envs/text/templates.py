@@ -47,8 +47,8 @@ _WIDE = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojso
 _OF_TEXTS = (
     "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal"
     " isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip"
-    " partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines"
-    " startswith strip swapcase title upper zfill"
+    " partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split"
+    " splitlines startswith strip swapcase title upper zfill"
 ).split()
 _METHODS: list[tuple[Any, list[str]]] = [
     (str, _OF_TEXTS),

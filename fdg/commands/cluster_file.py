@@ -16,7 +16,6 @@ memory = 1.5e12
 """
 
 import functools
-import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.machine import FIX, calibrated
 from fdg.errors import FdgError, FdgWarning, unknown_name
 from fdg.kinds import as_number, parse_quantity
+from fdg.reading import read_toml
 
 HERE = "this machine"
 # By key: the field of a `Cluster`, what the number is, and an example.
@@ -55,16 +55,11 @@ def read_cluster(path: Path) -> Cluster:
     Raises:
       FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
     """
+    fix = "docs/scale.md has files to start from"
     try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise FdgError(
-            f"--cluster {path}: {error.strerror or error}: docs/scale.md has files to start from"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FdgError(
-            f"--cluster {path} is no TOML: {error}: docs/scale.md has files to start from"
-        ) from None
+        content = read_toml(path, fix)
+    except FdgError as error:
+        raise FdgError(f"--cluster {error}" + ("" if fix in str(error) else f": {fix}")) from None
     try:
         return cluster_from(content)
     except FdgError as error:

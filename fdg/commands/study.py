@@ -19,7 +19,6 @@ import dataclasses
 import json
 import re
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fdg import ctrl_c, files
 from fdg.commands.command import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, unknown_name
-from fdg.reading import read_json, read_text
+from fdg.reading import read_json, read_toml
 from fdg.training.writable import check_writable
 
 _KNOWN = (
@@ -102,13 +101,9 @@ def read_study(path: Path) -> Study:
     Raises:
       FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
     """
-    text = read_text(path)
+    content = read_toml(path, "docs/how-to/compare.md has a file to start from")
     try:
-        return study_of(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FdgError(
-            f"{path} is no TOML: {error}: docs/how-to/compare.md has a file to start from"
-        ) from None
+        return study_of(content)
     except FdgError as error:
         raise FdgError(f"{path}: {error}") from None
 

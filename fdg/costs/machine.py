@@ -5,11 +5,11 @@ names its machine; files of other machines are refused.
 """
 
 import dataclasses
-import json
 import math
 import os
 import platform
 import statistics
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError, UnknownNameError
+from fdg.kinds import annotations_of, matches
+from fdg.reading import read_json
 from fdg.running import program_cache
 
 VERSION = 4
@@ -161,13 +163,13 @@ def read(path: Path) -> Calibration:
     Raises:
       FdgError: it does not exist, or cannot be read.
     """
+    if not os.path.lexists(path):
+        raise FdgError(f"there is no calibration {path}: {FIX}")
     try:
-        stored = json.loads(path.read_text())
-    except OSError:
-        raise FdgError(f"there is no calibration {path}: {FIX}") from None
-    except ValueError:
-        raise FdgError(f"{path} is no calibration, for it is no JSON: remove it, and {FIX}") from None
-    version = stored.get("version") if isinstance(stored, dict) else None
+        stored = read_json(path, any_number=True)
+    except FdgError as error:
+        raise FdgError(f"{error}, so it is no calibration: remove it, and {FIX}") from None
+    version = stored.get("version")
     if version != VERSION:
         raise FdgError(f"{path} is a calibration of version {version}, and this needs {VERSION}: {FIX}")
     try:
@@ -177,12 +179,26 @@ def read(path: Path) -> Calibration:
             stored["kind"]["name"], stored["kind"]["platform"], figures, stored["joined"], overheads
         )
         inside, between = (link_from_json(stored[word]) for word in ("inside", "between"))
-        return Calibration(
+        found = Calibration(
             stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"],
             stored["jobs"],
         )  # fmt: skip
+        if not _has_its_kinds(found, Calibration):
+            raise TypeError("a value is of another kind than written")
+        return found
     except (KeyError, TypeError, AttributeError) as error:
         raise FdgError(f"{path} is no whole calibration ({error}): remove it, and {FIX}") from None
+
+
+def _has_its_kinds(value: Any, kind: Any) -> bool | None:
+    """Whether all that a calibration holds matches its annotations: a `kinds.Leaf`."""
+    arguments = typing.get_args(kind)
+    if isinstance(value, Mapping) and arguments:
+        return all(matches(one, arguments[1], _has_its_kinds) for one in value.values())
+    if isinstance(value, Calibration | DeviceKind | Link | Overheads | Figure):
+        fields = annotations_of(type(value)).items()
+        return all(matches(getattr(value, name), field, _has_its_kinds) for name, field in fields)
+    return None
 
 
 def link_as_json(link: Link) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Cluster files: what they mean, and one clear line for each that is wrong."""
 
+import os
 import re
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def test_kinds_and_links_of_ones_own(file):
         (GOOD.replace("2.5", "nan"), "price = nan: give a number"),
         (GOOD + 'inside = "NVLink 44"', "unknown link 'NVLink 44': did you mean 'NVLink 4'"),
         (GOOD + "hosts = 5", "is no TOML"),
+        (GOOD + f"a = {'[' * 5000}", "is no TOML"),
+        (GOOD + f"a = {'9' * 5000}", "is no TOML"),
         ('kind = "H100"', "'hosts' is missing"),
         ("hosts = 1", "'kind' is missing"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nmemory = 1', "needs platform"),
@@ -133,6 +136,9 @@ def test_a_number_of_another_unit_or_quantity_is_warned_of(file, text, says):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FdgError, match="docs/scale"):
         read_cluster(tmp_path / "none.toml")
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(FdgError, match=r"is a FIFO: .*docs/scale"):
+        read_cluster(tmp_path / "fifo.toml")
 
 
 def test_this_machine_without_a_calibration(file, monkeypatch, tmp_path):

@@ -57,7 +57,8 @@ def test_one_of_another_machine_is_refused(home):
         ("{", "no JSON"),
         ('{"version": 0}', "version 0"),
         ('{"version": 4}', "no whole calibration"),
-        ("[]", "None"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "nested"),
     ],
 )
 def test_what_cannot_be_read_says_so(home, text, says):
@@ -66,6 +67,17 @@ def test_what_cannot_be_read_says_so(home, text, says):
     with pytest.raises(FdgError, match=says) as raised:
         machine.read(path)
     assert "fdg.calibrate" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("machine", []), ("cores", "2"), ("date", 3), ("seconds", None), ("jobs", {"a": "b"}), ("joined", 1.0)],
+)
+def test_a_value_of_another_kind_is_refused(home, name, value):
+    path = write(calibration())
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(FdgError, match="no whole calibration"):
+        machine.read(path)
 
 
 def test_a_device_that_nobody_knows(home):

@@ -10,8 +10,8 @@ from tests.hostile import driver, model_folders, payloads, valid_models
 tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
 
+from jinja2.exceptions import SecurityError  # noqa: E402
 from jinja2.ext import loopcontrols  # noqa: E402
-from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 
 from envs.text import HuggingFaceTokenizer, templates  # noqa: E402

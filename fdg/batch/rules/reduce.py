@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from fdg.batch.rules.result import (
     Axis,
     Rule,
@@ -20,6 +22,13 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     if axis is None or axis in gone:
         return every_result(eqn, None, reduced=True)
     return every_result(eqn, without(axis, gone))
+
+
+def _reduce_extreme(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """XLA compares complex numbers in an order of its own, and cannot all-reduce by it."""
+    found = _reduce(eqn, operands)
+    unordered = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.complexfloating)
+    return None if found is None or (found.reduced and unordered) else found
 
 
 def _reduce_bits(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -64,7 +73,8 @@ def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys("reduce_sum reduce_max reduce_min reduce_prod".split(), _reduce),
+    **dict.fromkeys("reduce_sum reduce_prod".split(), _reduce),
+    **dict.fromkeys("reduce_max reduce_min".split(), _reduce_extreme),
     **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), _reduce_bits),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     "reduce": locally(_any_function),
