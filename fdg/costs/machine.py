@@ -192,9 +192,9 @@ def read(path: Path) -> Calibration:
 
 def _has_its_kinds(value: Any, kind: Any) -> bool | None:
     """Whether all that a calibration holds matches its annotations: a `kinds.Leaf`."""
-    arguments = typing.get_args(kind)
-    if isinstance(value, Mapping) and arguments:
-        return all(matches(one, arguments[1], _has_its_kinds) for one in value.values())
+    if isinstance(value, Mapping) and typing.get_origin(kind) is Mapping:
+        _, inner = typing.get_args(kind)
+        return all(matches(one, inner, _has_its_kinds) for one in value.values())
     if isinstance(value, Calibration | DeviceKind | Link | Overheads | Figure):
         fields = annotations_of(type(value)).items()
         return all(matches(getattr(value, name), field, _has_its_kinds) for name, field in fields)

@@ -9,6 +9,7 @@ import pytest
 from fdg.costs import machine, published
 from fdg.costs.hardware import RATES, SHARES, TIMES, DeviceKind, Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
+from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError
 from tests.costs.figures import FILE, figures
 
@@ -35,6 +36,10 @@ def write(found):
 
 def test_what_is_written_is_read(home):
     assert machine.read(write(calibration())) == calibration()
+    kind = dataclasses.replace(calibration().kind, joined={"elementwise": 0.5}, overheads=Overheads(slowed=1))
+    fitted = dataclasses.replace(calibration(), kind=kind, jobs={"a": 1.0})
+    machine.path_of("cpu").write_text(json.dumps(fitted.as_json()))
+    assert machine.read(machine.path_of("cpu")) == fitted
 
 
 def test_a_calibration_is_used_and_without_one_it_says_so(home):
