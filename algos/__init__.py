@@ -1,4 +1,4 @@
-"""Algorithms: one file each, written once as pure functions that know nothing of devices."""
+"""Algorithms, one file each, as pure functions that know nothing of devices."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,7 +97,7 @@ __all__ = [
 
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
-    """Names of all algorithms, or of those that act in environments, or that learn to answer in text.
+    """The names of all algorithms, or of those for environments, or of those that train language models.
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
@@ -115,7 +115,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
 
 def able_in(env: Environment) -> list[str]:
-    """Names of the algorithms that can act in an environment.
+    """The names of the algorithms that can act in an environment.
 
     >>> import envs
     >>> able_in(envs.make("MPE_simple_spread_v3"))
@@ -125,7 +125,7 @@ def able_in(env: Environment) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public class, or a module, when it is first asked for."""
+    """Imports a public class or module on first use."""
     if name in MODULES:
         value = globals()[name] = public(name)
     elif (value := submodule(__name__, name)) is None:
@@ -143,7 +143,7 @@ def get(name: str) -> Any:
     """The algorithm class of a name, in any case.
 
     Raises:
-      UnknownNameError: no algorithm has this name; says the nearest.
+      UnknownNameError: no algorithm has this name; suggests the nearest.
     """
     known = {**IN_ENVIRONMENTS, **OF_TEXT}
     found = known.get(str(name).lower())
@@ -156,15 +156,16 @@ def get(name: str) -> Any:
 
 @checked
 def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
-    """An algorithm with its preset for an environment, except for the hyperparameters given.
+    """Makes an algorithm with its preset for an environment; given hyperparameters take precedence.
 
     Args:
-      name: of `algos.names()`, or `module:Class` of your own, or the class.
+      name: one of `algos.names()`, `module:Class` of your own, or a class.
       env: an environment.
-      **hyperparameters: values that go before those of the preset.
+      **hyperparameters: hyperparameters.
 
     Raises:
-      FdgError: no algorithm has this name, `env` is no environment, or a hyperparameter is unknown or wrong.
+      FdgError: no algorithm has this name, `env` is not an environment, or a hyperparameter is unknown or
+        wrong.
 
     >>> import envs
     >>> make("ppo", envs.make("Pendulum-v1"), num_envs=8).total_steps

@@ -1,7 +1,7 @@
 """Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016, arXiv 1602.01783).
 
-One gradient step follows each rollout, so what is learned from is on policy. `algos/a3c.py` is the
-asynchronous form, with the same loss.
+One gradient step follows each rollout, so learning is on-policy. `algos/a3c.py` is the asynchronous form,
+with the same loss.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
 """
@@ -75,7 +75,7 @@ class A2C(Agent):
     # --- parts ---
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a rollout `[T, B]`, and what it is made of: scalars."""
+        """The loss over a rollout `[T, B]`, and its terms: scalars."""
         policy, value = on_policy.over_time(
             lambda rows: self._policy(parameters, rows), trajectory.observation
         )

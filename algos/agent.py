@@ -1,4 +1,4 @@
-"""What every algorithm here has: presets, the length of a run, stepping environments, updating parameters."""
+"""What all algorithms share: presets, the length of a run, environment steps, parameter updates."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ from fdg.settings.presets import HasPresets
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts(Part):
-    """How much an algorithm acts in one iteration, and in all."""
+    """The amount of experience in one iteration and in the whole run."""
 
     num_envs: int = hyperparameter(4, "environments stepped together")
     num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
@@ -43,7 +43,7 @@ class Rollouts(Part):
     rings: int = hyperparameter(1, "parts of the environments that act in turns: one steps, others act")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive, and rings that the environments do not divide by."""
+        """Refuses counts below 1, and rings that do not divide the environments."""
         require_positive(algorithm, "num_envs", "num_steps", "total_steps", "rings")
         require(
             algorithm,
@@ -70,11 +70,11 @@ VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
 class Bonus(NamedTuple):
-    """What agents are paid besides the environment's rewards, as two pure functions.
+    """An additional reward, such as for exploration, as two pure functions.
 
-    `init(observation [B, *obs]) -> state`: a pytree; of the observation only shape and dtype count.
-    `apply(state, time_step [T, B]) -> (state, reward [T, B])`: after a rollout, before it is learned from or
-    stored. `time_step.final_observation` is what each step led to.
+    `init(observation [B, *obs]) -> state`: a pytree; only the observation's shape and dtype count.
+    `apply(state, time_step [T, B]) -> (state, reward [T, B])`: called after a rollout, before learning or
+    storing. `time_step.final_observation` is the observation after each step.
     """
 
     init: Callable[[Any], Any]
@@ -82,25 +82,25 @@ class Bonus(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "an algos.Bonus(init, apply), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
 class Agent(HasPresets):
-    """Base of the algorithms of this package; a user's own needs none.
+    """Base of the algorithms of this package; your own need none.
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
-    and `OptimizerSettings`; it calls `_check` when constructed, and says what its
-    `updates_per_iteration` are, and how it acts: `actor`.
+    and `OptimizerSettings`; it calls `_check` in its construction, and defines `updates_per_iteration` and
+    `actor`.
 
     Attributes:
-      action_spaces: the kinds of action space that it can act in.
-      several_agents: whether its environments are those of several agents, or of one.
-      bonus: on rewards, for exploration, say; the metric `bonus` is its mean.
-      precision: of the operands of matrix products in networks. Parameters, optimisers, losses, normalisers,
-        and what networks give, are float32 all the same
-        ([decision 061](docs/decisions/061-precision.md)).
+      action_spaces: the kinds of action spaces that it supports.
+      several_agents: whether it is for multi-agent environments.
+      bonus: a bonus on rewards; its mean is the metric `bonus`.
+      precision: the dtype of operands of matrix products in networks. Parameters, optimisers, losses,
+        normalisers, and networks' outputs are float32 in any case ([decision
+        061](docs/decisions/061-precision.md)).
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
@@ -114,7 +114,7 @@ class Agent(HasPresets):
 
     @property
     def steps_per_iteration(self) -> int:
-        """Environment steps, all environments together."""
+        """Environment steps of an iteration, all environments together."""
         return self.num_envs * self.num_steps
 
     @property
@@ -124,27 +124,27 @@ class Agent(HasPresets):
 
     @property
     def learns_until(self) -> int | None:
-        """The iteration after which the step size is zero; None where it never is."""
+        """The iteration after which the step size is zero; None if it never is."""
         return self.num_iterations if self.anneal_learning_rate else None
 
     # --- what was learned, at work ---
 
     def actor(self, state: Any) -> Actor:
-        """How it acts with what `state` has learned."""
+        """The actor of a state."""
         raise NotImplementedError
 
     @checked_names
     def evaluate(self, state: Any, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
-        """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`.
+        """Plays whole episodes, by default with the most probable actions; see `algos.rollout.evaluate`.
 
         Raises:
-          FdgError: `state` is not one agent's own.
+          FdgError: `state` is not the state of one agent.
         """
         self._check_state(state)
         return evaluate(self.env, self.actor(state), key, episodes, greedy)
 
     def check_when_traced(self, state: Any) -> None:
-        """Refuses what construction could not see, of a state of shapes; `fdg.trace` calls it once."""
+        """Checks what needs the state's shapes; `fdg.trace` calls it once."""
 
     # --- fragments ---
 
@@ -156,29 +156,29 @@ class Agent(HasPresets):
 
     @fdg.fragment("environment")
     def send(self, keys, env_state, action):
-        """Begins a step, as `step` takes it, of one part of the environments: what `recv` takes."""
+        """Starts a step of one part of the environments; arguments as for `step`."""
         with in_parts(self.rings):
             return begin_step(self.env, keys, env_state, self._for_environment(action))
 
     @fdg.fragment("environment")
     def recv(self, sent):
-        """What `step` gives, once the step that `send` began has ended."""
+        """Waits for the step that `send` started; returns what `step` returns."""
         result = end_step(self.env, sent)
         return check_batch_step(self.env, result, jax.tree.leaves(sent)[0].shape[0])
 
     @fdg.fragment("environment", in_axes=(1, None), out_axes=None)
     def ready(self, sent, waiting):
-        """Of the parts that are `waiting [R]`, one whose step has ended: `sent [R, B / R]` -> int32."""
+        """Waits for one of the parts that are `waiting [R]`: `sent [R, B / R]` -> its index, int32."""
         return self.env.ready(sent, waiting)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters):
-        """One step of the optimiser: the parameters after it, and its state."""
+        """One step of the optimiser: new parameters and optimiser state."""
         return self._one_update(gradient, optimizer_state, parameters)
 
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None))
     def pay(self, state, time_step):
-        """What the bonus knows after a rollout `[T, B]`, the rollout with it, and its mean."""
+        """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and its mean."""
         axes = time_step.terminated.ndim  # A3C has one more, of workers
         rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
         before = state
@@ -191,34 +191,34 @@ class Agent(HasPresets):
 
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
     def observe(self, statistics, observation):
-        """The statistics after the observations `[T, B, *obs]` too, of agents that learn from replay."""
+        """The normaliser's statistics with the observations `[T, B, *obs]` added, for agents with replay."""
         return self.normalizers.observed(statistics, observation)
 
     # --- parts ---
 
     @property
     def _bonus(self) -> Any:
-        """The bonus, or what its name stands for; None if there is none."""
+        """The bonus, resolved from its name; None without one."""
         return networks.by_name("--bonus", self.bonus)
 
     def _first_bonus(self, observation: Observation) -> Any:
-        """What the bonus knows at first; None without one."""
+        """The bonus's initial state; None without one."""
         return None if self.bonus is None else self._bonus.init(features_and_mask(observation)[0])
 
     def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
-        """What the bonus knows after a rollout `[T, B]`, the rollout with it, and metrics."""
+        """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and metrics."""
         if self.bonus is None:
             return state, time_step, {}
         state, time_step, mean = self.pay(state, time_step)
         return state, time_step, {"bonus": mean}
 
     def _own(self, field: str, sees: networks.Sees = "both") -> Any:
-        """The network that a user has given in a field, as functions; None if none (see `algos.networks`)."""
+        """The user's network in a field as functions; None without one (see `algos.networks`)."""
         spaces = self.env.observation_space, self.env.action_space
         return networks.resolved(getattr(self, field), *spaces, field, sees)
 
     def _computing(self, network: Any) -> Any:
-        """A network of any kind that computes in this `precision`."""
+        """A network with its products in this `precision`."""
         if self.precision == "float32":
             return network
         if hasattr(network, "unroll"):
@@ -226,18 +226,18 @@ class Agent(HasPresets):
         return network._replace(apply=_InBfloat16(network.apply))
 
     def _actor_critic(self) -> Network:
-        """The field `network`, or the default actor-critic of `layers`."""
+        """The field `network`, or the default actor-critic with `layers`."""
         spaces = self.env.observation_space, self.env.action_space
         return self._computing(self._own("network") or networks.actor_critic(*spaces, **vars(self.layers)))
 
     def _check_actor_critic(self, network: Network, parameters: Any) -> None:
-        """Refuses an actor-critic whose results do not fit the action space."""
+        """Refuses an actor-critic whose outputs do not fit the action space."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(network.apply, parameters, features)
         distributions.check_actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        """State and first observation of all environments, from one key."""
+        """Initial state and observation of all environments, from one key."""
         keys = jax.random.split(key, self.num_envs)
         if self.rings == 1:
             return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
@@ -251,14 +251,14 @@ class Agent(HasPresets):
 
     @property
     def _rolling(self) -> dict[str, Any]:
-        """What `algos.rollout.rollout` is given of the environments and of how they step."""
+        """The arguments of `algos.rollout.rollout` about the environments."""
         halves = (self.send, self.recv, *([self.ready] if hasattr(self.env, "ready") else []))
         step = self.step if self.rings == 1 else halves
         found = {"step": step, "num_steps": self.num_steps, "rings": self.rings}
         return found | ({"segment": self._segment} if getattr(self.env, "acts", False) else {})
 
     def _segment(self, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
-        """A rollout for which the workers of the environments act: see `rollout`."""
+        """A rollout in which the environments' workers act: see `rollout`."""
 
         def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
             action, extras = act(observation, keys)
@@ -270,11 +270,11 @@ class Agent(HasPresets):
         return run(operands, keys, env_state)
 
     def _for_environment(self, action):
-        """Actions as the environment takes them."""
+        """Converts actions to the environment's format."""
         return distributions.bounded(action, self.env.action_space)
 
     def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-        """Actions of distributions `[N]`, as the environment takes them."""
+        """Actions of distributions `[N]`, in the environment's format."""
         return self._for_environment(chosen(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
@@ -283,24 +283,24 @@ class Agent(HasPresets):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        """The optimiser that a user gave, or the algorithm's."""
+        """The user's optimiser, or the algorithm's."""
         clip = getattr(self, "max_grad_norm", None)
         return optimizers.given(self.optimizer, self._step_size, clip) or self._default_optimizer
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        """Adam on clipped gradients, where an algorithm has no other."""
+        """Adam with gradient clipping, unless the algorithm has another one."""
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
     def _step_size(self) -> optimizers.StepSize:
-        """Of the optimiser, annealed where that is asked for."""
+        """The step size or its schedule."""
         if not self.anneal_learning_rate:
             return self.learning_rate
         return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
 
     def _check(self) -> None:
-        """Raises an `FdgError` where a field is of another type, or one of a part is out of range."""
+        """Raises an `FdgError` if a field has the wrong type or a part is out of range."""
         self._check_types()
         check_parts(self)
         require_within(self, 0, 1, "discount")
@@ -319,16 +319,16 @@ class Agent(HasPresets):
 
     @classmethod
     def can_act_in(cls, env: Environment) -> bool:
-        """Whether the algorithm is one for the actions, and the number of agents, of an environment."""
+        """Whether the algorithm supports an environment's actions and number of agents."""
         several = num_agents(env) is not None
         return cls.several_agents == several and isinstance(env.action_space, cls.action_spaces)
 
     def _others(self) -> str:
-        """Names of the algorithms that can act in this environment, as a message lists them."""
+        """The algorithms that support this environment, for a message."""
         return listed(_able(lambda one: one.can_act_in(self.env)) or ["one of your own"])
 
     def _check_state(self, state: Any) -> None:
-        """Raises an `FdgError` where a state is not that of one agent."""
+        """Raises an `FdgError` if a state is not that of one agent."""
         if not hasattr(state, "iteration") and hasattr(state, "state"):
             fix = "engine.algorithm_state(state)"
             raise FdgError(f"{type(self).__name__}: this state holds older parameters as well: give {fix}")
@@ -343,7 +343,7 @@ class Agent(HasPresets):
             )
 
     def _spread(self, field: str) -> None:
-        """Puts the settings of an architecture into the fields that it stands for."""
+        """Expands an architecture into the fields that it stands for."""
         network = getattr(self, field, None)
         if not isinstance(network, Architecture):
             return
@@ -356,7 +356,7 @@ class Agent(HasPresets):
             object.__setattr__(self, name, value)
 
     def _check_types(self) -> None:
-        """Raises an `FdgError` where a field is of another type than it says."""
+        """Raises an `FdgError` if a field has the wrong type."""
         check_spec(self.env)
         holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
         values = {name: kind for name, kind in holds.items() if kind in VALUES}
@@ -375,13 +375,13 @@ class Agent(HasPresets):
 
 
 def _able(condition: Callable[[Any], bool]) -> list[str]:
-    """The classes of this package that meet a condition, in alphabetical order."""
+    """The classes of this package that meet a condition, sorted."""
     return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
 
 
 @dataclasses.dataclass(frozen=True)
 class _InBfloat16:
-    """A function with its products in bfloat16 (`fdg.in_bfloat16`); of equal functions equal."""
+    """A function with products in bfloat16 (`fdg.in_bfloat16`); equal functions give equal values."""
 
     function: Callable[..., Any]
 

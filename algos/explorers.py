@@ -1,7 +1,7 @@
-"""Acting for replay: exploration as a value, and the rollouts that are stored.
+"""Acting for replay: exploration as a value, and rollouts to store.
 
-`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes a pair of pure functions, an `Explorer`, in place of
-the algorithm's own exploration. Its state is one of each environment and is carried from step to step.
+`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions, instead of
+the algorithm's own exploration. Its state, one for each environment, is carried from step to step.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `C = T / L` sequences.
 """
@@ -30,13 +30,13 @@ EXPLORER: dict[str, Any] = {
 
 
 class Explorer(NamedTuple):
-    """How actions are drawn while training, as two pure functions over environments.
+    """Exploration in training, as two pure functions over environments.
 
-    `init(action [B, *action]) -> state [B, ...]`: of the action only shape and dtype count.
+    `init(action [B, *action]) -> state [B, ...]`: only the action's shape and dtype count.
     `apply(state [B, ...], policy, start [B], keys [B], progress) -> (state [B, ...], action [B, *action])`:
-    `policy` is what the algorithm learned: it has `mode()` and `sample(keys)`, and of a learner of values
-    `logits [B, n]`, the values (`-inf`: not allowed). `start` is true where an episode starts; `progress`,
-    `[]` float32, goes from 0 to 1 in the course of the run. Actions of SAC, TD3 and CrossQ lie in [-1, 1].
+    `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values
+    (`-inf`: not allowed). `start` is True where an episode starts; `progress`, `[]` float32, goes from 0 to 1
+    over the run. Actions of SAC, TD3 and CrossQ are in [-1, 1].
     """
 
     init: Callable[[jax.Array], Any]
@@ -44,18 +44,18 @@ class Explorer(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "an algos.Explorer(init, apply), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerChoice(Part):
-    """The exploration that a user gave, if any."""
+    """The user's exploration, if any."""
 
     explore: Explorer | None = dataclasses.field(default=None, metadata=EXPLORER)
 
     def begin(self, action: jax.Array) -> Any:
-        """Its state before the first step, for actions `[B, *action]`; None without one."""
+        """Its initial state for actions `[B, *action]`; None without one."""
         return None if self.explore is None else self._explorer.init(action)
 
     def drawn(
@@ -66,7 +66,7 @@ class ExplorerChoice(Part):
         keys: jax.Array,
         progress: jax.Array,
     ) -> tuple[jax.Array, Any]:
-        """Actions `[B, *action]` and the state after them; `otherwise(keys)` draws where a user gave none."""
+        """Actions `[B, *action]` and the new state; without an explorer, `otherwise(keys)` samples."""
         if self.explore is None or recollection is None:
             return otherwise(keys), None
         before, apply = recollection.memory.explorer, self._explorer.apply
@@ -90,7 +90,8 @@ class Remembered(NamedTuple):
 
 
 def boltzmann(temperature: float = 1.0) -> Explorer:
-    """Draws each action with probability proportional to `exp(value / temperature)`, for learners of values.
+    """Samples each action with probability proportional to `exp(value / temperature)`, for value-based
+    algorithms.
 
     >>> explorer, policy = boltzmann(0.5), Categorical(jnp.array([[0.0, 100.0]]))
     >>> keys, start = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, bool)
@@ -110,11 +111,11 @@ def boltzmann(temperature: float = 1.0) -> Explorer:
 
 
 def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
-    """Adds noise that is correlated in time, an Ornstein-Uhlenbeck process, to the best action.
+    """Adds time-correlated (Ornstein-Uhlenbeck) noise to the best action.
 
     `noise' = decay * noise + deviation * sqrt(1 - decay ** 2) * normal`, zero where an episode starts
-    (Lillicrap et al. 2016, "Continuous control with deep reinforcement learning", arXiv 1509.02971,
-    section 3, in discrete time). Its stationary standard deviation is `deviation`.
+    (Lillicrap et al. 2016, "Continuous control with deep reinforcement learning", arXiv 1509.02971, section
+    3, in discrete time). Its stationary standard deviation is `deviation`.
     """
 
     def init(action):
@@ -138,7 +139,7 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
 
 
 class Collected(NamedTuple):
-    """What a rollout leaves."""
+    """The results of a rollout."""
 
     env_state: Any  # leading axis B
     observation: Any  # [B, *obs], after the last step
@@ -155,10 +156,10 @@ def collect(
     """Steps all environments `num_steps` times.
 
     Args:
-      algorithm: with a `buffer`.
-      state: with `env_state`, `observation`, `recollection` (None: nothing is remembered) and `bonus`.
+      algorithm: an algorithm with a `buffer`.
+      state: has `env_state`, `observation`, `recollection` (None without a memory) and `bonus`.
       act: `(observation [B], recollection [B], keys [B]) -> (action [B], memory [B])`.
-      key: one.
+      key: one key.
     """
     buffer, first = algorithm.buffer, state.recollection
     each = getattr(buffer, "sequence_length", None)
@@ -193,19 +194,19 @@ def collect(
 
 
 def stored(recollection: Recollection) -> Any:
-    """What of a memory is stored: that of the network."""
+    """The part of a memory to store: the network's."""
     memory = recollection.memory
     return memory.network if isinstance(memory, Remembered) else memory
 
 
 def begin(network_memory: Any, explorer: Any, num_envs: int) -> Recollection | None:
-    """What is remembered before the first step; None if nothing ever is."""
+    """The initial memory; None without one."""
     if network_memory is None and explorer is None:
         return None
     return Recollection(Remembered(network_memory, explorer), jnp.ones(num_envs, bool))
 
 
 def stored_memory(recollection: Recollection | None) -> tuple[Any, ...]:
-    """The memory that `Replay.init` takes, of a network that has one; else nothing."""
+    """The memory for `Replay.init`, if the network has one."""
     memory = None if recollection is None else stored(recollection)
     return () if memory is None else (memory,)

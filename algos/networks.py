@@ -65,15 +65,15 @@ class Network(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
 def by_name(flag: str, value: Any) -> Any:
-    """What a value `module:name` names; any other value as it is.
+    """Resolves a value `module:name`; any other value unchanged.
 
     Raises:
-      FdgError: a name that names nothing.
+      FdgError: there is nothing of this name.
     """
     return own.found(flag, value) if isinstance(value, str) else value
 
@@ -85,20 +85,19 @@ def resolved(
     field: str = "network",
     sees: Sees = "both",
 ) -> Any:
-    """What a field of an algorithm holds, as a `Network`; a network with a memory, and None, as they are.
+    """A field's value as a `Network`; a network with a memory, and None, unchanged.
 
-    Where parts of observations are privileged, an actor gets zeros in their place: of an actor-critic
-    ("both") the policy is worked out without them, the value with them. A network with a memory has to see to
-    that itself.
+    If parts of observations are privileged, an actor gets zeros for them; an actor-critic ("both") computes
+    the policy without them and the value with them. A network with a memory has to do this itself.
 
     Args:
-      network: see above.
-      observation_space, action_space: what a function that a name names is called with.
-      field: for messages.
-      sees: what it is.
+      network: see the module's docstring.
+      observation_space, action_space: arguments of a named function.
+      field: the field's name, for messages.
+      sees: "actor", "critic" or "both".
 
     Raises:
-      FdgError: a name that names nothing, or no network.
+      FdgError: the name does not exist, or the value is no network.
     """
     if isinstance(network, str):
         network = _named(network, observation_space, action_space, field)

@@ -61,12 +61,12 @@ NORMALIZER: dict[str, Any] = {
 
 
 class Normalizer(NamedTuple):
-    """How networks see observations, as three pure functions.
+    """Normalisation of observations, as three pure functions.
 
     `init(observation_space) -> statistics`, a pytree.
     `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; of several agents
-    there is one more leading axis, and so there is of A3C, which has workers: count axes from the last.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; with several
+    agents, and in A3C with its workers, there is another leading axis: count axes from the last.
     """
 
     init: Callable[[ObservationSpace], Any]
@@ -75,13 +75,13 @@ class Normalizer(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "an algos.Normalizer(init, apply, update), 'module:name' of one"
 
 
 @dataclass(frozen=True)
 class ObservationNormalizer(Part):
-    """Whether observations are normalised, and how."""
+    """Settings of the normalisation of observations."""
 
     normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
     normalize: Normalizer | None = field(default=None, metadata=NORMALIZER)
@@ -96,11 +96,11 @@ class ObservationNormalizer(Part):
         return by_name("--normalize", self.normalize) or RUNNING
 
     def begin(self, space: ObservationSpace, kept: bool = False) -> Any:
-        """Statistics of no observations; None where observations are not normalised, unless they are kept."""
+        """Initial statistics; None if observations are not normalised, unless they are kept."""
         return self._normalizer.init(space) if self.used or kept else None
 
     def seen(self, statistics: Any, observation: Any) -> Any:
-        """Observations `[..., *obs]` as networks see them."""
+        """Observations `[..., *obs]` as inputs of networks."""
         if not self.used:
             return observation
 
@@ -112,7 +112,7 @@ class ObservationNormalizer(Part):
         return map_features(apply, observation)
 
     def observed(self, statistics: Any, observation: Any) -> Any:
-        """The statistics after the observations `[T, B, *obs]` too."""
+        """The statistics with the observations `[T, B, *obs]` added."""
         if not self.used:
             return statistics
         after = self._normalizer.update(statistics, features_and_mask(observation)[0])
@@ -120,7 +120,7 @@ class ObservationNormalizer(Part):
         return after
 
     def check(self, algorithm: Any) -> None:
-        """Refuses two normalisers, and to normalise observations that have no mean or variance."""
+        """Refuses two normalisers, and observations without a mean or variance."""
         require(
             algorithm,
             self.normalize is None or not self.normalize_observation,
@@ -136,20 +136,20 @@ class ObservationNormalizer(Part):
 
 @dataclass(frozen=True)
 class Normalizers(ObservationNormalizer):
-    """Whether observations and rewards are normalised, and how."""
+    """Settings of the normalisation of observations and rewards."""
 
     normalize_reward: bool = hyperparameter(
         False, "divide rewards by the running standard deviation of the discounted return"
     )
 
     def begin_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
-        """Statistics of no returns, and the returns so far of environments `shape`; None if not needed."""
+        """Initial statistics of returns, and running returns of environments `shape`; None if not needed."""
         return (init(()), jnp.zeros(shape)) if self.normalize_reward else (None, None)
 
     def reward(
         self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
     ) -> tuple[jax.Array, Any, Any]:
-        """Rewards `[T, B]` to learn from, the returns so far `[B]`, and the statistics of returns."""
+        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
         if not self.normalize_reward:
             return time_step.reward, running_return, statistics
         running_return, returns = accumulate_rollout_returns(
@@ -161,11 +161,11 @@ class Normalizers(ObservationNormalizer):
     def rollout(
         self, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """A rollout as the loss sees it; the returns so far, and the statistics of both, after it.
+        """The rollout as the loss gets it; the running returns, and both statistics, after it.
 
-        `statistics` are of observations and returns, and `running` begins with the returns so far; what
-        follows in either is left as it is. `trajectory` is a named tuple with an `observation [T, B, *obs]`
-        and a `time_step [T, B]`.
+        `statistics` are of observations and returns; `running` begins with the running returns; further
+        entries of either are unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
+        a `time_step [T, B]`.
         """
         (observation_statistics, return_statistics, *more), (running_return, *kept) = statistics, running
         time_step = trajectory.time_step
@@ -328,21 +328,22 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
 
 
 class Transform:
-    """A pure function `(rows, parameters, key) -> rows`; any function that takes these will do.
+    """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
 
-    - `rows`: of an algorithm on policy a `Trajectory [T, B]` (`algos.on_policy`); of one with replay the
-      minibatches drawn, `[U, N]`: `Transition` (`algos.replay`), or `Sequences` (`algos.sequences`) of those
-      that learn from sequences. The result has the same shapes.
-    - `parameters`: on policy the network's before the update; with replay all that an update changes. Under a
-      policy's `staleness` they are newer than those that acted.
-    - `key`: one key; split it over the second axis, so that the numbers do not depend on the placement.
+    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches `[U,
+    N]` of
+      `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the same shapes.
+    - `parameters`: on-policy, the network's before the update; with replay, everything that an update
+    changes. With
+      `staleness` they are newer than those that acted.
+    - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ("__call__",)
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "a function of (rows, parameters, key), 'module:name' of one"
 
 
@@ -360,10 +361,10 @@ class Transforming(Part):
     transform: Transform | None = dataclasses.field(default=None, metadata=TRANSFORM)
 
     def rows(self, rows: Any, parameters: Any, key: jax.Array) -> Any:
-        """The rows `[T, B, ...]` that are learned from.
+        """The transformed rows `[T, B, ...]` to learn from.
 
         Raises:
-          FdgError: the transform takes other arguments, or gives rows of another structure, shape or dtype.
+          FdgError: the transform takes other arguments, or returns rows of another structure, shape or dtype.
         """
         if self.transform is None:
             return rows

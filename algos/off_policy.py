@@ -1,9 +1,8 @@
-"""Actor-critics that learn from replay (SAC, CrossQ, TD3), as functions: acting, storing, gradient steps.
+"""The off-policy driver of actor-critics (SAC, CrossQ, TD3) as functions: acting, storing, gradient steps.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
-minibatches drawn from all that it holds. Between the fragments actions are in [-1, 1]; `step` stretches them
-to the environment's bounds, so that its units count for nothing. What is replayed are observations as they
-were; networks see them by the statistics of the moment.
+minibatches from it. Between fragments, actions are in [-1, 1]; `step` rescales them to the environment's
+bounds. Observations are stored unnormalised, and normalised with the current statistics.
 
 Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
@@ -35,7 +34,7 @@ from fdg.settings.parts import Part
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of an off-policy algorithm."""
 
     learned: Any  # all that an update changes
     observation_statistics: Any  # as of `PPO`; None where observations are not normalised
@@ -50,11 +49,11 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ActorAndCritics(Part):
-    """Networks of a user, any (init, apply) pairs, in place of the defaults.
+    """The user's networks, any (init, apply) pairs, instead of the defaults.
 
-    The actor's results are means and logs of standard deviations, `[N, 2 * size]`, or, of TD3 and its kind,
-    actions before their tanh, `[N, size]`. The critics take observations and actions, and give two values,
-    each `[N]`; those of an ensemble give `[E, N]`, or `[E, N, K]`.
+    The actor returns means and log standard deviations, `[N, 2 * size]`, or for TD3 and its kind actions
+    before their tanh, `[N, size]`. The critics take observations and actions, and return two values, each
+    `[N]`; those of an ensemble return `[E, N]` or `[E, N, K]`.
     """
 
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -62,7 +61,7 @@ class ActorAndCritics(Part):
 
 
 def check(algorithm: Any) -> None:
-    """Refuses actions without bounds, sizes that do not divide, and a rate of targets outside of [0, 1]."""
+    """Refuses actions without bounds, sizes that do not divide, and a target rate outside of [0, 1]."""
     require_within(algorithm, 0, 1, *(name for name in ("target_rate",) if hasattr(algorithm, name)))
     require_positive(algorithm, *(name for name in ("policy_delay",) if hasattr(algorithm, name)))
     space, num_envs, batch_size = algorithm.env.action_space, algorithm.num_envs, algorithm.batch_size
@@ -87,9 +86,9 @@ def check(algorithm: Any) -> None:
 
 
 def buffer(algorithm: Any) -> Replay:
-    """Where steps are kept, as many as a run takes.
+    """The replay buffer, at most as large as the run.
 
-    It draws the minibatches of all gradient steps at once, unless errors change what is drawn next.
+    It samples the minibatches of all gradient steps at once, unless errors change the sampling.
     """
     made = algorithm.replays.of(
         algorithm,
@@ -112,7 +111,7 @@ def buffer(algorithm: Any) -> Replay:
 
 
 def init(self: Any, key: jax.Array) -> State:
-    """The state before the first iteration."""
+    """The initial state."""
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
     action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
@@ -131,7 +130,7 @@ def init(self: Any, key: jax.Array) -> State:
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
-    """Some steps of all environments, and all gradient steps that they are due."""
+    """Some steps of all environments, and the gradient steps for them."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
     acting, statistics, replay = _at_work(self, state.learned), state.observation_statistics, self.buffer
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
@@ -191,7 +190,7 @@ def _improved(
 
 
 def actor(self: Any, state: State) -> Actor:
-    """How it acts with these parameters and statistics; `greedy` is without noise."""
+    """The actor with these parameters and statistics; `greedy` acts without noise."""
     progress = state.iteration / self.num_iterations
 
     def act(memory, observation, start, keys, greedy):
@@ -213,14 +212,14 @@ def actor(self: Any, state: State) -> Actor:
 
 
 def first_recollection(self: Any, num_envs: int) -> Recollection | None:
-    """What is remembered before the first step; None if nothing ever is."""
+    """The initial memory; None without one."""
     action = jnp.zeros((num_envs, *self.env.action_space.shape))
     networks = None if self._recurrent is None else tuple(one.memory(num_envs) for one in self._recurrent)
     return begin(networks, self.explorer.begin(action), num_envs)
 
 
 def _at_work(self: Any, learned: Any) -> Any:
-    """The parameters that act; with a memory those of the critics too, whose memories go on as they act."""
+    """The parameters for acting; with a memory also those of the critics, whose memories advance too."""
     acting = self._acting(learned)
     return acting if self._recurrent is None else (acting, learned.parameters.critics)
 
@@ -254,7 +253,7 @@ def recurrent(self: Any, outputs: int) -> tuple[RecurrentNetwork, RecurrentNetwo
 
 
 def observed(self: Any, state: State) -> Any:
-    """Observations as its networks take them, of a state of shapes."""
+    """Observations as inputs of its networks, for a state of shapes."""
     if self._recurrent is None:
         return composite.types(self.env.observation_space, (self.num_envs,))
     recollection = state.recollection
@@ -263,7 +262,7 @@ def observed(self: Any, state: State) -> Any:
 
 
 def rows(self: Any, minibatch: Any, keys: jax.Array) -> tuple[Transition, jax.Array]:
-    """A minibatch `[N]` as transitions, and keys `[K, N]` as those of each; of sequences `N * L` of both."""
+    """A minibatch `[N]` as transitions, with keys `[K, N]` for each; of sequences `N * L` of both."""
     if self._recurrent is None:
         return minibatch, keys
     transition, weight = self.buffer.transitions(minibatch, minibatch.weight)
@@ -280,9 +279,9 @@ def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, 
 
 @fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))
 def act(self, actor, statistics, learning, progress, observation, recollection, keys):
-    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered, `[B]`.
+    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the new memory, `[B]`.
 
-    Actions are uniform until learning begins.
+    Actions are uniform until learning starts.
     """
     seen = self.normalizers.seen(statistics, observation)
     policy, network = _policy(self, actor, seen, recollection)
@@ -297,7 +296,7 @@ def act(self, actor, statistics, learning, progress, observation, recollection, 
 def learn(self, learned, statistics, minibatches, key, learning):
     """One gradient step for each of the stored minibatches `[U, N]`.
 
-    Returns what they changed; with weights, the samples' errors `[U, N]`, else None; and means of the losses.
+    Returns the changed state, the samples' errors `[U, N]` (None without weights), and means of the losses.
     """
     see = functools.partial(self.normalizers.seen, statistics)
     updates = len(jax.tree.leaves(minibatches)[0])
@@ -320,12 +319,12 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
 
 
 def actor_parameters(self: Any, learned: Any) -> Any:
-    """What of all that an update changes acts."""
+    """The part of the trained parameters that acts."""
     return learned.parameters.actor
 
 
 def gaussian_actor(self: Any, make: Callable[..., Network] = networks.gaussian_actor) -> Network:
-    """An actor that gives means and logs of standard deviations: with a memory, a user's, or the default."""
+    """An actor with means and log standard deviations: with a memory, the user's, or the default."""
     if self._recurrent is not None:
         return over_sequences(self._recurrent[0], 0)
     default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
@@ -333,12 +332,12 @@ def gaussian_actor(self: Any, make: Callable[..., Network] = networks.gaussian_a
 
 
 def deterministic_actor(self: Any) -> Network:
-    """As `gaussian_actor`, of an actor that gives actions before their tanh."""
+    """As `gaussian_actor`, for an actor that returns actions before their tanh."""
     return gaussian_actor(self, networks.deterministic_actor)
 
 
 def twin_critics(self: Any, layers: Layers | None = None) -> Network:
-    """Two critics, whose defaults have these layers: with a memory, a user's, or the defaults."""
+    """Two critics with these layers: with a memory, the user's, or the defaults."""
     if self._recurrent is not None:
         return over_sequences(self._recurrent[1], 1)
     default = networks.twin_critics(
@@ -348,12 +347,12 @@ def twin_critics(self: Any, layers: Layers | None = None) -> Network:
 
 
 def for_environment(self: Any, action: jax.Array) -> jax.Array:
-    """Actions in [-1, 1] as the environment takes them."""
+    """Rescales actions from [-1, 1] to the environment's bounds."""
     return stretched(action, self.env.action_space)
 
 
 def adam(self: Any) -> optax.GradientTransformation:
-    """The optimiser unless a user gave one."""
+    """The optimiser, unless the user gave one."""
     return optax.adam(self._step_size)
 
 
@@ -364,7 +363,7 @@ def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
 
 
 def check_gaussian(self: Any, state: State, each: int = 2) -> None:
-    """Refuses networks whose results do not fit the action space, of an actor as of `gaussian_actor`."""
+    """Refuses networks whose outputs do not fit the action space, with an actor as `gaussian_actor`."""
     count, space, seen = self.num_envs, self.env.action_space, observed(self, state)
     actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
     distributions.check_gaussian(actor, space, count, each)
@@ -381,17 +380,17 @@ def check_deterministic(self: Any, state: State) -> None:
 
 
 def actor_output(self: Any, actor: Any, observation: Any) -> jax.Array:
-    """What the actor's network gives for observations `[N, *obs]`."""
+    """The output of the actor's network for observations `[N, *obs]`."""
     return self._actor.apply(actor, observation)
 
 
 def valued(self: Any, learned: Any, observation: Any, action: jax.Array) -> Any:
-    """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
+    """The critics' outputs for actions `[N, *action]`: two values, each `[N]`."""
     return self._critics.apply(learned.parameters.critics, observation, action)
 
 
 def check_twins(self: Any, found: Any) -> None:
-    """Refuses critics that do not give two values, each `[N]`, or as many numbers as returns of a grid."""
+    """Refuses critics that do not return two values, each `[N]`, or logits of a grid of returns."""
     grid, count = getattr(self, "grid", None), self.num_envs
     numbers = 1 if grid is None else grid.reading.outputs
     for value in distributions.check_two("critic_network", found, f"it gives two values, each [{count}]"):

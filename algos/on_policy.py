@@ -1,4 +1,4 @@
-"""One iteration of learning on policy, as functions: a rollout of all environments, then what it teaches.
+"""The on-policy driver as functions: a rollout of all environments, then learning from it.
 
     begin -> State,    iteration: State -> act and step, T times -> learn -> State
 
@@ -20,7 +20,7 @@ from envs import Observation, TimeStep, features_and_mask
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of an on-policy algorithm."""
 
     parameters: Any
     optimizer_state: Any
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A rollout. The loss sees observations and rewards normalised, if that is switched on."""
+    """A rollout. The loss gets it with normalised observations and rewards, if that is on."""
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action]
@@ -52,14 +52,14 @@ def begin(
     returns: tuple[RunningStatistics | None, jax.Array | None],
     novelty: Callable[[jax.Array, Any, Observation], tuple[Any, Any, Any]] | None = None,
 ) -> State:
-    """The state before the first iteration.
+    """The initial state.
 
     Args:
-      algorithm: whose environments, network and optimiser they are.
+      algorithm: has the environments, the network and the optimiser.
       key: one key.
-      statistics: of no observations.
-      returns: statistics of no returns, and the returns so far.
-      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`, if any.
+      statistics: initial statistics of observations.
+      returns: initial statistics of returns, and running returns.
+      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
     """
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
@@ -89,16 +89,16 @@ def iteration(
     act: Callable[..., tuple[jax.Array, Any]] | None = None,
     learn: Callable[..., tuple[tuple[Any, ...], Any, dict[str, jax.Array]]] | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """The state after one rollout of all environments and what is learned from it, and metrics.
+    """One rollout of all environments and learning from it: the new state, and metrics.
 
     Args:
-      algorithm: with the fragments `act`, `step` and `learn`.
+      algorithm: has the fragments `act`, `step` and `learn`.
       state: a `State`.
-      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`, if
-        not the algorithm's.
+      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
+        for the algorithm's.
       learn: `((parameters, optimizer_state, observation_statistics, return_statistics, known),
-        (running_return, running_novelty), Trajectory [T, B], key)` to the first two after it, and metrics;
-        if not the algorithm's. What is known of novelty is None but with `rnd`.
+        (running_return, running_novelty), Trajectory [T, B], key)` to the new first two and metrics; None for
+        the algorithm's. `known` is None without `rnd`.
     """
     act, learn = act or algorithm.act, learn or algorithm.learn
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
@@ -142,7 +142,8 @@ def iteration(
 
 
 def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:
-    """A function of rows `[N, *obs]`, of observations `[T, B, *obs]`: its results have axes `[T, B]`."""
+    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results have the axes `[T,
+    B]`."""
     num_steps = jax.tree.leaves(observation)[0].shape[0]
     of_rows = function(jax.tree.map(environment_major, observation))
     return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
@@ -152,7 +153,7 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
 
 
 def init(self: Any, key: jax.Array) -> Any:
-    """The state before the first iteration."""
+    """The initial state."""
     statistics = self.normalizers.begin(self.env.observation_space)
     return begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
 
@@ -163,7 +164,7 @@ def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 
 def actor(self: Any, state: State) -> Actor:
-    """How it acts with these parameters and statistics."""
+    """The actor with these parameters and statistics."""
 
     def policy(observation):
         seen = self.normalizers.seen(state.observation_statistics, observation)
@@ -178,13 +179,13 @@ def policy_and_value(self: Any, parameters: Any, observation: Observation) -> tu
 
 
 def check_when_traced(self: Any, state: State) -> None:
-    """Refuses a network whose results do not fit the action space."""
+    """Refuses a network whose outputs do not fit the action space."""
     self._check_actor_critic(self._network, state.parameters)
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
 def learn_once(self, learned, running, trajectory):
-    """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
+    """One update of parameters and optimiser on a rollout `[T, B]`, then of the statistics."""
     parameters, optimizer_state, *statistics = learned
     seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
     gradient, losses = self.gradient(parameters, seen)
@@ -194,5 +195,5 @@ def learn_once(self, learned, running, trajectory):
 
 @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None, name="gradient")
 def gradient_of_rollout(self, parameters, trajectory):
-    """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
+    """Gradient of the loss over a rollout `[T, B]`, and the loss's terms."""
     return jax.grad(self.loss, has_aux=True)(parameters, trajectory)

@@ -51,7 +51,7 @@ _DEEPER = 2  # layers that the predictor has more, as in the authors' code
 
 
 class Parameters(NamedTuple):
-    """What gradients are taken of."""
+    """The parameters that are trained."""
 
     agent: Any  # of PPO's own network
     predictor: Any
@@ -59,7 +59,7 @@ class Parameters(NamedTuple):
 
 
 class Known(NamedTuple):
-    """State of the novelty bonus that is not parameters."""
+    """The novelty bonus's state apart from parameters."""
 
     target: Any  # parameters of the network that is never trained
     observation_statistics: Any  # that both networks' observations are normalised by; None for categories
@@ -67,7 +67,7 @@ class Known(NamedTuple):
 
 
 class Novelty(NamedTuple):
-    """What a gradient needs of samples `[N]`."""
+    """What the novelty losses need of samples `[N]`."""
 
     observation: Any  # [N, *obs], what the step led to, as predictor and target see it
     features: jax.Array  # [N, K] float32, of the target
@@ -77,7 +77,7 @@ class Novelty(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RandomNetworkDistillation(Part):
-    """Whether agents are paid for novelty, and how."""
+    """Settings of the novelty bonus."""
 
     rnd: bool = hyperparameter(
         False, "random network distillation: add an intrinsic reward for novel observations"
@@ -96,12 +96,12 @@ class RandomNetworkDistillation(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses a number of features, a discount or a share out of range."""
+        """Refuses settings that are out of range."""
         require_positive(algorithm, "rnd_features")
         require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
 
     def of(self, algorithm: Any) -> "Distillation | Nothing":
-        """What an algorithm makes of novelty."""
+        """The `Distillation`, or `Nothing`, of an algorithm."""
         if not self.rnd:
             return Nothing()
         space = algorithm.env.observation_space
@@ -118,10 +118,10 @@ class RandomNetworkDistillation(Part):
 
 
 class Nothing:
-    """The functions of `Distillation`, for agents that are not paid for novelty."""
+    """The functions of `Distillation` without a novelty bonus."""
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
-        """The agent's parameters, and nothing known."""
+        """The agent's parameters, and an empty state."""
         return agent, None, None
 
     def agent(self, parameters: Any) -> Any:
@@ -131,28 +131,28 @@ class Nothing:
     def added(
         self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
     ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
-        """The advantages as they are."""
+        """The advantages unchanged."""
         return advantage, None, known, running, {}
 
     def learned(
         self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss as it is."""
+        """The loss unchanged."""
         return loss, parts
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """The networks of novelty, and what is done with them.
+    """Random network distillation: its networks and functions.
 
     Attributes:
-      observation_space: what is new is one of its observations; parts that are `privileged` count too.
-      layers: of target and value, with widths; the predictor has two dense layers more.
+      observation_space: observations that may be novel, `privileged` parts included.
+      layers: layers of target and value; the predictor has two more dense layers.
       features: K.
-      discount: gamma of novelty.
+      discount: of novelty.
       lambda_: of generalised advantage estimation.
-      share: part of the samples that the predictor learns from.
-      coefficient, value_coefficient: weights of the advantage, and of the loss of the value, of novelty.
+      share: share of the samples that train the predictor.
+      coefficient, value_coefficient: weights of novelty's advantage, and of its value loss.
     """
 
     observation_space: ObservationSpace
@@ -165,11 +165,11 @@ class Distillation:
     value_coefficient: float = 0.5
 
     def agent(self, parameters: Parameters) -> Any:
-        """Those of the agent's own network."""
+        """The parameters of the agent's own network."""
         return parameters.agent
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
-        """Parameters, the agent's among them; what is known, and the returns of novelty, at first."""
+        """Initial parameters (with the agent's), state, and novelty returns."""
         predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
         seen, _ = features_and_mask(observation)
         statistics = None
@@ -192,9 +192,9 @@ class Distillation:
         trajectory: Any,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
-        """Advantages `[T, B]` with those of novelty, and what `judged` gives otherwise.
+        """Advantages `[T, B]` with those of novelty, and the other results of `judged`.
 
-        `see` gives observations as the agent's network sees them; the other arguments are as of `judged`.
+        `see` maps observations to the input of the agent's network; other arguments are as for `judged`.
         """
         time_step = trajectory.time_step
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
@@ -206,7 +206,7 @@ class Distillation:
     def learned(
         self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """A loss over samples `[N]` with that of novelty, and the parts of both."""
+        """A loss over samples `[N]` with the novelty losses added, and its terms."""
         more, of_novelty = self.loss(
             parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
         )
@@ -221,15 +221,14 @@ class Distillation:
         step: TimeStep,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
-        """What was new in a rollout.
+        """The novelty of a rollout.
 
         Args:
-          parameters, known: so far.
+          parameters, known: the current parameters and state.
           running: `[B]` float32, discounted novelty so far.
-          seen: observations as the agent's network sees them: `[T, B, *obs]`, and `[B, *obs]` what the last
-            step led to.
+          seen: inputs of the agent's network: `[T, B, *obs]`, and `[B, *obs]` after the last step.
           step: `[T, B]`.
-          key: draws what the predictor learns from.
+          key: selects the samples for the predictor.
 
         Returns:
           advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout; metrics.
@@ -266,9 +265,9 @@ class Distillation:
     def loss(
         self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """What is added to PPO's loss over samples `[N]`, and its parts.
+        """The terms added to PPO's loss over samples `[N]`.
 
-        `seen [N, *obs]` are observations as the agent's network sees them.
+        `seen [N, *obs]` are inputs of the agent's network.
         """
         error = _error(self._predictor.apply(parameters.predictor, novelty.observation), novelty.features)
         trains = novelty.trains.astype(jnp.float32)
@@ -297,7 +296,7 @@ class Distillation:
 
 
 class _Embedding(nn.Module):
-    """Observations, all parts of them, to `[N, outputs]`."""
+    """Observations with all parts to `[N, outputs]`."""
 
     observation_space: ObservationSpace
     layers: Layers
@@ -316,7 +315,7 @@ def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
 
 
 def _normalized(statistics: Any, observation: Any) -> Any:
-    """Observations as predictor and target see them."""
+    """Observations as inputs of predictor and target."""
     if statistics is None:
         return observation
     return jax.tree.map(
@@ -326,7 +325,7 @@ def _normalized(statistics: Any, observation: Any) -> Any:
 
 
 class Minibatch(NamedTuple):
-    """Samples that a gradient is taken over."""
+    """Samples for one gradient step."""
 
     observation: Observation  # [N, *obs], normalised if observations are
     action: jax.Array  # [N, *action]
@@ -341,10 +340,10 @@ class PPO(Agent):
     """PPO for discrete, multi-discrete and continuous actions.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
-    those found good for one environment. Frozen and hashable; equal values are equal algorithms.
+    settings found good for an environment. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
 
     >>> import envs
     >>> PPO(env=envs.make("CartPole-v1")).num_iterations
@@ -373,7 +372,7 @@ class PPO(Agent):
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
+        """The initial state."""
         statistics = self.normalizers.begin(self.env.observation_space, kept=True)
         returns = normalize.init(()), jnp.zeros(self.num_envs)
         return on_policy.begin(self, key, statistics, returns, self._novelty.begin)
@@ -402,8 +401,9 @@ class PPO(Agent):
     def learn(self, learned, running, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`.
 
-        `learned`: parameters, optimiser state, statistics of observations and of returns, what is known of
-        novelty. `running`: the running return `[B]`, and that of novelty.
+        `learned`: parameters, optimiser state, statistics of observations and of returns, the novelty state.
+        `running`: the
+        running return `[B]`, and that of novelty.
         """
         parameters, optimizer_state, observation_statistics, return_statistics, known = learned
         running_return, running_novelty = running
@@ -440,13 +440,13 @@ class PPO(Agent):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        """Gradient of the loss over a minibatch `[N]`, and the loss's terms."""
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     # --- parts ---
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """PPO's loss over a minibatch `[N]`, and its parts; with `rnd` also what novelty is learned by."""
+        """PPO's loss over a minibatch `[N]`, and its terms; with `rnd` also the novelty losses."""
         policy, value = self._policy(parameters, minibatch.observation)
         loss, parts = self.objective.of(policy, value, minibatch)
         return self._novelty.learned(loss, parts, parameters, minibatch)
@@ -458,11 +458,11 @@ class PPO(Agent):
         advantage: jax.Array,
         target: jax.Array,
     ) -> Any:
-        """What minibatches are drawn from, and `loss` gets: `Minibatch [T, B]`, or a tuple with more fields.
+        """The samples for minibatches and `loss`: `Minibatch [T, B]`, or a tuple with more fields.
 
         Args:
-          see: observations as the network sees them.
-          trajectory: `[T, B]`, as it was recorded.
+          see: maps observations to the network's input.
+          trajectory: `[T, B]`, as recorded.
           advantage, target: `[T, B]`.
         """
         observation, action, decision, _ = trajectory
@@ -471,7 +471,7 @@ class PPO(Agent):
     def advantage(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
+        """Advantage and value target, both `[T, B]`; bootstraps from the observation after a truncation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
@@ -481,7 +481,7 @@ class PPO(Agent):
         )
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose results do not fit the action space."""
+        """Refuses a network whose outputs do not fit the action space."""
         self._check_actor_critic(self._network, self._novelty.agent(state.parameters))
 
     @property

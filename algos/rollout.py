@@ -1,9 +1,9 @@
-"""Acting in an environment: actors, rollouts for training, whole episodes for evaluation, and their returns.
+"""Acting in an environment: actors, rollouts for training, whole episodes for evaluation.
 
-How a trained algorithm acts is a value, an `Actor`: what evaluation, videos, exports and a loop of one's own
-need. An algorithm of this package, or of a user's own, says it in one method: `actor(state) -> Actor`.
+A trained algorithm acts by a value, an `Actor`; evaluation, videos, exports and your own loops use it. An
+algorithm defines it by one method: `actor(state) -> Actor`.
 
-Letters in shapes: `T` steps, `B` or `N` environments, `A` agents in each (only where there are several).
+Letters in shapes: `T` steps, `B` or `N` environments, `A` agents in each (multi-agent environments only).
 """
 
 import functools
@@ -24,26 +24,24 @@ class _Actor(NamedTuple):
 
 
 class Actor(_Actor):
-    """A policy with all that it needs: parameters, normalisers, and how its memory begins.
+    """A policy with its parameters, normalisers and initial memory, as pure functions that can be traced:
 
-    Pure functions of arrays, which trace under `jit`, `vmap` and `scan`:
-
-    - `memory(N) -> memory`: what it remembers before anything was seen, a pytree with leading axis `N`; `()`
-      for an actor without memory.
+    - `memory(N) -> memory`: the initial memory, a pytree with leading axis `N`; `()` without memory.
     - `act(memory, observation [N, (A,) *obs], start [N] bool, keys [N], greedy) -> action [N, (A,) *action],
-      memory`. Actions are such as the environment takes: within its bounds. Where `start` is true an episode
-      begins, and what the memory held before counts for nothing. `greedy` is a Python bool: the most probable
-      (or best) action, else one drawn as in training, from one key for each environment.
+    memory`.
+      Actions are within the environment's bounds. Where `start` is True an episode begins, and the previous
+      memory is ignored. `greedy` is a Python bool: the most probable (or best) action, else one sampled as in
+      training, with a key for each environment.
 
     Raises:
-      FdgError: (construction) a function takes other arguments, or these in another order; (acting) `act`
-        gives no pair.
+      FdgError: (construction) a function takes other arguments, or in another order; (acting) `act` returns
+        no pair.
     """
 
     __slots__ = ()
 
     def __new__(cls, memory: Any, act: Any) -> "Actor":
-        """Checks what both take."""
+        """Checks the arguments of both functions."""
         check_takes(memory, ("num_envs",), "memory of algos.Actor")
         check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
 
@@ -76,8 +74,8 @@ def without_memory(
     """The actor of a feed-forward policy.
 
     Args:
-      policy: from observations `[N, *obs]` to a distribution over actions, `[N]`.
-      deliver: from its actions to those that the environment takes, say clipped to their bounds.
+      policy: maps observations `[N, *obs]` to a distribution over actions, `[N]`.
+      deliver: maps its actions to the environment's, such as by clipping.
     """
 
     def act(memory, observation, start, keys, greedy):
@@ -87,12 +85,12 @@ def without_memory(
 
 
 def chosen(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-    """The most probable action of each of `[N]` distributions, or one drawn with the key of each."""
+    """The most probable action of each of `[N]` distributions, or one sampled with each key."""
     return policy.mode() if greedy else policy.sample(keys)
 
 
 def empty_memory(num_envs: int) -> tuple[()]:
-    """The memory of who remembers nothing."""
+    """The memory of an actor without one."""
     return ()
 
 
@@ -123,30 +121,29 @@ def rollout(
 ) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
-    Every environment gets keys of its own at every step, so a batch that is split over devices sees the
-    same random numbers as a whole one.
+    Every environment gets its own keys at every step, so a batch that is split over devices gets the same
+    random numbers.
 
     Args:
       act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras)`; extras is any pytree.
-      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its two halves, `(send, recv)`:
-        `send` takes the same and begins the step, `recv` takes what it gives and waits for the step's end. A
-        third, `ready`, waits for any part of a ring: `(what send gave [R, ...], waiting [R] bool) -> int32`,
-        a part that waits and whose step has ended.
+      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its halves `(send, recv)`: `send`
+        takes the same and starts the step, `recv` takes its result and waits for the step. A third, `ready`,
+        waits for any part of a ring: `(results of send [R, ...], waiting [R] bool) -> int32`, the index of a
+        part whose step has finished.
       key: one key.
       env_state: leading axis B.
-      observation: `[B, ...]`, what the first action answers to; an array or a pytree of them.
+      observation: `[B, ...]`, the first input of `act`; an array or a pytree.
       num_steps: T.
-      rings: R, a divisor of B. Environment `b` is in part `b % R`. Parts take turns: while one steps, others
-        act, and `act` and `step` see `[B / R]`. Random draws are those of the whole batch, so the numbers are
-        too, up to the rounding of products of other shapes (environment rings of SRL, Mei et al., arXiv
-        2306.16688).
-      segment: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`:
-        workers of the environments act and step by themselves; None: they do not.
+      rings: R, a divisor of B. Environment `b` is in part `b % R`. While one part steps, others act; `act`
+        and `step` get `[B / R]`. Random numbers are those of the whole batch, so results are equal up to the
+        rounding of products of other shapes (environment rings of SRL, Mei et al., arXiv 2306.16688).
+      segment: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`: the
+        environments' workers act and step; None if they do not.
 
     Returns:
-      The environments' state and observation after the last step, and, stacked over time `[T, B, ...]`,
-      `((observation, action), extras, time_step)` of each step; the time step's `observation` is None, being
-      the next row's.
+      The environments' state and observation after the last step, and `((observation, action), extras,
+      time_step)` of each step, stacked over time `[T, B, ...]`; the time step's `observation` is None, since
+      it is the next row's.
     """
 
     def act_from_observation(observation, _, keys):
@@ -175,19 +172,19 @@ def rollout_with_memory(
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`rollout` for a recurrent actor: the carry also has its memory, and a flag where an episode starts.
+    """`rollout` for a recurrent actor: it also carries the memory, and a flag where an episode starts.
 
-    The memory is not reset here. `act` resets it where `start` is true, so the final memory of an episode is
-    still available.
+    The memory is not reset here: `act` resets it where `start` is True, so the final memory of an episode is
+    available.
 
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
-      recollection: what the first action also answers to; None for an actor without.
+      recollection: the initial memory and start flags; None for an actor without memory.
       step, key, env_state, observation, num_steps, rings: as for `rollout`.
-      segment: is refused: workers that act have no memory.
+      segment: refused: workers that act have no memory.
 
     Returns:
-      As `rollout`, with the `Recollection` after the last step third.
+      As `rollout`, with the `Recollection` after the last step as third result.
 
     Raises:
       FdgError: there is a `segment`.
@@ -217,12 +214,12 @@ def rollout_with_memory(
 
 
 def _joined(send: Callable, recv: Callable) -> Callable:
-    """The step of two halves."""
+    """A step made of its two halves."""
     return lambda keys, env_state, action: recv(send(keys, env_state, action))
 
 
 class _Flight(NamedTuple):
-    """A step of one part of the environments that is under way; leading axis `B / R`."""
+    """A running step of one part of the environments; leading axis `B / R`."""
 
     sent: Any  # what `send` gave
     observation: Any
@@ -234,8 +231,8 @@ class _Flight(NamedTuple):
 def _in_rings(act: Callable, step: Step, keys: jax.Array, carry: Any, rings: int) -> tuple[Any, ...]:
     """`rollout_with_memory` in R parts, from its keys `[T, 2, B]`.
 
-    Every part is sent its first step; then they are received, act and are sent again, in turns or as they
-    are ready. Parts do not read each other, so the order changes no number.
+    The first step of every part is sent; then parts are received, act and are sent again, in turn or as they
+    become ready. Parts are independent, so the order changes no number.
 
         send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
     """
@@ -305,7 +302,7 @@ def in_parts(x: jax.Array, rings: int) -> jax.Array:
 
 
 def of_parts(x: jax.Array) -> jax.Array:
-    """Parts `[R, B / R, ...]` as rows `[B, ...]`; undoes `in_parts`.
+    """The inverse of `in_parts`.
 
     >>> of_parts(jnp.array([[0, 2, 4], [1, 3, 5]])).tolist()
     [0, 1, 2, 3, 4, 5]
@@ -316,19 +313,19 @@ def of_parts(x: jax.Array) -> jax.Array:
 def values_after(
     value: jax.Array, time_step: TimeStep, value_of: Callable[[Any], jax.Array], final: Any = None
 ) -> jax.Array:
-    """V of the observation that each step of a rollout led to, before any reset: `[T, B, ...]` float32.
+    """The value of the observation after each step of a rollout, before any reset: `[T, B, ...]` float32.
 
-    Within an episode that is the value of the next row. `value_of` is called for the rest: once for the last
-    row, then once for each truncation of an environment (as many calls as the environment with the most has).
-    After a termination the result has no meaning.
+    Within an episode this is the value of the next row. `value_of` is called for the others: once for the
+    last row, then once for each truncation of an environment (as many calls as the environment with the most
+    has). After a termination the result is meaningless.
 
     Args:
-      value: `[T, B, ...]` float32, V of the observation that each step answered to, `[T, B]`, or one for each
+      value: `[T, B, ...]` float32, the value of the observation before each step, `[T, B]`, or for each
         agent, `[T, B, A]`.
       time_step: `[T, B]`.
       value_of: `final [B, ...] -> [B, ...]`.
-      final: `[T, B, ...]`, the input of `value_of`; None: `time_step.final_observation`. A recurrent critic
-        passes its memory as well.
+      final: `[T, B, ...]`, the input of `value_of`; None for `time_step.final_observation`. A recurrent
+        critic passes its memory too.
     """
     final = time_step.final_observation if final is None else final
     after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
@@ -357,20 +354,20 @@ def evaluate(
     greedy: bool = True,
     max_steps: int = 10_000,
 ) -> dict[str, Any]:
-    """Plays whole episodes, each in an environment of its own, to their first end.
+    """Plays whole episodes, each in its own environment.
 
     Args:
-      actor: who acts; every episode starts with an empty memory.
+      actor: the actor; every episode starts with an empty memory.
       episodes: B.
-      greedy: with the most probable action, else with one drawn as in training.
-      max_steps: where the environment has no time limit, an episode is scored as it stands after this many.
+      greedy: take the most probable actions, else sample them as in training.
+      max_steps: the length after which episodes are scored if the environment has no time limit.
 
     Returns:
       `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
-      `[B]` int32. With several agents, the return is the mean of the agents' returns; around a wrapper that
-      changes rewards it is that of the environment inside, as in training (`TimeStep.episode_return`).
-      `infos`: by name, `[B]` float32, what the environment reports of episodes (`info`); not-a-number where
-      one was cut.
+      `[B]` int32. In
+      multi-agent environments, returns are means over agents; with a wrapper that changes rewards they are
+      those of the inner environment, as in training (`TimeStep.episode_return`). `infos`: episode metrics by
+      name, `[B]` float32; NaN for cut episodes.
     """
     names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
@@ -416,7 +413,7 @@ def evaluate(
 
 
 def _of_the_team(reward: jax.Array) -> jax.Array:
-    """Rewards `[B]` as they are, and the mean over the agents of rewards `[B, A]`."""
+    """Rewards `[B]` unchanged, or the mean over agents of rewards `[B, A]`."""
     return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)
 
 
@@ -444,7 +441,7 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
 
 
 def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
-    """The metric `no_action_step`, where actions are masked."""
+    """The metric `no_action_step`, if actions are masked."""
     mask, done = features_and_mask(time_step.final_observation)[1], time_step.done
     if mask is None:
         return {}
@@ -455,7 +452,7 @@ def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
 
 
 def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
-    """The mean over episodes of which a value is known."""
+    """The mean over episodes with a known value."""
     known = done & ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))
 

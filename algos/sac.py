@@ -37,7 +37,7 @@ _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berke
 
 
 class Parameters(NamedTuple):
-    """What gradients are taken by."""
+    """The trained parameters."""
 
     actor: Any
     critics: Any  # of both
@@ -46,7 +46,7 @@ class Parameters(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entropy(Part):
-    """What entropy is worth, and the temperature that weighs it."""
+    """Settings of the entropy bonus and its temperature."""
 
     initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
     target_entropy: float | None = hyperparameter(
@@ -58,7 +58,7 @@ class Entropy(Part):
         require_positive(algorithm, "initial_temperature")
 
     def begin(self) -> jax.Array:
-        """The log of the temperature at first: `[]` float32."""
+        """The initial log temperature: `[]` float32."""
         return jnp.log(jnp.float32(self.initial_temperature))
 
     def losses(
