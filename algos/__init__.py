@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, able, public
-from envs import Environment, check_spec, own
+from envs import Environment, check_spec, user_code
 from fdg import aliases
 from fdg.arguments import checked
 from fdg.errors import UnknownNameError, unknown_name
@@ -173,7 +173,7 @@ def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
     """
     algorithm: Any = name
     if isinstance(name, str):
-        algorithm = own.found("algorithm", name) if ":" in name else get(name)
+        algorithm = user_code.found("algorithm", name) if ":" in name else get(name)
     if isinstance(env, str | type):
         check_spec(env)
     if hasattr(algorithm, "settings"):

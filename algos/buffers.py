@@ -15,7 +15,7 @@ import flashbax
 import jax
 import jax.numpy as jnp
 
-from envs import own
+from envs import user_code
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.given import check_same
 
@@ -243,7 +243,7 @@ def made(replay: Any, spec: BufferSpec) -> ReplayBuffer:
     if isinstance(replay, str):
         if ":" not in replay and replay not in NAMES:
             raise unknown_name("replay", replay, NAMES)
-        replay = NAMES[replay] if ":" not in replay else own.found("--replay", replay)
+        replay = NAMES[replay] if ":" not in replay else user_code.found("--replay", replay)
     if not callable(replay):
         raise FdgError(
             f"replay={replay!r:.60} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function of"

@@ -27,7 +27,7 @@ from algos.layers import lstm as lstm
 from algos.layers import mlp as mlp
 from algos.layers import simba as simba
 from algos.layers import transformer as transformer
-from envs import composite, own
+from envs import composite, user_code
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -75,7 +75,7 @@ def by_name(flag: str, value: Any) -> Any:
     Raises:
       FdgError: there is nothing of this name.
     """
-    return own.found(flag, value) if isinstance(value, str) else value
+    return user_code.found(flag, value) if isinstance(value, str) else value
 
 
 def resolved(
@@ -122,7 +122,7 @@ def resolved(
 @functools.lru_cache(maxsize=64)
 def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
     """What `module:name` names; what a function of the two spaces returns."""
-    value = own.found(f"--{field.replace('_', '-')}", name)
+    value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
         try:
             value = value(observation_space, action_space)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs import own
+from envs import user_code
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
@@ -129,7 +129,7 @@ def _is_transformation(value: Any) -> bool:
 def _found(name: str) -> Callable[..., Any]:
     """What a name stands for."""
     if ":" in name:
-        return own.found("--optimizer", name)
+        return user_code.found("--optimizer", name)
     if name.lower() not in NAMES:
         raise unknown_name("optimizer", name, NAMES, "algos.optimizers.NAMES")
     return getattr(optax, name.lower(), None) or getattr(optax.contrib, name.lower())

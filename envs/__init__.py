@@ -8,6 +8,7 @@ from typing import Any
 
 from envs.checking import check_spec
 from envs.composite import Dict, ObservationSpace, Tuple
+from envs.contract import check
 from envs.environment import (
     Environment,
     EnvironmentSpec,
@@ -22,7 +23,6 @@ from envs.host import HostEnvironment
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
 from envs.registry import absolute, beyond_registries, files_of, make, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from envs.trying import check
 from envs.unlike import Alike
 from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware, Wrapper
 from fdg.arguments import explain_frozen

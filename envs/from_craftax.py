@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.environment import Vectorized
+from envs.lazy_plotting import undrawn
 from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
-from envs.undrawn import undrawn
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 

@@ -34,8 +34,8 @@ import numpy as np
 from envs import composite, gymnax_frames
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
+from envs.lazy_plotting import undrawn
 from envs.spaces import Box, Discrete, Space, bound
-from envs.undrawn import undrawn
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 

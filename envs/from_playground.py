@@ -25,10 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from envs.environment import Vectorized, vectorize
+from envs.lazy_plotting import undrawn
 from envs.literals import as_arrays, hold_pytrees
 from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
-from envs.undrawn import undrawn
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 from fdg.kinds import describe_alternatives

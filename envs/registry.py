@@ -29,9 +29,9 @@ from envs import (
     games,
     jaxmarl_brax,
     jaxmarl_games,
-    own,
     probe,
     text,
+    user_code,
 )
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
@@ -188,11 +188,11 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
 
 def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
-    if factory is None and name in own.entry_points():
-        return own.make_of_package(name, overrides)
+    if factory is None and name in user_code.entry_points():
+        return user_code.make_of_package(name, overrides)
     of_another = factory is None and _of_another_library(name)
     if factory is None and _module_of(name) is not None and not of_another:
-        return own.make(name, overrides)
+        return user_code.make(name, overrides)
     if factory is None and os.path.splitext(name)[1].lower() in _DATA:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
@@ -328,7 +328,7 @@ def names() -> tuple[str, ...]:
     >>> "CartPole-v1" in names()
     True
     """
-    return (*_BUILT_IN, *(name for name in own.entry_points() if name not in _BUILT_IN), *_registered)
+    return (*_BUILT_IN, *(name for name in user_code.entry_points() if name not in _BUILT_IN), *_registered)
 
 
 def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
@@ -350,7 +350,7 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
         return "downloads its data"
     if name in _BUILT_IN:
         return _text_beyond(parameters, _WORD)
-    if name in _registered or name in own.entry_points():
+    if name in _registered or name in user_code.entry_points():
         return _text_beyond(parameters)
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix):
@@ -366,7 +366,7 @@ def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 def _module_of(name: str) -> str | None:
     """The user's module of a name `module:factory`; None for names without one."""
-    return own.module_of(name, (*_BUILT_IN, *own.entry_points()))
+    return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))
 
 
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from envs import own
+from envs import user_code
 from envs.codesign import jaxpr_layers, onnx_file
 from envs.codesign.graph import Network
 from fdg.errors import FdgError, one_line
@@ -57,7 +57,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     Raises:
       FdgError: there is none of this name, or no shape; as `from_function`.
     """
-    network = own.found("module", name)
+    network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
     if callable(network) and not is_instance and _takes_nothing(network):
         try:

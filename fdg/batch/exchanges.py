@@ -13,7 +13,7 @@ from fdg.batch.follow import follow
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark, boundary_p
-from fdg.recall import Recall
+from fdg.identity_cache import IdentityCache
 
 
 def prune(flow: Flow) -> Flow:
@@ -25,7 +25,7 @@ class _Pruner:
     """Prunes bodies; one that is called from several places for the same results is pruned once."""
 
     def __init__(self):
-        self._known: Recall[tuple[Flow, frozenset[int]]] = Recall()
+        self._known: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         """The part of a flow that some of its outputs need, and the inputs that it reads."""

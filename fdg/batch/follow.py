@@ -37,7 +37,7 @@ from fdg.batch.requested import AS_MADE, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first, shape_of
 from fdg.fragment import boundary_p
-from fdg.recall import Recall
+from fdg.identity_cache import IdentityCache
 
 
 def follow(
@@ -105,7 +105,7 @@ class _Follower:
     def __init__(self, unit: int):
         self.unit = unit
         # A helper is called from many places with the same axes, and is in many plans.
-        self._known: Recall[Flow] = Recall(most=_MOST_KNOWN)
+        self._known: IdentityCache[Flow] = IdentityCache(most=_MOST_KNOWN)
 
     def flow(
         self,

@@ -24,8 +24,8 @@ from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.recall import Recall
 
 # What may be made of a part of the rows at a time, and brought together.
 _SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
@@ -108,7 +108,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
                 together += of_eqn.trips * inside.together
         return GradientBytes(largest, together)
 
-    known: Recall[GradientBytes] = Recall()
+    known: IdentityCache[GradientBytes] = IdentityCache()
     return of(follow(jaxpr, axes, 1))
 
 

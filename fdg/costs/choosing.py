@@ -12,9 +12,9 @@ from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError, PlanError
 from fdg.garbage import infrequent_gc
+from fdg.identity_cache import IdentityCache
 from fdg.placing.place import place
 from fdg.placing.plans import Plan
-from fdg.recall import Recall
 from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
@@ -328,7 +328,7 @@ def _row(
         return Row(candidate, None, str(error))
 
 
-_PLANS: Recall[Plan] = Recall(most=512)
+_PLANS: IdentityCache[Plan] = IdentityCache(most=512)
 
 
 def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
-from fdg.recall import Recall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
 
 
-_CLOSED: Recall[Any] = Recall(most=1024)
+_CLOSED: IdentityCache[Any] = IdentityCache(most=1024)
 
 
 @functools.cache
@@ -320,7 +320,7 @@ def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.Jaxpr
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
 
 
-_EXPANDED: Recall[ClosedJaxpr] = Recall(most=1024)
+_EXPANDED: IdentityCache[ClosedJaxpr] = IdentityCache(most=1024)
 
 
 def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:

@@ -18,6 +18,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import HIGH_LEVEL, ClosedJaxpr
 from fdg.jaxprs.read import (
     closed_bodies,
@@ -30,7 +31,6 @@ from fdg.jaxprs.read import (
     with_jaxpr,
     with_new_bodies,
 )
-from fdg.recall import Recall
 
 Inside: TypeAlias = Callable[..., core.JaxprEqn]
 """(equation, how=None, blocks=None) to the equation with its bodies rewritten; `Rewriter.inside`."""
@@ -77,7 +77,7 @@ class Rewriter:
 
     def __init__(self, rule: BlockRule, traces: bool = True):
         self._rule, self._traces = rule, traces
-        self._known: Recall[core.Jaxpr] = Recall()
+        self._known: IdentityCache[core.Jaxpr] = IdentityCache()
 
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
         """The rewritten open jaxpr of a block.

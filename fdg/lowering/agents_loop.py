@@ -13,13 +13,13 @@ from typing import Any
 import jax
 
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.draws import draw_ahead
+from fdg.lowering.draws import hoist_draws
 from fdg.lowering.rewriting import Setting, rewritten
 
 
 def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
     """Prepares a traced program of one agent to be mapped, `together` at a time, or to run alone."""
-    return draw_ahead(jaxpr) if together > 1 else rewritten(jaxpr, setting)
+    return hoist_draws(jaxpr) if together > 1 else rewritten(jaxpr, setting)
 
 
 def by_groups(

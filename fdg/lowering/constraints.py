@@ -20,6 +20,7 @@ from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis, shape_of
 from fdg.fragment import boundary_p
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
@@ -27,7 +28,6 @@ from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
 from fdg.placing.layout import BATCH, Spec
-from fdg.recall import Recall
 from fdg.rowwise import rowwise_p
 
 Dimensions = Mapping[int, tuple[int, ...]]
@@ -110,7 +110,7 @@ class _Rewriter:
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
         self.mesh, self.sharded = mesh, sharded
-        self._known: Recall[tuple[Any, set[Any], list[Spec | None]]] = Recall()
+        self._known: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
         """The jaxpr of a flow with its constraints."""

@@ -14,9 +14,9 @@ is a kernel launch. The bits are the same, since threefry hashes each key by its
 depend on the batch of keys stay in the loop.
 """
 
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.ahead import Taker, take_ahead
-from fdg.recall import Recall
+from fdg.lowering.hoisting import HoistRule, hoist
 
 # Of what is drawn for all trips of a loop: of more, the loop's own trips are the better ones.
 MOST_BYTES = 64 << 20
@@ -26,14 +26,14 @@ _DRAWS = frozenset(
 )
 
 
-_KNOWN: Recall[ClosedJaxpr] = Recall(most=256)
+_KNOWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
-def draw_ahead(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Hoists the draws of a program's scans, at any depth.
 
     Args:
       jaxpr: a traced program in the global view; one that was rewritten before is not rewritten again.
     """
-    draws = Taker("draws", lambda eqn: eqn.primitive.name in _DRAWS, MOST_BYTES)
-    return _KNOWN(jaxpr, MOST_BYTES, lambda: take_ahead(jaxpr, draws))
+    draws = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MOST_BYTES)
+    return _KNOWN(jaxpr, MOST_BYTES, lambda: hoist(jaxpr, draws))

@@ -28,9 +28,9 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.ahead import Taker, take_ahead
-from fdg.recall import Recall
+from fdg.lowering.hoisting import HoistRule, hoist
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
@@ -67,7 +67,7 @@ def hoist_batch_reductions(
     return _AHEAD(flow, None, lambda: _meet_ahead(jaxpr, flow))
 
 
-_AHEAD: Recall[ClosedJaxpr] = Recall(most=256)
+_AHEAD: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
 def _meet_ahead(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
@@ -75,10 +75,10 @@ def _meet_ahead(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Hoisting other collectives, such as those that shuffle samples, would run them twice.
     others = {id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)}
-    taker = Taker(
+    taker = HoistRule(
         "sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True, stays=lambda eqn: id(eqn) in others
     )
-    return take_ahead(jaxpr, taker) if sums else jaxpr
+    return hoist(jaxpr, taker) if sums else jaxpr
 
 
 def _steps(flow: Flow) -> Iterator[EquationFlow]:

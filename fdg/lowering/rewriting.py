@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.draws import draw_ahead
+from fdg.lowering.draws import hoist_draws
 from fdg.lowering.ordering import hoist_batch_reductions, in_order
 from fdg.lowering.tiles import tile
-from fdg.lowering.turning import turn_kernels
-from fdg.recall import Recall
+from fdg.lowering.transposing import transpose_weight_gradients
 
-_DRAWN: Recall[ClosedJaxpr] = Recall(most=256)
+_DRAWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
 class Setting(NamedTuple):
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
 def _without_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
     # Without dead code, or what is put in order would need it.
-    return _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(draw_ahead(jaxpr)))
+    return _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
 
 
 PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
@@ -53,7 +53,10 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
         lambda on: not on.sharded and (on.a_core_each or (on.on_cpu and on.devices > 1)),
         lambda jaxpr, on: tile(jaxpr, on.axes, on.devices, on.a_core_each),
     ),
-    "kernels turned": (lambda on: on.on_cpu and not on.sharded, lambda jaxpr, on: turn_kernels(jaxpr)),
+    "weight gradients transposed": (
+        lambda on: on.on_cpu and not on.sharded,
+        lambda jaxpr, on: transpose_weight_gradients(jaxpr),
+    ),
     "exchanges in order": (
         lambda on: on.on_cpu and on.devices > 1 and not on.sharded,
         lambda jaxpr, on: in_order(jaxpr, on.axes, on.devices, on.output_axes),
@@ -69,7 +72,7 @@ def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
 
 
-_REWRITTEN: Recall[ClosedJaxpr] = Recall(most=256)
+_REWRITTEN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
 def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:

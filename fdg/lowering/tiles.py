@@ -37,11 +37,11 @@ from fdg.batch.gradients import GradientSums, adds_up_a_gradient, gradient_sums,
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores, sharing
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.extremes import extreme_over
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
-from fdg.recall import Recall
 
 TILE_BYTES = 3 << 20  # of all values of a tile that have a batch; XLA fuses most of them away
 TILE_FLOPS = 4 << 20  # operations of a tile below which the loop around it would cost too much
@@ -129,7 +129,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     return run
 
 
-_PARTS: Recall[core.Jaxpr] = Recall(most=1024)
+_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(most=1024)
 
 
 def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:

@@ -16,13 +16,13 @@ from fdg.batch.collective import Collective
 from fdg.batch.gradients import gradient_bytes
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.random import draws_from_the_batch
-from fdg.recall import Recall
+from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
 CACHE_BYTES = 8 << 20  # of the gradients of agents that are mapped together
 OPERATION_BYTES = 2000  # that a core could read or write in the time that it takes to begin an operation
 
-_KNOWN: Recall[int] = Recall(most=64)
+_KNOWN: IdentityCache[int] = IdentityCache(most=64)
 
 
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:

@@ -25,8 +25,8 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark
+from fdg.identity_cache import IdentityCache
 from fdg.placing.plans import Plan
-from fdg.recall import Recall
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -57,7 +57,7 @@ class _Walker:
 
     def __init__(self) -> None:
         self.fragments: dict[str, list[str]] = {}
-        self._known: Recall[str] = Recall()
+        self._known: IdentityCache[str] = IdentityCache()
 
     def closed(self, jaxpr: Any) -> str:
         """The digest of a jaxpr with its constants."""

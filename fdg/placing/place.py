@@ -24,6 +24,7 @@ from fdg.batch.exchanges import WithoutRule, predict
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import common_cores
 from fdg.errors import PlanError
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.agents_per_device import (
     agents_together,
@@ -49,15 +50,14 @@ from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag, with_staleness
-from fdg.recall import Recall
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace
 
 _MOST_DEVICES = 2**20
 _MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
-_OPENED: Recall[Opened] = Recall(most=16)
-_DELAYED: Recall[tuple[FDG, Delay]] = Recall(most=16)
-_EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Recall(most=256)
+_OPENED: IdentityCache[Opened] = IdentityCache(most=16)
+_DELAYED: IdentityCache[tuple[FDG, Delay]] = IdentityCache(most=16)
+_EXCHANGED: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(most=256)
 
 
 @checked_names

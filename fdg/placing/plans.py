@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fdg import jaxprs
-from fdg.drawn import Drawable
+from fdg.drawable import Drawable
 from fdg.placing.memory import peak_by_group, program_bytes
 from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group

@@ -1,6 +1,6 @@
 """Graphs and plans as text, Mermaid and SVG."""
 
-from fdg.drawn import Drawings
+from fdg.drawable import Drawings
 from fdg.placing.plans import Plan
 from fdg.showing.graph_drawings import graph_mermaid, graph_svg, graph_text
 from fdg.showing.plan_mermaid import plan_mermaid

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from fdg.agents import BetweenAgents
-from fdg.drawn import Drawable
+from fdg.drawable import Drawable
 from fdg.errors import GraphError
 
 

@@ -13,8 +13,8 @@ from fdg.agents import Agents, checked_name, iterate_all
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import FragmentMark, fragment
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr, check_settings
-from fdg.recall import Recall
 from fdg.tracing.graph import FDG, check
 from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.reader import Reader
@@ -189,7 +189,7 @@ def in_one(graph: FDG, state: Any) -> FDG:
     return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, make), parameter_rules=graph.parameter_rules)
 
 
-_IN_ONE: Recall[FDG] = Recall(most=16)
+_IN_ONE: IdentityCache[FDG] = IdentityCache(most=16)
 
 
 def _declared_rules(algorithm: Any) -> Any:

@@ -19,7 +19,7 @@ import jax
 import algos
 import envs
 import policies
-from envs import own
+from envs import user_code
 from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.kinds import dataclass_fields
 from fdg.training.data import kept_data, kept_dataset
@@ -139,7 +139,7 @@ class NameResolver:
         if not self._is_named(field, name):
             raise self._refused(field, name, _imports(name))
         kind = {"algo": "algorithm"}.get(field, field)
-        found = own.found(kind, name, _has(methods))
+        found = user_code.found(kind, name, _has(methods))
         if not _has(methods)(found):
             article = "an" if kind == "algorithm" else "a"
             raise FdgError(

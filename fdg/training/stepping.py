@@ -18,11 +18,11 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark, fragments_in
+from fdg.identity_cache import IdentityCache
 from fdg.placing.plans import Plan
 from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites
-from fdg.recall import Recall
 from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
@@ -69,8 +69,8 @@ class Stepper:
     def __init__(self, graph: FDG, plan: Plan | None = None, devices: Sequence[jax.Device] = ()):
         self._graph, self._plan, self._devices = graph, plan, devices
         self._sites = {} if plan is None else {site.fragment.name: site for site in sites(graph)}
-        self._parts: Recall[list[Any]] = Recall()
-        self._functions: Recall[Callable[..., list[Any]]] = Recall()
+        self._parts: IdentityCache[list[Any]] = IdentityCache()
+        self._functions: IdentityCache[Callable[..., list[Any]]] = IdentityCache()
         self._calls: collections.Counter[str] = collections.Counter()
         self._iteration = 0
         self._names = (

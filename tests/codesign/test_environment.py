@@ -15,7 +15,7 @@ from envs import registry
 from envs.codesign import environment, found, problem
 from envs.codesign.environment import CoDesign
 from envs.codesign.problem import Specs
-from envs.trying import COMPILE_FAST, random_actions
+from envs.contract import COMPILE_FAST, random_actions
 from fdg.errors import FdgError
 from fdg.training.checkpoint import Checkpoints
 from tests.codesign.small import PROBLEM, all_designs

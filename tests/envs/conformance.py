@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from envs.trying import COMPILE_FAST, NUM_ENVS, STEPS, Rollout, problems, random_actions, random_rollouts
+from envs.contract import COMPILE_FAST, NUM_ENVS, STEPS, Rollout, problems, random_actions, random_rollouts
 
 __all__ = ["COMPILE_FAST", "NUM_ENVS", "STEPS", "assert_conforms", "assert_tracing_allocates_nothing"]
 

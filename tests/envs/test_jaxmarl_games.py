@@ -7,8 +7,8 @@ import pytest
 
 import envs
 from envs import jaxmarl_brax, jaxmarl_games
+from envs.contract import random_actions
 from envs.quiet import relaxed_checks
-from envs.trying import random_actions
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms
 from tests.later import Later

@@ -17,11 +17,11 @@ import envs
 import fdg
 import policies
 from envs import from_craftax, from_jumanji, from_octax, from_playground
+from envs.contract import random_actions
 from envs.environment import vectorize
 from envs.literals import Literal, as_arrays, hold, hold_pytrees
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
-from envs.trying import random_actions
 from fdg.errors import FdgError
 from tests.conformance.comparison import ITERATIONS, assert_same, plain
 from tests.envs.conformance import assert_conforms

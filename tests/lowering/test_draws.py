@@ -113,7 +113,7 @@ def values(results):
 def test_draws_are_those_of_the_loop(function, left):
     x = jnp.arange(3.0)
     jaxpr = jax.make_jaxpr(function)(x, KEYS)
-    hoisted = draws.draw_ahead(jaxpr)
+    hoisted = draws.hoist_draws(jaxpr)
     assert drawn_in_loops(jaxpr) > 0 and drawn_in_loops(hoisted) == left
     made, expected = (values(core.jaxpr_as_fun(each)(x, KEYS)) for each in (hoisted, jaxpr))
     for a, b in zip(made, expected, strict=True):
@@ -132,7 +132,7 @@ def test_a_call_keeps_the_constants_that_it_reads():
 
     jaxpr = jax.make_jaxpr(in_calls_with_constants)(x, KEYS)
     assert constants(jaxpr) == [(3,), (3,)]
-    assert constants(draws.draw_ahead(jaxpr)) == [(3,), (3,)]  # one each, of the draws and of the rest
+    assert constants(draws.hoist_draws(jaxpr)) == [(3,), (3,)]  # one each, of the draws and of the rest
 
 
 @pytest.mark.parametrize("name", ["Breakout-MinAtar", "overcooked"])
@@ -142,12 +142,12 @@ def test_nothing_is_drawn_in_rollouts_of_environments_with_arrays_of_their_own(n
     make = algos.IPPO if envs.num_agents(envs.make(name)) else algos.PPO
     graph = fdg.trace(make(env=envs.make(name), num_envs=2, num_steps=4, num_minibatches=2, hidden=(8,)))
     assert drawn_in_loops(graph.jaxpr) > 2
-    assert drawn_in_loops(draws.draw_ahead(graph.jaxpr)) == 0
+    assert drawn_in_loops(draws.hoist_draws(graph.jaxpr)) == 0
 
 
 def test_a_loop_stays_as_unrolled_as_it_was():
     jaxpr = jax.make_jaxpr(lambda x, keys: jax.lax.scan(walk, x, keys, unroll=5))(jnp.arange(3.0), KEYS)
-    made = [eqn for eqn in jaxprs.open_jaxpr(draws.draw_ahead(jaxpr)).eqns if eqn.primitive.name == "scan"]
+    made = [eqn for eqn in jaxprs.open_jaxpr(draws.hoist_draws(jaxpr)).eqns if eqn.primitive.name == "scan"]
     assert [eqn.params["unroll"] for eqn in made] == [5]
 
 
@@ -156,7 +156,7 @@ def test_a_draw_that_waits_for_what_is_carried_stays():
         return jax.random.split(key)[0], jax.random.uniform(key)
 
     jaxpr = jax.make_jaxpr(lambda key: jax.lax.scan(trip, key, None, length=4))(jax.random.key(0))
-    assert draws.draw_ahead(jaxpr) is jaxpr
+    assert draws.hoist_draws(jaxpr) is jaxpr
 
 
 def host_seed(t, key):
@@ -211,29 +211,29 @@ def test_a_seed_that_is_made_one_trip_at_a_time_stays(seed_of):
         return x + jax.random.uniform(key), None
 
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(trip, x, jnp.arange(3))[0])(0.0)
-    made, expected = (core.jaxpr_as_fun(each)(0.0) for each in (draws.draw_ahead(jaxpr), jaxpr))
+    made, expected = (core.jaxpr_as_fun(each)(0.0) for each in (draws.hoist_draws(jaxpr), jaxpr))
     np.testing.assert_allclose(made, expected, rtol=1e-6)
-    assert drawn_in_loops(draws.draw_ahead(jaxpr)) == 1
+    assert drawn_in_loops(draws.hoist_draws(jaxpr)) == 1
 
 
 def test_draws_that_depend_on_the_batch_stay():
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (5, 3))
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), keys)
-    assert draws.draw_ahead(jaxpr) is jaxpr
+    assert draws.hoist_draws(jaxpr) is jaxpr
 
 
 def test_a_program_without_draws_is_handed_back_as_it_is():
     for function in (jnp.sin, lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y + 1, x)):
         jaxpr = jax.make_jaxpr(function)(1.0)
-        assert draws.draw_ahead(jaxpr) is jaxpr
+        assert draws.hoist_draws(jaxpr) is jaxpr
 
 
 def test_more_than_fits_stays(monkeypatch):
     monkeypatch.setattr(draws, "MOST_BYTES", 8)
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), KEYS)
-    assert draws.draw_ahead(jaxpr) is jaxpr
+    assert draws.hoist_draws(jaxpr) is jaxpr
 
 
 def test_fragments_keep_their_names():
-    hoisted = draws.draw_ahead(jax.make_jaxpr(in_calls)(jnp.arange(3.0), KEYS))
+    hoisted = draws.hoist_draws(jax.make_jaxpr(in_calls)(jnp.arange(3.0), KEYS))
     assert str(hoisted).count("name=fdg:actor:act") == 2  # what it draws, and the rest

@@ -90,7 +90,7 @@ def _host() -> None:
 
     Relies on `lowering.ahead._OUTSIDE`, the operations that stay in their loop.
     """
-    ahead: Any = importlib.import_module("fdg.lowering.ahead")
+    ahead: Any = importlib.import_module("fdg.lowering.hoisting")
     assert "pure_callback" in ahead._OUTSIDE
     ahead._OUTSIDE = frozenset()
 

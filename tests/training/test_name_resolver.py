@@ -54,7 +54,7 @@ def edited(runs, tmp_path):
 NAMED = {
     "a class of the standard library": {"algo": "subprocess:Popen"},
     "a module of ours": {"algo": "fdg.ctrl_c:evil"},
-    "a function of ours": {"env": "envs.own:make?name='evilmod:thing'&overrides={}"},
+    "a function of ours": {"env": "envs.user_code:make?name='evilmod:thing'&overrides={}"},
     "an import of ours": {"env": "envs.rendering:_module?module='evilmod'"},
     "a blank": {"algo": " evilmod:Algo"},
     "a policy": {"policy": "evilmod:Algo"},

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fdg.batch.lengths import smallest_equivalent
+from fdg.identity_cache import IdentityCache
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.drafts import Values, in_order
@@ -23,7 +24,6 @@ from fdg.placing.scheduling.merging import merge
 from fdg.placing.scheduling.naming import find_origins, program_names
 from fdg.placing.scheduling.residents import Placement, place_operations
 from fdg.placing.scheduling.schedule import Schedule
-from fdg.recall import Recall
 
 
 def partition(
@@ -58,8 +58,8 @@ def partition(
     )
 
 
-_PLACED: Recall[Placement] = Recall(most=16)
-_SCHEDULES: Recall[Schedule] = Recall(most=64)
+_PLACED: IdentityCache[Placement] = IdentityCache(most=16)
+_SCHEDULES: IdentityCache[Schedule] = IdentityCache(most=64)
 
 
 def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:

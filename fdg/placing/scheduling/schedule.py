@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import Layout
 from fdg.placing.regions.region import VariableNames
 from fdg.placing.resharding import Change
-from fdg.recall import Recall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Call:
 
 
 # One jaxpr for all plans that have the program: much is known by jaxpr. It keeps alive what it is known by.
-_BUILT: Recall[ClosedJaxpr] = Recall(most=256)
+_BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import PlanError, listed
 from fdg.fragment import FragmentMark, fragments_in
+from fdg.identity_cache import IdentityCache
 from fdg.placing.staleness.values import control_flow
-from fdg.recall import Recall
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
@@ -116,7 +116,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     return cut, Ages(ages, lag, trips, frozenset(names[border : border + count]))
 
 
-_CUT: Recall[tuple[FDG, int, int]] = Recall(most=32)
+_CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(most=32)
 
 
 def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:

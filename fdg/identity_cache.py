@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 Found = TypeVar("Found")
 
 
-class Recall(Generic[Found]):
+class IdentityCache(Generic[Found]):
     """Results by what they are of; errors are raised anew each time."""
 
     def __init__(self, most: int | None = None) -> None:

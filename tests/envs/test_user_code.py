@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import envs
-from envs import own, probe, registry
+from envs import probe, registry, user_code
 from fdg.errors import FdgError, UnknownNameError
 
 _numbers = itertools.count()
@@ -108,9 +108,9 @@ def test_installed_packages_register_theirs(monkeypatch):
         _Point("CartPole-v1", 3),
     ]
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: points if group == own.ENTRY_POINTS else []
+        importlib.metadata, "entry_points", lambda group: points if group == user_code.ENTRY_POINTS else []
     )
-    own.entry_points.cache_clear()
+    user_code.entry_points.cache_clear()
     try:
         assert "Maze-v0" in envs.names() and envs.beyond_registries("Maze-v0", {}) is None
         assert envs.make("Maze-v0", delay=2) == envs.make("probe:memory", delay=2)
@@ -121,4 +121,4 @@ def test_installed_packages_register_theirs(monkeypatch):
             envs.make("Maze-v1")
     finally:
         monkeypatch.undo()
-        own.entry_points.cache_clear()
+        user_code.entry_points.cache_clear()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fdg import jaxprs
-from fdg.lowering.turning import turn_kernels
+from fdg.lowering.transposing import transpose_weight_gradients
 
 
 def operations(jaxpr):
@@ -20,7 +20,7 @@ def operations(jaxpr):
 def turned(function, *arguments):
     """The function's results from the rewritten program, its own, and the rewritten program's operations."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    now = turn_kernels(closed)
+    now = transpose_weight_gradients(closed)
     results = jax.jit(jax.extend.core.jaxpr_as_fun(now))(*jax.tree.leaves(arguments))
     expected = jax.tree.leaves(jax.jit(function)(*arguments))
     assert [r.shape for r in results] == [s.shape for s in jax.tree.leaves(shape)]
@@ -111,6 +111,6 @@ def test_products_of_one_column_stay(wide, narrow):
 
 def test_other_products_stay():
     closed = jax.make_jaxpr(lambda x, w: x @ w)(numbers(8, 4), numbers(4, 4))
-    assert turn_kernels(closed) is closed
+    assert transpose_weight_gradients(closed) is closed
     batched = jax.make_jaxpr(jax.vmap(lambda x, w: x.T @ w))(numbers(2, 8, 4), numbers(2, 8, 4))
-    assert turn_kernels(batched) is batched
+    assert transpose_weight_gradients(batched) is batched

@@ -24,12 +24,12 @@ _OVER_ROWS = (((0,), (0,)), ((), ()))
 _ROWS_WITH_COLUMNS = (((1,), (0,)), ((), ()))
 
 
-def turn_kernels(closed: ClosedJaxpr) -> ClosedJaxpr:
+def transpose_weight_gradients(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Transposes the first operand of products over rows, in loops and calls too.
 
     >>> grad = jax.grad(lambda w, x: (x @ w).sum())
     >>> traced = jax.make_jaxpr(grad)(jax.numpy.ones((64, 64)), jax.numpy.ones((8, 64)))
-    >>> [eqn.primitive.name for eqn in jaxprs.open_jaxpr(turn_kernels(traced)).eqns[-3:]]
+    >>> [eqn.primitive.name for eqn in jaxprs.open_jaxpr(transpose_weight_gradients(traced)).eqns[-3:]]
     ['transpose', 'optimization_barrier', 'dot_general']
     """
     return jaxprs.rewrite_blocks(closed, _turned)

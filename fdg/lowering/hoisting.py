@@ -1,6 +1,6 @@
 """Loop-invariant code motion out of scans, for the rows of all trips at once.
 
-A `Taker` selects operations of a loop's body; they are hoisted with what they depend on, unless that is
+A `HoistRule` selects operations of a loop's body; they are hoisted with what they depend on, unless that is
 carried.
 
     scan 128 trips { x; row: a = f row; b = dear a; x = step x a b }
@@ -22,7 +22,7 @@ from fdg.batch.rules.random import draws_from_the_batch
 from fdg.jax_internals import ClosedJaxpr
 
 
-class Taker(NamedTuple):
+class HoistRule(NamedTuple):
     """What to hoist out of loops.
 
     Attributes:
@@ -40,7 +40,7 @@ class Taker(NamedTuple):
     stays: Callable[[Any], bool] = lambda eqn: False
 
 
-def take_ahead(jaxpr: ClosedJaxpr, taker: Taker) -> ClosedJaxpr:
+def hoist(jaxpr: ClosedJaxpr, taker: HoistRule) -> ClosedJaxpr:
     """Hoists operations out of a program's scans, at any depth; in the global view."""
     hoister = _Hoister(taker)
 
@@ -69,7 +69,7 @@ class _Parts(NamedTuple):
 class _Hoister:
     """Hoists operations out of scans."""
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: HoistRule) -> None:
         self.taker = taker
 
     def in_two(self, eqn: Any) -> list[Any] | None:

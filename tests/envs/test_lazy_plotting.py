@@ -44,7 +44,7 @@ def test_what_is_needed_while_a_module_is_imported_is_imported_and_no_more(tmp_p
         f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from envs.undrawn import undrawn
+        from envs.lazy_plotting import undrawn
         with undrawn("absent"):
             import lacking
         try:
