@@ -1,4 +1,4 @@
-"""Language models that learn from demonstrations, preferences and rewards."""
+"""Algorithms for language models: from demonstrations, preferences and rewards."""
 
 from fdg.public_names import submodules
 

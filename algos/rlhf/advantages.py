@@ -1,6 +1,6 @@
-"""How much better a response, or each of its tokens, was than expected.
+"""Advantages of responses and of their tokens.
 
-Letters in shapes: `N` responses, those to one prompt (a group of `G`) next to each other; `R` tokens.
+Letters in shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens.
 """
 
 from typing import Literal
@@ -39,21 +39,20 @@ def group_advantage(
     unbiased: bool,
     given: jax.Array | None = None,
 ) -> jax.Array:
-    """Rewards `[N]` less what the other responses to the same prompt were worth: `[N]` float32.
+    """Rewards `[N]` minus a baseline of the responses to the same prompt: `[N]` float32.
 
-    Where all rewards of a group are equal, each is exactly zero above a mean, whatever was rounded how.
+    If all rewards of a group are equal, each advantage is exactly zero, regardless of rounding.
 
     Args:
-      reward: `[N]` float32; computed with in float64 where that is on.
+      reward: `[N]` float32; computed in float64 if that is enabled.
       group: `G`, responses to each prompt.
-      baseline: the group's mean (GRPO), that of the others alone (RLOO, arXiv 2402.14740, equation 2), or
-        none.
-      scale: divide by the deviation of the rewards within the group (GRPO, arXiv 2402.03300, section 4.1.2),
-        or within the batch; otherwise not at all (Dr. GRPO), or later (`tokens`).
+      baseline: the group's mean (GRPO), the mean of the others (RLOO, arXiv 2402.14740, equation 2), or none.
+      scale: divide by the standard deviation of the rewards within the group (GRPO, arXiv 2402.03300, section
+        4.1.2), or within the batch; otherwise not (Dr. GRPO), or later (`tokens`).
       guard: added to that deviation.
-      unbiased: the deviation is over `n - 1`, not `n`.
-      given: `[N]` bool, which responses have a reward; the others count in no mean, and have an advantage of
-        zero. None: all.
+      unbiased: whether the deviation is over `n - 1`.
+      given: `[N]` bool, which responses have a reward; the others count in no mean, and have advantage zero.
+        None: all.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
@@ -141,19 +140,17 @@ def token_advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
 
-    A response ends in nothing: after its last token the value is zero. Tokens outside the mask are stepped
-    over,
-    as if they were not there: what a tool says is no action.
+    The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
 
     Args:
       reward: `[N, R]` float32.
       value: `[N, R]` float32, before each token.
       mask: `[N, R]` bool.
-      discount: gamma, a token.
+      discount: gamma for each token.
       gae_lambda: lambda.
 
     Returns:
-      Advantage and target of the value, both `[N, R]` float32, zero outside the mask.
+      Advantage and value target, both `[N, R]` float32, zero outside the mask.
 
     >>> one, mask = jnp.ones((1, 3)), jnp.array([[True, False, True]])
     >>> advantage, target = token_advantages(one, 0.5 * one, mask, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk that learning begins with: their shapes while tracing, their numbers as it runs."""
+"""Initial checkpoints on disk: read as shapes in tracing, and as arrays when the program runs."""
 
 import dataclasses
 import functools
@@ -24,17 +24,17 @@ _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str) -> DecoderConfig:
-    """Of the checkpoint in a folder: all of which is there, or its `config.json` alone, which plans need.
+    """The configuration of the checkpoint in a folder, with all files or only its `config.json` (for plans).
 
     Raises:
-      FdgError: some of it is missing, cannot be read, or is of another architecture.
+      FdgError: files are missing or unreadable, or of another architecture.
     """
     return weights.check(path) if weights.has_tensors(path) else weights.planned_config(path)
 
 
 @functools.lru_cache(maxsize=16)
 def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
-    """Of the checkpoint in a folder with the adapters in another: see `config_of`.
+    """The configuration of a checkpoint with the adapters in another folder: see `config_of`.
 
     Warns if the adapters name another base.
     """
@@ -54,9 +54,9 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
 
 
 def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
-    """Parameters of the checkpoint in a folder.
+    """The parameters of the checkpoint in a folder.
 
-    Where the network has adapters, with those of another folder, or with new ones by `key`.
+    If the network has adapters: with those of another folder, or new ones by `key`.
     """
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
     # A call to the host, not constants of the program: the files are read as it runs.
@@ -71,15 +71,15 @@ def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> 
 
 @functools.lru_cache(maxsize=16)
 def reward_config_of(path: str) -> DecoderConfig:
-    """Of the reward model in a folder: see `config_of`."""
+    """The configuration of the reward model in a folder: see `config_of`."""
     return weights.check(path, scores=True) if weights.has_tensors(path) else weights.planned_config(path)
 
 
 def check_there(path: str | None, scores: bool = False) -> None:
-    """Requires the weights of a checkpoint, which a run begins with.
+    """Checks that the weights of an initial checkpoint exist.
 
     Raises:
-      FdgError: they are not there.
+      FdgError: they do not.
     """
     if path is not None and not weights.has_tensors(path):
         weights.check(path, scores)
@@ -96,13 +96,13 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
 def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response: int | None) -> Any:
     """The task with the tokenizer of a checkpoint.
 
-    That is the one in the folder `tokenizer`, or else in the checkpoint's own, `path`; unless the task has
-    been given one that is not of characters, or `tokenizer` is 'characters'. Responses have `max_response`
-    tokens, or what the task was given; else, where a character is no token, 64, or as many as the longest
-    answer of a file, or what the context has room for.
+    That is the one in the folder `tokenizer`, or else the checkpoint's own in `path`; unless the task has a
+    tokenizer that is not of characters, or `tokenizer` is 'characters'. Responses have `max_response` tokens,
+    or the task's limit; else, with tokens longer than characters, 64, or as many as a file's longest answer,
+    or as the context allows.
 
     Raises:
-      FdgError: there is none, or it cannot be read; a game speaks by another.
+      FdgError: there is no tokenizer, it cannot be read, or a game has another one.
     """
     own = isinstance(env.tokenizer, CharacterTokenizer)
     if tokenizer == CHARACTERS or (tokenizer is None and not own):
@@ -128,7 +128,7 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
 
 
 def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
-    """Writes a checkpoint with all that it takes to answer: see `weights.save` and `files_of`.
+    """Writes a checkpoint with everything needed to answer: see `weights.save` and `files_of`.
 
     Raises:
       FdgError: as these.
@@ -138,7 +138,7 @@ def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
 
 
 def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any, model: str | None) -> None:
-    """Writes the adapters alone, with the tokenizer, as PEFT does.
+    """Writes only the adapters, with the tokenizer, in PEFT's format.
 
     Raises:
       FdgError: there are none, or their base is not the checkpoint in the folder `model`; as `peft.save`.

@@ -1,7 +1,6 @@
-"""Which problem comes when: fresh ones for ever, or a fixed set in another order each epoch.
+"""The order of problems: fresh ones, or a fixed set shuffled in each epoch.
 
-Both follow from a run's key and its iteration alone: who goes on from a checkpoint meets the same problems in
-the same order, at the border of an epoch too.
+Both depend only on a run's key and its iteration, so a resumed run gets the same problems in the same order.
 """
 
 from typing import Any
@@ -13,17 +12,17 @@ import jax.numpy as jnp
 def problems_of(
     env: Any, key: jax.Array, iteration: jax.Array, count: int, size: int | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """What a task draws the problems of an iteration from: keys, and for a file its rows.
+    """The keys of an iteration's problems, and the rows of a file.
 
     Args:
-      env: a task; `num_rows` says how many rows its file has.
+      env: a task; `num_rows` is the number of rows of its file.
       key: of the run's data.
       iteration: `[]` int32.
       count: problems of an iteration.
-      size: problems that there are; None: all rows of a file, else fresh ones.
+      size: the number of problems; None for all rows of a file, or fresh ones.
 
     Returns:
-      Keys `[count]`, and `(numbers [count] int32,)` of rows, or `()`.
+      Keys `[count]`, and `(row numbers [count] int32,)` or `()`.
     """
     rows = getattr(env, "num_rows", None)
     size = size or (rows if rows is not None and rows >= count else None)
@@ -38,7 +37,7 @@ def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | N
       key: of the run's data.
       iteration: `[]` int32.
       count: problems of an iteration.
-      size: problems that there are, each met once an epoch; None for fresh ones.
+      size: the number of problems, each used once in an epoch; None for fresh ones.
 
     >>> key = jax.random.key(0)
     >>> words = lambda i: {tuple(w) for w in jax.random.key_data(problem_keys(key, i, 2, 4)).tolist()}
@@ -52,7 +51,7 @@ def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | N
 
 
 def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int) -> jax.Array:
-    """Which of `size` problems an iteration has, `[count] int32`; arguments as for `problem_keys`.
+    """The numbers of an iteration's problems out of `size`, `[count] int32`; arguments as for `problem_keys`.
 
     >>> key = jax.random.key(0)
     >>> sorted(n for i in (0, 1) for n in problem_numbers(key, i, 2, 4).tolist())

@@ -20,7 +20,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of DPO."""
 
     parameters: Any
     reference: Any  # parameters that the policy is kept near to; () where it has adapters
@@ -35,13 +35,13 @@ class State(NamedTuple):
 class DPO(PreferenceAgent, JudgedAgent):
     """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
-    The best and the worst of `group_size` responses are a pair; prompts whose responses are all worth the
-    same do not count. As in the paper the reference responds; with `respondent="policy"` the network that
-    learns does (online DPO, arXiv 2402.04792). An evaluation on a file is the share of held-out pairs whose
-    margin is above zero. Frozen and hashable.
+    The best and the worst of `group_size` responses form a pair; prompts with equal rewards do not count. As
+    in the paper the reference generates; with `respondent="policy"` the trained network does (online DPO,
+    arXiv 2402.04792). An evaluation on a file is the share of held-out pairs with a positive margin. Frozen
+    and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
     presets_of: ClassVar[str] = "DPO"
@@ -68,7 +68,7 @@ class DPO(PreferenceAgent, JudgedAgent):
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
+        """The initial state."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
         stream = () if self._reads else streaming.first_stream(self, self.num_prompts, parameters, key)
@@ -83,7 +83,7 @@ class DPO(PreferenceAgent, JudgedAgent):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, pairs of them, and all updates on these."""
+        """Responses to new prompts, pairs of them, and all updates."""
         reference = self._reference_parameters(state)
         respondent = reference if self.respondent == "reference" else state.parameters
         stream = state.stream
@@ -117,7 +117,7 @@ class DPO(PreferenceAgent, JudgedAgent):
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
     ) -> dict[str, jax.Array]:
-        """As of every `LanguageAgent`; of pairs of a file, the share whose preferred answer gained more."""
+        """As `LanguageAgent.evaluate`; on pairs of a file, the share with a positive margin."""
         if not self._reads:
             return super().evaluate(state, key, episodes, greedy)
         pairs = self._held_out_pairs(key, episodes)
@@ -153,7 +153,7 @@ class DPO(PreferenceAgent, JudgedAgent):
         }
 
     def _gains(self, parameters, pairs, known):
-        """Log-probability of the chosen, and of the rejected response, less the reference's: `[n]` each."""
+        """Log-probabilities of the chosen and the rejected response minus the reference's: `[n]` each."""
         gains = []
         both = zip((pairs.chosen, pairs.rejected), self._scores(parameters, pairs), known, strict=True)
         for responses, log_prob, reference in both:

@@ -1,4 +1,4 @@
-"""Sizes that have to divide each other: what a user did not name follows what they named."""
+"""Adjusts sizes that the user did not name, so that sizes divide each other."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ _SIZES = ("num_prompts", "num_minibatches", "micro_batch")
 
 
 class Rows(NamedTuple):
-    """What the updates of an iteration are of."""
+    """The rows of an iteration's updates."""
 
     size: int
     groups: int  # that are spread evenly over minibatches
@@ -17,13 +17,13 @@ class Rows(NamedTuple):
 
 
 def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows], drawn: int) -> bool:
-    """Whether the rows of an iteration divide into minibatches, and those into micro-batches.
+    """Whether an iteration's rows divide into minibatches, and those into micro-batches.
 
     Args:
-      values: fields of an algorithm by name, `num_prompts`, `num_minibatches`, `micro_batch` and
-        `dataset_size` among them.
-      rows_of: what its updates are of.
-      drawn: times as many prompts are drawn as are learned from.
+      values: an algorithm's fields by name: `num_prompts`, `num_minibatches`, `micro_batch`, `dataset_size`
+        and others.
+      rows_of: the rows of its updates.
+      drawn: ratio of sampled to learned prompts.
     """
     (count, groups, _), number = rows_of(values), values["num_minibatches"]
     if count % number or not updates.divides(count, groups, number):
@@ -39,14 +39,14 @@ def followed(
     rows_of: Callable[[Mapping[str, Any]], Rows],
     drawn: int = 1,
 ) -> dict[str, int]:
-    """What has to change of the sizes that were not named, so that all fit; empty where nothing does.
+    """The smallest changes of unnamed sizes so that all divide; empty if none are needed.
 
-    The least that it takes: smaller micro-batches, which change no number; else fewer minibatches; else a few
-    prompts fewer, or more. Empty too where nothing helps, for what is named does not fit together.
+    Prefers smaller micro-batches, which change no number, then fewer minibatches, then slightly fewer or more
+    prompts. Empty too if nothing helps, because named sizes do not fit together.
 
     Args:
       values: as for `fits`.
-      named: those that stay as they are.
+      named: fields that must not change.
       rows_of, drawn: as for `fits`.
 
     >>> grpo = lambda v: Rows(v["num_prompts"] * v["group_size"], v["num_prompts"], "responses")
@@ -74,7 +74,7 @@ def followed(
 
 
 def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Numbers of minibatches and of prompts, those that change least first."""
+    """Numbers of minibatches and of prompts, the smallest changes first."""
     number, prompts = values["num_minibatches"], values["num_prompts"]
     fewer = range(number - 1, 0, -1) if "num_minibatches" in free else ()
     others = (*range(prompts - 1, 0, -1), *range(prompts + 1, 2 * prompts + 1))

@@ -1,11 +1,10 @@
-"""The group-relative family: GRPO, and Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as values of it.
+"""The group-relative family: GRPO, and Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as settings of it.
 
-Several responses to each prompt are compared with each other, in place of a critic. What the algorithms
-differ in is an `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl",
-clip_high=0.3)`.
+Several responses to each prompt are compared with each other, without a critic. The algorithms differ in
+their `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl", clip_high=0.3)`.
 
 Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
-a minibatch or a micro-batch of it.
+a minibatch or a micro-batch.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ from fdg.settings.fields import hyperparameter, require, require_within
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of GRPO."""
 
     parameters: Any
     reference: Any  # parameters that the policy is kept near to; () where there are none, or adapters
@@ -52,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Rows of a batch, with what follows from all of it, and from all of the minibatch."""
+    """Rows of a batch, with quantities that depend on the whole batch or minibatch."""
 
     batch: Batch
     old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
@@ -63,7 +62,7 @@ class Minibatch(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of the micro-batches so far, and not divided yet."""
+    """Gradients and losses summed over micro-batches, not yet divided."""
 
     gradient: Any
     weight: jax.Array  # [] float32, what weights are divided by: tokens, or responses
@@ -72,13 +71,13 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GRPO(JudgedAgent):
-    """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
+    """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) and its relatives.
 
-    `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
-    top, and is what they say where it is None: `algorithm.objective` has all of them. Frozen and hashable.
+    `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values take
+    precedence over both, and None leaves them: `algorithm.objective` has the result. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
 
     >>> import envs
     >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
@@ -192,7 +191,7 @@ class GRPO(JudgedAgent):
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """By dynamic sampling, the variant's where none is given."""
+        """The factor of dynamic sampling; by default the variant's."""
         times = values.get("dynamic_sampling")
         if times is None:
             times = VARIANTS.get(str(values.get("variant")), {}).get("dynamic_sampling", 0)
@@ -200,13 +199,13 @@ class GRPO(JudgedAgent):
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """What a variant says goes before a preset; who asks for a correction wants it of something."""
+        """A variant's values take precedence over a preset; a correction needs samples of an older policy."""
         own = frozenset(VARIANTS.get(str(given.get("variant")), {}))
         return own | {"old_log_prob"} if given.get("correction", "none") != "none" else own
 
     @property
     def objective(self) -> Objective:
-        """What is maximised: variant and convention, and the values given on top of them."""
+        """The objective: variant, convention and explicit values."""
         names = [field.name for field in dataclasses.fields(Objective)]
         given = {name: getattr(self, name, None) for name in names}
         return objective(
@@ -221,7 +220,7 @@ class GRPO(JudgedAgent):
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
+        """The initial state."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
         return State(
@@ -280,7 +279,7 @@ class GRPO(JudgedAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
-        """All updates on a `Batch [N]`: what is trained, the optimiser's state, metrics."""
+        """All updates on a `Batch [N]`: trained parameters, optimiser state, metrics."""
         metrics = self._measured(batch, iteration)
         samples = self._samples(parameters, self._chosen(batch), iteration)
 
@@ -295,7 +294,7 @@ class GRPO(JudgedAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """`Sums` with those of a micro-batch, a `Batch [n]`; and its measures, not divided either."""
+        """Adds a micro-batch, a `Batch [n]`, to `Sums`; returns them and its measures, both undivided."""
         samples, wanted = self._samples(parameters, self._chosen(batch), iteration), self.objective
         mask = samples.batch.weight_mask
         weight, count = losses.weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
@@ -306,7 +305,7 @@ class GRPO(JudgedAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
     def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
-        """`learn` of a `Batch [N]` whose micro-batches' `Sums` are known, with their measures `[M]`."""
+        """`learn` for a `Batch [N]` with known `Sums` of its micro-batches, and measures `[M]`."""
         weight, tokens = jnp.maximum(sums.weight, 1), jnp.maximum(sums.tokens, 1)
         gradient = jax.tree.map(lambda x: x / weight, sums.gradient)
         trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))
@@ -319,7 +318,7 @@ class GRPO(JudgedAgent):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
-        """Share of the gradient, and of the measures, that these responses `[n]` of a minibatch have."""
+        """The share of the gradient, and of the measures, of the responses `[n]` of a minibatch."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
@@ -329,7 +328,7 @@ class GRPO(JudgedAgent):
     # --- parts ---
 
     def _loss(self, parameters, is_first, minibatch):
-        """Share of the loss, and of measures, which add up too (of `_max`, the largest counts)."""
+        """The share of the loss and of measures, which add up (for `_max`, the largest counts)."""
         wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
         # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
@@ -374,7 +373,7 @@ class GRPO(JudgedAgent):
         }
 
     def _samples(self, parameters: Any, batch: Batch, iteration: Any = 0) -> Minibatch:
-        """All of a batch, with log-probabilities before the first update and with advantages."""
+        """The batch with log-probabilities before the first update and with advantages."""
         wanted, mask = self.objective, batch.weight_mask
         old = batch.sampled_log_prob  # looked at where no other is needed, if at all
         if self._needs_old:
@@ -391,7 +390,7 @@ class GRPO(JudgedAgent):
         return Minibatch(batch, old, advantage, nothing, nothing, age)
 
     def _chosen(self, batch: Batch) -> Batch:
-        """The prompts that are learned from, and of their tokens those that count."""
+        """The prompts to learn from, and the mask of their tokens."""
         mask = batch.weight_mask
         if self.objective.mask_truncated:
             mask = mask & finished(batch.responses, self._stops)[:, None]
@@ -407,7 +406,7 @@ class GRPO(JudgedAgent):
         return jax.tree.map(lambda x: x[rows], batch)
 
     def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
-        """Metrics of a rollout, before anything is learned from it."""
+        """Metrics of a rollout before learning."""
         reward, given = batch.reward, rewarded(batch.responses)
         differ = informative(reward.total, self.group_size, given)
         return {
@@ -419,7 +418,7 @@ class GRPO(JudgedAgent):
         }
 
     def _mismatch(self, samples: Minibatch) -> dict[str, jax.Array]:
-        """How far the log-probabilities at sampling are from the learner's own, before its updates."""
+        """The difference between log-probabilities at sampling and the learner's, before its updates."""
         if not self._needs_old:
             return {}
         mask = samples.batch.responses.own
@@ -442,13 +441,13 @@ class GRPO(JudgedAgent):
 
     @property
     def _learns_by_parts(self) -> bool:
-        """Whether gradients of micro-batches can be added up: nothing in the loss is over the whole batch."""
+        """Whether gradients of micro-batches add up: no term of the loss needs the whole batch."""
         whole = self.objective.scale in ("batch", "tokens") or self._candidates > self.num_prompts
         return self.micro_batches > 1 and self.updates_per_iteration == 1 and not (whole or self._needs_old)
 
     @property
     def _needs_old(self) -> bool:
-        """Whether the learner's log-probabilities before the first update are wanted by others than it."""
+        """Whether the learner's log-probabilities before the first update have to be computed."""
         wanted = self.objective
         in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
         by_learner = self.old_log_prob == "learner" or wanted.correction != "none"
@@ -457,5 +456,5 @@ class GRPO(JudgedAgent):
 
     @property
     def _candidates(self) -> int:
-        """Prompts that an iteration draws."""
+        """Prompts sampled in an iteration."""
         return self.num_prompts * max(1, self.objective.dynamic_sampling)

@@ -1,4 +1,4 @@
-"""Learning from responses that a task's own reward judges, or a reward model.
+"""Learning from rewards of responses, given by the task or a reward model.
 
 Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
 """
@@ -25,11 +25,10 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 @dataclasses.dataclass(frozen=True)
 class JudgedAgent(LanguageAgent):
-    """Base of the algorithms that learn from rewards, which a reward model may give.
+    """Base of the algorithms that learn from rewards, possibly of a reward model.
 
-    Its state has a field `reward_model`, which stays as `_first_reward_model` made it. With a reward model,
-    `episode_return` is what that says; the task's own reward is told by part (`reward_correct`), and is what
-    evaluations are of.
+    Its state has a field `reward_model`, which is constant. With a reward model, `episode_return` is its
+    reward; the task's own reward is reported by part (`reward_correct`), and is used in evaluations.
     """
 
     # What `fdg.train` says where every response of so many iterations was worth the same.
@@ -122,12 +121,12 @@ class JudgedAgent(LanguageAgent):
 
     @property
     def _candidates(self) -> int:
-        """Prompts that an iteration draws."""
+        """Prompts sampled in an iteration."""
         return self.num_prompts
 
     @fdg.fragment("reward", in_axes=(None, 0))
     def rate(self, reward_model, responses):
-        """What `Responses [N]` are worth by the reward model: `[N]` float32."""
+        """The reward model's rewards of `Responses [N]`: `[N]` float32."""
 
         def score(some: Responses) -> jax.Array:
             return rewards.score(self._reward_network, reward_model, some)
@@ -140,11 +139,11 @@ class JudgedAgent(LanguageAgent):
 
     @fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
     def respond_ahead(self, parameters, version, first, problem, keys, stream):
-        """The next micro-batch of a stream, of problems `[(a + 1) B]` that may begin; `first` of the run.
+        """The next micro-batch of a stream, from the problems `[(a + 1) B]` that may start; `first` is the
+        index of the first.
 
         Returns:
-          `Recorded [b G]`; by how many updates each token `[b G, R]` is older than the parameters; the
-          stream.
+          `Recorded [b G]`; the age of each token `[b G, R]` in updates; the stream's state.
         """
         count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
         source = streaming.stream_of(self, count, problem, keys, first, parameters)
@@ -152,13 +151,13 @@ class JudgedAgent(LanguageAgent):
         return rows, version - rows.version, stream
 
     def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
-        """As of every `LanguageAgent`, judged by the reward model where there is one."""
+        """As `LanguageAgent.played`, with the reward model's rewards if there is one."""
         found = super().played(state, problem, keys)
         responses, reward = self.rated(state, found.responses, found.reward)
         return found._replace(responses=responses, reward=reward)
 
     def rated(self, state: Any, responses: Responses, reward: Reward) -> tuple[Responses, Reward]:
-        """Responses `[N]` and the task's reward of them, with the reward model's where there is one."""
+        """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
         if self.reward_model is None:
             return responses, reward
         if reward.given is not None:  # the task's, and the model has something to say of all
@@ -167,12 +166,12 @@ class JudgedAgent(LanguageAgent):
         return responses, Reward(total, {**reward.parts, "model": total})
 
     def check_files(self) -> None:
-        """As of every `LanguageAgent`, and the weights of the reward model."""
+        """As `LanguageAgent.check_files`, and checks the weights of the reward model."""
         super().check_files()
         check_there(self.reward_model, scores=True)
 
     def _first_reward_model(self, key: jax.Array) -> Any:
-        """What the state has of it: all, or nothing where the task judges."""
+        """The reward model in the state; empty without one."""
         if self.reward_model is None:
             return ()
         return begun_reward(self._reward_network, self.reward_model, key)

@@ -1,4 +1,4 @@
-"""What all learners of language models have: the network, prompts, responses, evaluation, the optimiser.
+"""What all algorithms for language models share: network, prompts, responses, evaluation, optimiser.
 
 Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` tokens of a prompt,
 `R` of a response.
@@ -37,14 +37,14 @@ from fdg.settings.presets import HasPresets
 
 @dataclasses.dataclass(frozen=True)
 class LanguageAgent(HasPresets):
-    """Base of the algorithms that train a decoder on a text task; a user's own needs none.
+    """Base of the algorithms that train a decoder on a text task; your own need none.
 
-    A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a
-    decoder: one of the task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
+    A subclass is a frozen dataclass with `init` and `iterate`. The trained network is a decoder with the
+    task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
 
     Raises:
-      FdgError: (construction) a field out of range, a task that does not fit the network,
-        a checkpoint that cannot be read.
+      FdgError: (construction) a field is out of range, the task does not fit the network, or a checkpoint
+        cannot be read.
     """
 
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
@@ -126,7 +126,7 @@ class LanguageAgent(HasPresets):
     )
 
     def __new__(cls, *first: Any, **given: Any) -> Any:
-        """Keeps in mind which fields were given."""
+        """Records which fields were given."""
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
         made = super().__new__(cls, *first, **given)
         object.__setattr__(made, "_named", (*fields[: len(first)], *given))  # until it is put together
@@ -162,31 +162,31 @@ class LanguageAgent(HasPresets):
 
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
-        """Of a checkpoint, settings are what is published for such; in place of those for the task."""
+        """For a checkpoint, the published settings for it, instead of the task's."""
         if given.get("model") is None:
             return None
         return "checkpoint-lora" if given.get("lora_rank") or given.get("adapters") else "checkpoint"
 
     def changed(self, **values: Any) -> Any:
-        """The same with other values of some fields, and a micro-batch that divides then."""
+        """A copy with changed fields, and a micro-batch that divides."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         named = {*fields, *values} - ({"micro_batch"} - values.keys())
         return type(self)(**self.adjust_unnamed({**fields, **values}, named))
 
     @classmethod
     def rows_of(cls, values: Mapping[str, Any]) -> Rows:
-        """What the updates of an iteration are of, by fields of these values."""
+        """The rows of an iteration's updates, for these field values."""
         prompts = values["num_prompts"]
         return Rows(prompts * values.get("group_size", 1), prompts, "responses")
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """Times as many prompts are drawn as are learned from, by fields of these values."""
+        """The ratio of sampled to learned prompts, for these field values."""
         return 1
 
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """What has to change of the fields that were not named: see `following.followed`."""
+        """Changes of unnamed fields so that sizes divide: see `following.followed`."""
         sizes = ("num_prompts", "num_minibatches", "group_size", "micro_batch", "dataset_size")
         for name in sizes:
             value = values.get(name, 1)
@@ -207,7 +207,7 @@ class LanguageAgent(HasPresets):
         return 1
 
     def check_files(self) -> None:
-        """Raises an `FdgError` if the weights that a run begins with are missing; a plan needs none."""
+        """Raises an `FdgError` if the initial weights are missing; a plan needs none."""
         checkpoints.check_there(self.model)
 
     @property
@@ -217,18 +217,18 @@ class LanguageAgent(HasPresets):
 
     @property
     def longest(self) -> int:
-        """Tokens that a response can have, in all turns of a game together."""
+        """The most tokens of a response, in all turns of a game together."""
         return self.env.response_length * getattr(self.env, "turns", 1)
 
     @property
     def at_once(self) -> int | None:
-        """Rows of a micro-batch; None for any number at once."""
+        """Rows of a micro-batch; None for no limit."""
         size = self.rows_of(vars(self)).size // self.num_minibatches
         return None if self.micro_batch is None or self.remove_padding else min(self.micro_batch, size)
 
     @property
     def _packed_rows(self) -> int | None:
-        """Packed rows that a network computes at once; None: sequences are not packed."""
+        """Packed rows that a network computes at once; None without packing."""
         size = self.rows_of(vars(self)).size // self.num_minibatches
         return min(self.micro_batch or max(8, size // 16), size) if self.remove_padding else None
 
@@ -238,7 +238,7 @@ class LanguageAgent(HasPresets):
         return self.num_epochs * self.num_minibatches
 
     def why_not_from(self, earlier: Any) -> str | None:
-        """Why it cannot begin with the weights of another algorithm's run; None where it can."""
+        """Why weights of another algorithm's run cannot be used, or None."""
         return requirements.other_tokens(self.env, getattr(earlier, "env", None))
 
     # --- what was learned, at work ---
@@ -258,7 +258,8 @@ class LanguageAgent(HasPresets):
         return self._speaker.examples(self._speaking(state), key, count)
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
+        """The results of `examples` as rows of a table: `prompt` and `response` as text, rewards as
+        numbers."""
         return self._speaker.rows(examples)
 
     def answer(
@@ -272,34 +273,34 @@ class LanguageAgent(HasPresets):
         max_new_tokens: int | None = None,
         system: str | None = None,
     ) -> list[str]:
-        """What the network says to prompts of one's own, texts or lists of messages
-        (`[{"role": "user", "content": "1+1="}]`): the most likely tokens, or drawn if not greedy.
+        """Answers prompts, given as texts or lists of messages (`[{"role": "user", "content": "1+1="}]`),
+        with the most likely tokens, or sampled ones if not greedy.
 
         Args:
-          temperature: in place of `greedy`: logits are divided by it; 0 takes the most likely tokens.
-          max_new_tokens: of an answer; None for as many as in training.
+          temperature: instead of `greedy`: divides the logits; 0 takes the most likely tokens.
+          max_new_tokens: the most tokens of an answer; None for the limit in training.
           system: the system message; None for the task's.
 
         Raises:
-          FdgError: `prompts` is no list; one is too long, or has a character that the vocabulary lacks; a
-            number out of range, or a system message that the tokenizer has no place for.
+          FdgError: `prompts` is not a list; a prompt is too long, or has a character outside the vocabulary;
+            a number is out of range; or the tokenizer has no place for a system message.
         """
         speaker = self._speaker.asked(greedy, temperature, max_new_tokens, system)
         return speaker.answer(self._speaking(state), prompts, seed)
 
     def export(self, state: Any, path: Path) -> None:
-        """Writes the network as Hugging Face's library does, adapters added: a folder for `--model`.
+        """Writes the network in Hugging Face's format, with adapters merged: a folder for `--model`.
 
-        The tokenizer, its template and special tokens are in it, so that it answers wherever it is loaded.
+        It includes the tokenizer with its template and special tokens.
 
         Raises:
-          FdgError: it cannot be written, or the tokenizer cannot.
+          FdgError: it cannot be written, or the tokenizer cannot be exported.
         """
         checkpoints.save(path, self.network, state.parameters, self.env.tokenizer)
 
     @property
     def export_formats(self) -> dict[str, Callable[[Any, Path], None]]:
-        """Other ways to export a state, by name: `peft`, the adapters alone."""
+        """Other export formats by name: `peft`, only the adapters."""
 
         def adapters_alone(state: Any, path: Path) -> None:
             checkpoints.save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
@@ -310,7 +311,7 @@ class LanguageAgent(HasPresets):
 
     @fdg.fragment("environment")
     def problems(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows where they are given, -> a `Problem [B]` of those to train on."""
+        """`keys [B]`, and row numbers for a file, -> a `Problem [B]` to train on."""
         return sampled(self.env, keys) if is_game(self.env) else self.env.sample(keys, "train", *numbers)
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
@@ -321,17 +322,17 @@ class LanguageAgent(HasPresets):
 
     @fdg.fragment("reward")
     def score(self, answer, tokens, mask):
-        """What responses `tokens [N, R]` to problems with these answers are worth: a `Reward [N]`."""
+        """The rewards of responses `tokens [N, R]` to problems with these answers: a `Reward [N]`."""
         return self.env.reward(answer, tokens, mask)
 
     @fdg.fragment("environment")
     def hear(self, state, tokens, mask):
-        """What a game replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
+        """A game's replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
         return replied(self.env, state, tokens, mask)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, trained):
-        """One step of the optimiser: what is trained after it, and the optimiser's state."""
+        """One step of the optimiser: trained parameters and optimiser state."""
         steps, optimizer_state = self._optimizer.update(gradient, optimizer_state, trained)
         return optax.apply_updates(trained, steps), optimizer_state
 
@@ -339,12 +340,12 @@ class LanguageAgent(HasPresets):
 
     @property
     def _needs_answers(self) -> bool:
-        """Whether it learns from answers, or from comparing with them."""
+        """Whether the algorithm learns from answers, or compares with them."""
         return self._imitates or getattr(self.env, "host_reward", None) is None
 
     @property
     def network(self) -> Decoder:
-        """The decoder that learns."""
+        """The trained decoder."""
         if self.decoder is not None:
             config = dataclasses.replace(self.decoder.config, packed_rows=self._packed_rows)
             return dataclasses.replace(self.decoder, config=config) if self.remove_padding else self.decoder
@@ -375,29 +376,29 @@ class LanguageAgent(HasPresets):
 
     @property
     def parameter_rules(self) -> Any:
-        """How a policy may split the network's parameters."""
+        """How a policy may shard the network's parameters."""
         return self.network.parameter_rules
 
     def _first_parameters(self, key: jax.Array) -> Any:
-        """Of a fresh network, or of the checkpoint."""
+        """Initial parameters, fresh or of the checkpoint."""
         if self.model is None:
             return self.network.init(key)
         return checkpoints.begun(self.network, self.model, self.adapters, key)
 
     def _speaking(self, state: Any) -> Any:
-        """Parameters of the network that responds, of a state."""
+        """The parameters that generate, from a state."""
         return state.parameters
 
     def _trained(self, parameters: Any) -> Any:
-        """The part of the parameters that learns: all, or the adapters."""
+        """The trained part of the parameters: all, or the adapters."""
         return lora.split(parameters)[0]
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
-        """The parameters with that part."""
+        """The parameters with another trained part."""
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
 
     def _frozen(self, parameters: Any) -> Any:
-        """What the state keeps of a reference: all, or nothing where it is the network without adapters."""
+        """The reference's parameters in the state; empty if it is the network without adapters."""
         return () if "base" in parameters else parameters
 
     def _reference_parameters(self, state: Any) -> Any:
@@ -424,34 +425,34 @@ class LanguageAgent(HasPresets):
         return Speaker(self.network, self.env, sampling, self.slots)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Keys `[count]` of an iteration's problems, and which rows of a file, `[count] int32`."""
+        """Keys `[count]` of an iteration's problems, and row numbers of a file, `[count] int32`."""
         key = jax.random.fold_in(state.key, 0)
         return data.problems_of(self.env, key, state.iteration, count, self.dataset_size)
 
     def _version(self, state: Any) -> jax.Array:
-        """Iterations that made the parameters, by the optimiser's count of its updates.
+        """The iterations that made the parameters, by the optimiser's update count.
 
-        The count is made by the fragment that makes the parameters, so it is as old as they are for whoever
-        reads both.
+        The fragment that makes the parameters makes the count too, so both have the same age for every
+        reader.
         """
         return updates.count(state.optimizer_state) // self.updates_per_iteration
 
     def _iteration_key(self, state: Any, stream: int) -> jax.Array:
-        """A key of this iteration, other than those of its problems; `stream` from 1."""
+        """A key of this iteration, distinct from those of its problems; `stream` counts from 1."""
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
 
     def _rollout(self, state: Any, count: int) -> Rollout:
-        """`count` prompts, and `G` responses next to each other to each: as `played`, of these."""
+        """`count` prompts with `G` contiguous responses to each, as from `played`."""
         problem = self.problems(*self._problem_keys(state, count))
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
         return self.played(state, problem, keys)
 
     def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
-        """Responses to problems `[B]`, `G` next to each other to each, by keys `[B G]`.
+        """Responses to problems `[B]`, `G` contiguous ones to each, by keys `[B G]`.
 
         Returns:
-          Responses, of whose tokens none is `own` where no reward was given; log-probabilities `[N, R]` of
-          their tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
+          Responses (without `own` tokens where there is no reward); log-probabilities `[N, R]` of their
+          tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
         """
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
         versions = []
@@ -479,12 +480,12 @@ class LanguageAgent(HasPresets):
 
     @property
     def _context(self) -> int:
-        """Tokens of the longest prompt with all that may follow it."""
+        """Tokens of the longest prompt with the longest response."""
         turns, reply = getattr(self.env, "turns", 1), getattr(self.env, "reply_length", 0)
         return self.env.prompt_length + turns * (self.env.response_length + reply)
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
-        """Metrics of responses as such."""
+        """Metrics of response lengths."""
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
     def _check_network(self) -> None:

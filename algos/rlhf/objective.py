@@ -1,7 +1,7 @@
-"""What the group-relative algorithms differ in, as one value; algorithms and libraries' habits by name.
+"""The objectives of group-relative algorithms, by paper and library.
 
-An `Objective` is made of three layers, the later ones going first: a variant (what a paper says), a
-convention (what a library does where papers say nothing, or otherwise than they say), and single values.
+An `Objective` has three layers, later ones taking precedence: a variant (a paper), a convention (a library's
+choices where papers leave room, or differ), and explicit values.
 """
 
 import dataclasses
@@ -40,32 +40,33 @@ Convention = Literal["paper", "trl", "verl", "tunix"]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is maximised; by default as in GRPO's paper (arXiv 2402.03300, equations 3 and 4).
+    """An objective; by default as in GRPO's paper (arXiv 2402.03300, equations 3 and 4).
 
     Attributes:
-      baseline: what a response's reward is compared with: `group` mean, `leave_one_out` mean, or `none`.
-      scale: what the difference is divided by: the deviation within the `group` or the `batch`; `tokens`:
-        mean and deviation of all tokens' advantages; `none`.
-      guard: added to a deviation, which may be zero.
-      unbiased_deviation: whether it is over `n - 1` rather than `n`.
-      ratio_level: of what the ratio of probabilities is: see `losses.log_ratio`.
-      surrogate: what a token costs by its ratio and advantage: `clip` (`losses.surrogate`), `weight`
+      baseline: subtracted from a response's reward: the `group` mean, the `leave_one_out` mean, or `none`.
+      scale: divides the difference: the standard deviation within the `group` or the `batch`; `tokens`:
+        standardises by mean and deviation of all tokens' advantages; `none`.
+      guard: added to the deviation.
+      unbiased_deviation: whether the deviation is over `n - 1`.
+      ratio_level: the level of probability ratios: see `losses.log_ratio`.
+      surrogate: the loss of a token by its ratio and advantage: `clip` (`losses.surrogate`), `weight`
         (`losses.weighted`), `gate` (`losses.gated`) or `geometric_mean` (`losses.geometric_mean`).
-      aggregation: how tokens make a loss: see `losses.token_weights`.
-      count_empty: whether responses without a token that counts are among those that a mean is over.
-      clip_low, clip_high: how far ratios count, below and above one; of a `geometric_mean` their logarithms.
+      aggregation: of tokens to a loss: see `losses.token_weights`.
+      count_empty: whether responses without tokens count in means.
+      clip_low, clip_high: bounds of ratios below and above one; for `geometric_mean`, of their logarithms.
       gate_positive, gate_negative: tau of a `gate`, by the sign of the advantage.
-      dual_clip: the most that a token of negative advantage costs, times its advantage; None for no bound.
-      kl_coefficient: beta, how strongly the reference holds; 0 and there is none.
+      dual_clip: bound on the loss of a token with negative advantage, in multiples of its advantage; None for
+        none.
+      kl_coefficient: beta, the weight of the KL to the reference; 0 for no reference.
       kl_estimator: k1, k2 or k3.
-      kl_in: where it is counted: in the `loss` of each token; in the `reward` of a response, summed; or in
-        that of each token, summed over what is still to come (`reward_to_go`). In rewards it has no gradient.
-      overlong_buffer: share of the longest response over which a penalty of length grows; 0 for none.
-      overlong_coefficient: that penalty, in full.
-      mask_truncated: responses that did not come to an end have no loss.
-      dynamic_sampling: so many times as many prompts are responded to, and those preferred whose responses
-        differ in reward; of the others, tokens do not count. 0: take what comes.
-      correction: weights against the difference between the policy that responded and the one that learns.
+      kl_in: where it counts: in the `loss` of each token; in the `reward` of a response, summed; or in that
+        of each token, summed over later tokens (`reward_to_go`). In rewards it has no gradient.
+      overlong_buffer: share of the longest response over which a length penalty grows; 0 for none.
+      overlong_coefficient: the full penalty.
+      mask_truncated: whether truncated responses have no loss.
+      dynamic_sampling: the factor of additional prompts, from which those with differing rewards are
+        preferred; tokens of others do not count. 0: no additional prompts.
+      correction: importance weights for the difference between the acting and the learning policy.
       correction_cap: the bound of these weights.
     """
 
@@ -95,7 +96,7 @@ class Objective:
     def cost(
         self, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
     ) -> jax.Array:
-        """What each token costs, by the `surrogate`: `[N, R]` float32, of arrays `[N, R]`."""
+        """The loss of each token by the `surrogate`: `[N, R]` float32."""
         low, high = self.clip_low, self.clip_high
         match self.surrogate:
             case "weight":
@@ -107,7 +108,7 @@ class Objective:
         return losses.surrogate(log_ratio, advantage, low, high, self.dual_clip)
 
     def clipped(self, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
-        """Where a ratio is beyond its range on the side that its advantage pushes it to: `[N, R]` bool."""
+        """Where a ratio is out of range on the side of its advantage: `[N, R]` bool."""
         match self.surrogate:
             case "gate":
                 return jax.numpy.zeros(log_ratio.shape, bool)
@@ -117,7 +118,7 @@ class Objective:
         return losses.clipped(log_ratio, advantage, self.clip_low, self.clip_high)
 
     def reward(self, reward: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
-        """Rewards `[N]` with the penalty of responses of `lengths [N]` that come near the longest."""
+        """Rewards `[N]` with the length penalty for `lengths [N]`."""
         buffer = round(self.overlong_buffer * longest)
         return reward + self.overlong_coefficient * overlong_penalty(lengths, longest, buffer)
 
@@ -130,12 +131,12 @@ class Objective:
         group: int,
         given: jax.Array | None = None,
     ) -> jax.Array:
-        """Of each token, `[N, R]` float32, without gradient; zero outside the mask.
+        """The advantage of each token, `[N, R]` float32, without gradient; zero outside the mask.
 
         Args:
           reward: `[N]` float32.
-          log_prob, reference_log_prob: `[N, R]` float32, of the policy that responded and of the reference;
-            looked at where the divergence is counted in rewards.
+          log_prob, reference_log_prob: `[N, R]` float32, of the acting policy and the reference; used if the
+            KL is in rewards.
           mask: `[N, R]` bool.
           group: responses to each prompt.
           given: `[N]` bool, which responses have a reward; None: all.
@@ -237,10 +238,10 @@ _OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
 
 
 def objective(variant: Variant = "grpo", convention: Convention = "paper", **values: Any) -> Objective:
-    """The objective of a variant, as a library has it, with single values in place of its own.
+    """The objective of a variant with a library's convention and explicit values.
 
     Raises:
-      FdgError: there is no such variant, convention or value; says the nearest.
+      FdgError: there is no such variant, convention or value; suggests the nearest.
 
     >>> objective("dapo").clip_high, objective("dapo", clip_high=0.3).clip_high
     (0.28, 0.3)

@@ -1,11 +1,10 @@
 """PPO on tokens with a critic and a reference (Ziegler et al. 2019, arXiv 1909.08593; Ouyang et al. 2022).
 
-Every token is an action. The reward of a response comes at its last token; at each, the policy pays for
-leaving the reference. A critic, a decoder of its own with a head of one value, says what is to be expected
-before each token.
+Every token is an action. The reward of a response is given at its last token, a KL penalty at each. The
+critic is another decoder with a value head; it predicts the value before each token.
 
 Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
-a minibatch or a micro-batch of it.
+a minibatch or a micro-batch.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of PPO for language models."""
 
     parameters: Any
     reference: Any  # parameters that the policy is kept near to; () where it has adapters
@@ -41,7 +40,7 @@ class State(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What the critic makes of responses, `[N, R]` float32 each."""
+    """Advantages and value targets of responses, `[N, R]` float32 each."""
 
     value: jax.Array  # before each token
     advantage: jax.Array
@@ -49,7 +48,7 @@ class Judgement(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Responses to learn from, the policy or the values."""
+    """Responses for an update of the policy or the critic."""
 
     responses: Responses  # [n]
     old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
@@ -62,10 +61,10 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PPORLHF(JudgedAgent):
-    """PPO for language models, KL in the reward. Frozen and hashable.
+    """PPO for language models with the KL penalty in the reward. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
     presets_of: ClassVar[str] = "PPORLHF"
@@ -108,7 +107,7 @@ class PPORLHF(JudgedAgent):
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration; the critic begins as the policy, with a value of zero."""
+        """The initial state; the critic starts from the policy's weights, with value zero."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
         critic = self._first_critic(parameters)
@@ -125,7 +124,7 @@ class PPORLHF(JudgedAgent):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, what they are worth, and all updates of policy and critic."""
+        """Responses to new prompts, their rewards, and all updates of policy and critic."""
 
         def judged(rollout):
             old = self.assess(state.parameters, rollout.responses)
@@ -177,12 +176,12 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("learner", in_axes=(None, 0))
     def assess(self, parameters, responses):
-        """Log-probabilities `[N, R]` of `Responses [N]` under the policy, before it is updated."""
+        """Log-probabilities `[N, R]` of `Responses [N]` under the policy before its updates."""
         return self._log_probs(parameters, responses)
 
     @fdg.fragment("critic", in_axes=(None, 0, 0, 0, 0))
     def judge(self, critic, responses, log_prob, reference_log_prob, reward):
-        """What responses were worth `[N]`, as a `Judgement [N]` of their tokens."""
+        """A `Judgement [N]` of responses with rewards `[N]`."""
         mask = responses.own
         kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
         rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
@@ -193,7 +192,7 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
-        """All updates of the policy: what is trained, the optimiser's state, metrics."""
+        """All updates of the policy: trained parameters, optimiser state, metrics."""
         responses, counted, sampled, old, reference, judgement = batch
         judgement = judgement._replace(advantage=whiten(judgement.advantage, counted))
         weight: Any = ()
@@ -210,7 +209,7 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
     def fit(self, critic, optimizer_state, batch, key):
-        """All updates of the critic: its parameters, its optimiser's state, metrics."""
+        """All updates of the critic: its parameters, optimiser state, metrics."""
         responses, judgement = batch
         mask = responses.own
         nothing = jnp.zeros(mask.shape)
@@ -234,7 +233,7 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
-        """Share of the policy's gradient and of the measures that these responses `[n]` have."""
+        """The share of the policy's gradient and of the measures of the responses `[n]`."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
@@ -243,7 +242,7 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def value_gradient(self, critic, minibatch):
-        """Share of the critic's gradient, and of its loss, that these responses `[n]` of a minibatch have."""
+        """The share of the critic's gradient and loss of the responses `[n]` of a minibatch."""
 
         def loss(critic):
             value, known = self._values(critic, minibatch.responses), minibatch.judgement
@@ -255,7 +254,7 @@ class PPORLHF(JudgedAgent):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def value_update(self, gradient, optimizer_state, critic):
-        """One step of the critic's optimiser: the critic after it, and the optimiser's state."""
+        """One step of the critic's optimiser: new parameters and optimiser state."""
         steps, optimizer_state = self._critic_optimizer.update(gradient, optimizer_state, critic)
         return optax.apply_updates(critic, steps), optimizer_state
 
@@ -297,7 +296,7 @@ class PPORLHF(JudgedAgent):
         return losses.token_weights(mask, "token_mean", self.longest)
 
     def _values(self, critic, responses):
-        """Value before each token of the responses, `[n, R]` float32."""
+        """The value before each token of the responses, `[n, R]` float32."""
         hidden = hidden_before(self._critic_network, critic["network"], responses).astype(jnp.float32)
         return hidden @ critic["value"]
 

@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Pairs, data that the loss needs beside them (`known`), and each pair's weight."""
+    """Pairs, further data of the loss (`known`), and each pair's weight."""
 
     pairs: Pairs  # [n]
     known: Any  # pytree of [n, ...]
@@ -40,7 +40,7 @@ class Minibatch(NamedTuple):
 
 
 def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
-    """The best and the worst of each `group` of `Responses [N]`; the first of several alike."""
+    """The best and the worst of each `group` of `Responses [N]`; the first of equal ones."""
     there = rewarded(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
@@ -84,16 +84,16 @@ class PreferenceAgent(LanguageAgent):
 
     @classmethod
     def rows_of(cls, values: Mapping[str, Any]) -> Rows:
-        """Pairs, one a prompt."""
+        """Pairs, one for each prompt."""
         return Rows(values["num_prompts"], values["num_prompts"], "pairs")
 
     @property
     def responses_per_prompt(self) -> int:
-        """`G`; of pairs that are read, two."""
+        """`G`; two if pairs are read from a file."""
         return 2 if self._reads else self.group_size
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """As of every `LanguageAgent`; without the task's reward where pairs are read, for it has none."""
+        """As `LanguageAgent.example_rows`, without the task's reward if pairs are read."""
         rows = super().example_rows(examples)
         return [{k: v for k, v in row.items() if k != "reward"} for row in rows] if self._reads else rows
 
@@ -101,7 +101,7 @@ class PreferenceAgent(LanguageAgent):
 
     @fdg.fragment("environment")
     def read(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows where they are given, -> `Pairs [B]` of a file, to train on."""
+        """`keys [B]`, and row numbers for a file, -> `Pairs [B]` to train on."""
         return self._read(keys, "train", *numbers)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
@@ -125,7 +125,7 @@ class PreferenceAgent(LanguageAgent):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """Share of the gradient, and of the measures, that these pairs `[n]` of a minibatch have."""
+        """The share of the gradient, and of the measures, of the pairs `[n]` of a minibatch."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), minibatch)
@@ -136,7 +136,7 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def _reads(self) -> bool:
-        """Whether pairs are read from the task: it has them, and no reward is given to judge responses."""
+        """Whether pairs are read from the task: it has pairs, and no reward is given."""
         judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
         return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
 
@@ -154,7 +154,7 @@ class PreferenceAgent(LanguageAgent):
         return paired(rollout.responses, rollout.reward.total, self.group_size)
 
     def _said(self, rollout: Rollout) -> dict[str, jax.Array]:
-        """Metrics of all responses of an iteration."""
+        """Metrics of an iteration's responses."""
         reward = rollout.reward
         parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
         metrics = {"episode_return": masked_mean(reward.total, rewarded(rollout.responses)), **parts}
@@ -164,7 +164,7 @@ class PreferenceAgent(LanguageAgent):
         return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))
 
     def _version(self, state: Any) -> jax.Array:
-        """Of a respondent that stays as it is, which need not wait for the optimiser's count."""
+        """The version of a constant generator, which need not wait for the optimiser's count."""
         return state.iteration
 
     def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:

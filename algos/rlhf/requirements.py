@@ -1,4 +1,4 @@
-"""What the fields of a language model's algorithm, its task and its network have to be for each other."""
+"""Checks of an algorithm's fields, task and network against each other."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from fdg.settings.fields import require
 
 
 def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:
-    """Requires that the rows of an iteration divide into minibatches, and these into micro-batches.
+    """Checks that the rows of an iteration divide into minibatches, and these into micro-batches.
 
     Raises:
-      FdgError: names the size that does not fit.
+      FdgError: they do not; names the size.
     """
     size, number = algorithm.dataset_size, algorithm.num_minibatches
     require(
@@ -37,10 +37,10 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
 
 
 def check_beginning(algorithm: Any) -> None:
-    """Requires one source of the network, and of its adapters.
+    """Checks that there is one source of the network and of its adapters.
 
     Raises:
-      FdgError: names the two fields that contradict each other, or the one that is missing.
+      FdgError: two fields contradict each other, or one is missing; names them.
     """
     model, adapters, rank = algorithm.model, algorithm.adapters, algorithm.lora_rank
     both = "model= and decoder= both say what the network is: give one"
@@ -52,15 +52,15 @@ def check_beginning(algorithm: Any) -> None:
 
 
 def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
-    """Requires answers in the rows of a file.
+    """Checks that the rows of a file have answers.
 
     Args:
-      algorithm: that trains on them.
-      needed: whether it learns from answers, or from comparing with them.
-      imitated: whether it learns from answers themselves.
+      algorithm: the algorithm.
+      needed: whether it learns from answers, or compares with them.
+      imitated: whether it imitates answers.
 
     Raises:
-      FdgError: names the row that has none.
+      FdgError: a row has none; names it.
     """
     unanswered = getattr(getattr(algorithm.env, "problem", None), "unanswered", None)
     require(
@@ -72,7 +72,7 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
 
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
-    """Which character has another token in a task than in an earlier run's; None where none has."""
+    """The first character whose token differs between a task and an earlier run's, or None."""
     both = [getattr(task, "tokenizer", None) for task in (env, earlier)]
     alphabets = [one.alphabet for one in both if isinstance(one, CharacterTokenizer)]
     if len(alphabets) < 2 or alphabets[0] == alphabets[1]:
@@ -85,7 +85,7 @@ def other_tokens(env: Any, earlier: Any) -> str | None:
 
 
 def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
-    """Requires that a network has the tokens of its task, and room for `longest` of them.
+    """Checks that a network has the tokens of its task, and a context of `longest` tokens.
 
     Raises:
       FdgError: it has not; says what would fit.

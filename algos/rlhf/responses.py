@@ -1,4 +1,4 @@
-"""Prompts with their responses, and what a network says of them.
+"""Prompts with their responses, and a network's log-probabilities of them.
 
 Letters in shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
 """
@@ -15,7 +15,7 @@ from envs.text import Prompts, Transcript
 
 
 class Responses(NamedTuple):
-    """Responses, and the prompts that they follow."""
+    """Responses with their prompts."""
 
     prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
     tokens: jax.Array  # [N, R] int32
@@ -24,7 +24,7 @@ class Responses(NamedTuple):
 
 
 def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
-    """A conversation as a response to its first place, with log-probabilities `[N, T - 1]` of its tokens."""
+    """A conversation as a response to its first token, with log-probabilities `[N, T - 1]` of its tokens."""
     tokens, mask, own = transcript.tokens, transcript.mask, transcript.said
     first = Prompts(tokens[:, :1], mask[:, :1])
     log_prob = jnp.where(own, transcript.about, 0.0)
@@ -32,10 +32,10 @@ def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
 
 
 def with_opening(responses: Responses) -> Responses:
-    """The same tokens, with all before the first one that the policy chose as part of the prompt.
+    """The same tokens, with all before the policy's first one as part of the prompt.
 
-    A conversation is a response to its first token (`of_transcript`), and its reader wants to see the
-    question. Prompts are as wide as the whole sequence then.
+    A conversation is a response to its first token (`of_transcript`), but readers want to see the question.
+    Prompts are then as wide as the whole sequence.
     """
     opening = responses.mask & (jnp.cumsum(responses.own, axis=1) == 0)
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
@@ -44,7 +44,7 @@ def with_opening(responses: Responses) -> Responses:
 
 
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
-    """Tokens `[N, P + R]` int32 of prompts and responses, and their segments: 0 for padding, 1 else."""
+    """Tokens `[N, P + R]` int32 of prompts and responses, and segments: 0 for padding, else 1."""
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
     there = jnp.concatenate([responses.prompts.mask, responses.mask], axis=1)
     return tokens, there.astype(jnp.int32)
@@ -53,10 +53,9 @@ def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
 def scores(
     decoder: Decoder, parameters: Any, responses: Responses, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token of the responses, and the entropy of the distribution of it.
+    """Log-probability of each token of the responses, and the entropy of its distribution.
 
-    Both `[N, R]` float32, zero outside the mask, of the distribution at this temperature, before top-k and
-    top-p.
+    Both `[N, R]` float32, zero outside the mask, at this temperature, before top-k and top-p.
     """
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1  # of a prompt: the first that something is said after
@@ -74,7 +73,7 @@ def scores(
 
 
 def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> jax.Array:
-    """What the network holds before it says each token of a response: `[N, R, D]`, for heads of values."""
+    """The hidden state before each token of a response: `[N, R, D]`, for value heads."""
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1
     read = functools.partial(decoder.hidden, parameters)
@@ -82,23 +81,23 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
 
 
 def rewarded(responses: Responses) -> jax.Array:
-    """Which responses have a reward, `[N]` bool: of the others no token is the policy's own."""
+    """Which responses have a reward, `[N]` bool: the others have no tokens of the policy."""
     return jnp.any(responses.own, axis=1)
 
 
 def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
-    """Whether each response ends with a stop token, rather than because it is too long: `[N]` bool."""
+    """Whether each response ends with a stop token instead of being truncated: `[N]` bool."""
     stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False
     return jnp.any(responses.own & stops, axis=1)
 
 
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
-    """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too.
+    """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
     Args:
-      responses: `N` of them.
-      stop_tokens: any of them ends a response.
-      judged: whether a reward may have nothing to say of some, which are counted then.
+      responses: `N` responses.
+      stop_tokens: tokens that end a response.
+      judged: whether some responses may have no reward; these are counted.
     """
     own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     counted = rewarded(responses)

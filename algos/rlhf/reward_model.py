@@ -22,7 +22,7 @@ from fdg.settings.fields import hyperparameter, require
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of a reward model's training."""
 
     parameters: Any  # {"network": parameters of a decoder, "score": [D, 1]}
     respondent: Any  # what stays as it was of the network that responds: all, or adapters
@@ -33,15 +33,15 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RewardModel(PreferenceAgent):
-    """A decoder with a head learns which of two responses is preferred.
+    """Trains a decoder with a scalar head to rank two responses.
 
-    Pairs are those of a file (`text:preferences`), or responses of the network that learning begins with,
-    which stays as it was, ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155,
-    equation 1). `GRPO`, `PPORLHF` and `DPO` take what comes out (`export`) as their `reward_model`. An
-    evaluation is the share of held-out pairs that are ranked right. Frozen and hashable.
+    Pairs come from a file (`text:preferences`), or are responses of the initial network, which is kept,
+    ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`,
+    `PPORLHF` and `DPO` take the exported model as `reward_model`. An evaluation is the share of held-out
+    pairs that are ranked correctly. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
 
     >>> import envs
     >>> RewardModel(env=envs.make("text:addition"), num_prompts=8).steps_per_iteration
@@ -71,7 +71,7 @@ class RewardModel(PreferenceAgent):
         require(self, centre >= 0, f"centre_coefficient={centre}: it must be zero or above")
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration: all responses are worth nothing."""
+        """The initial state: all responses have reward zero."""
         parameter_key, key = jax.random.split(key)
         network = self._first_parameters(parameter_key)
         parameters = rewards.first(self.network, network)
@@ -84,7 +84,7 @@ class RewardModel(PreferenceAgent):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, pairs of them, and all updates on these."""
+        """Responses to new prompts, pairs of them, and all updates."""
         problem_keys = self._problem_keys(state, self.num_prompts)
         if self._reads:
             pairs = self.read(*problem_keys)
@@ -111,8 +111,8 @@ class RewardModel(PreferenceAgent):
         """Ranks pairs of responses to held-out problems.
 
         Returns:
-          `return` `[]`, the share that is ranked right, of those that differ in the task's reward; of
-          responses that are worth the same to the model, none is right. Not-a-number where none differ.
+          `return` `[]`, the share of correctly ranked pairs, of those that differ in the task's reward; a tie
+          of the model is not correct. NaN if none differ.
         """
         if self._reads:
             pairs = self._held_out_pairs(key, episodes)
@@ -124,10 +124,10 @@ class RewardModel(PreferenceAgent):
         return {"return": ranked_right(pairs, self._margin(state.parameters, pairs))}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
-        """What the model says of responses to prompts of one's own, one to each.
+        """The model's rewards of responses to your own prompts, one to each.
 
         Raises:
-          FdgError: a text is too long, or has a character that the vocabulary lacks.
+          FdgError: a text is too long, or has a character outside the vocabulary.
         """
         require(
             self,
@@ -140,7 +140,7 @@ class RewardModel(PreferenceAgent):
         return found.tolist()
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
-        """Held-out problems and sampled responses with their rewards, that of the model among them."""
+        """Held-out problems and sampled responses with their rewards, the model's included."""
         found = super().examples(state, key, count)
         prompts = Prompts(found["prompt"], found["prompt_mask"])
         mask = found["response_mask"]
@@ -148,7 +148,7 @@ class RewardModel(PreferenceAgent):
         return {**found, "reward_model": rewards.score(self.network, state.parameters, said)}
 
     def export(self, state: Any, path: Path) -> None:
-        """Writes the reward model as Hugging Face's library does: see `LanguageAgent.export`."""
+        """Writes the reward model in Hugging Face's format: see `LanguageAgent.export`."""
         network = lora.merged(self.network.config, state.parameters["network"])
         save(path, self.network, {**network, "score": state.parameters["score"]}, self.env.tokenizer)
 
@@ -171,7 +171,7 @@ class RewardModel(PreferenceAgent):
         }
 
     def _margin(self, parameters, pairs):
-        """By how much the chosen responses are worth more to the model: `[B]` float32."""
+        """The model's reward of the chosen minus that of the rejected response: `[B]` float32."""
         chosen = rewards.score(self.network, parameters, pairs.chosen)
         return chosen - rewards.score(self.network, parameters, pairs.rejected)
 

@@ -1,7 +1,7 @@
-"""Reward models: a decoder, and a head that says of a whole response what it is worth.
+"""Reward models: a decoder with a scalar head for whole responses.
 
-The number is linear in what the network holds at the last token, as in `...ForSequenceClassification` with
-one label. Parameters are `{"network": those of a decoder, "score": [D, 1]}`.
+The reward is linear in the hidden state of the last token, as in `...ForSequenceClassification` with one
+label. Parameters are `{"network": those of a decoder, "score": [D, 1]}`.
 
 Letters in shapes: `N` responses, `D` width of the network.
 """
@@ -17,12 +17,12 @@ from algos.rlhf.responses import Responses, sequences
 
 
 def first(network: Decoder, parameters: Any) -> Any:
-    """A reward model that begins as a network, and finds all responses worth nothing."""
+    """A reward model with a network's weights, and reward zero for all responses."""
     return {"network": parameters, "score": jnp.zeros((network.config.hidden_size, 1))}
 
 
 def score(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
-    """What `Responses [N]` are worth by a reward model: `[N]` float32."""
+    """The rewards of `Responses [N]` by a reward model: `[N]` float32."""
     tokens, segments = sequences(responses)
     hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -33,7 +33,7 @@ def score(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
 
 
 def preference_loss(margin: jax.Array) -> jax.Array:
-    """That the preferred response is worth more: `[N]` float32, of by how much it is `[N]`.
+    """The loss of a margin `[N]` between the preferred and the other response: `[N]` float32.
 
     The negative log-likelihood of Bradley and Terry (1952), as in Ouyang et al. 2022 (arXiv 2203.02155),
     equation 1.

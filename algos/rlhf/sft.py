@@ -21,7 +21,7 @@ from fdg.settings.fields import hyperparameter, require
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state of supervised fine-tuning."""
 
     parameters: Any
     optimizer_state: Any
@@ -40,13 +40,13 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SFT(LanguageAgent):
-    """Cross-entropy of the tokens of right answers, given their prompts, whose own tokens do not count; with
-    `loss_on="assistant"` the assistant's earlier turns in them do (TRL's `assistant_only_loss`).
+    """Cross-entropy of the answers' tokens given their prompts; with `loss_on="assistant"` also of the
+    assistant's earlier turns in the prompts (TRL's `assistant_only_loss`).
 
     Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: (construction) a field is out of range, or sizes do not divide.
 
     >>> import envs
     >>> SFT(env=envs.make("text:addition"), total_steps=640).num_iterations
@@ -82,7 +82,7 @@ class SFT(LanguageAgent):
         require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
+        """The initial state."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
         optimizer_state = self._optimizer.init(self._trained(parameters))
@@ -101,7 +101,7 @@ class SFT(LanguageAgent):
 
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows if given, -> `Responses [B]`: answers to imitate."""
+        """`keys [B]`, and row numbers for a file, -> `Responses [B]`: answers to imitate."""
         if self.loss_on == "answer":
             prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
             return Responses(prompts, tokens, mask, mask)
@@ -114,7 +114,7 @@ class SFT(LanguageAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
-        """All updates on demonstrations `[B]`: what is trained, the optimiser's state, metrics."""
+        """All updates on demonstrations `[B]`: trained parameters, optimiser state, metrics."""
         samples, longest = self._samples(responses), self.env.response_length
 
         def weighed(minibatch):
@@ -137,7 +137,7 @@ class SFT(LanguageAgent):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """Share of the gradient, and of the measures, that these demonstrations `[n]` of a minibatch have."""
+        """The share of the gradient, and of the measures, of the demonstrations `[n]` of a minibatch."""
 
         def loss(trained):
             found = self._with_trained(parameters, trained)

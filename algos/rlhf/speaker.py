@@ -1,4 +1,4 @@
-"""A network at a task: what it says to problems, trained or held out, and what that is worth.
+"""Generates a network's responses to a task's problems, and evaluates them.
 
 Letters in shapes: `N` problems, `P` tokens of a prompt, `R` of a response.
 """
@@ -26,17 +26,17 @@ Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
 
 
 def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
-    """A game played to its end.
+    """Plays a game to its end.
 
     Args:
-      game: `tokenizer`, `turns` and `reply`, as of an `envs.text.TextGame`.
+      game: has `tokenizer`, `turns` and `reply`, as an `envs.text.TextGame`.
       problem: `[N]`.
-      keys: `[N]`, one of each conversation; each turn has its own.
-      respond: what the model says.
+      keys: `[N]`, one for each conversation; each turn gets its own.
+      respond: generates the model's turns.
 
     Returns:
-      All that was said as responses, log-probabilities `[N, T]` of the model's tokens at sampling, before
-      top-k and top-p, rewards.
+      The conversations as responses, log-probabilities `[N, T]` of the model's tokens at sampling (before
+      top-k and top-p), and rewards.
     """
 
     def speak(prompts: Prompts, turn: int) -> Message:
@@ -49,7 +49,7 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
 
 
 class Heard(NamedTuple):
-    """A game whose replies are a fragment of an algorithm; see `converse`."""
+    """A game whose replies are computed by a fragment of an algorithm; see `converse`."""
 
     tokenizer: Any
     turns: int
@@ -58,13 +58,13 @@ class Heard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """What somebody sees of a network that is learning, or has learned.
+    """Generates and evaluates responses of a network.
 
     Attributes:
       network: the decoder.
       env: a `TextTask` or `TextGame`.
-      sampling: how it responds in training.
-      slots: responses in the making at once; None: all.
+      sampling: how it samples in training.
+      slots: responses in flight at once; None: all.
     """
 
     network: Decoder
@@ -73,7 +73,8 @@ class Speaker:
     slots: int | None
 
     def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
-        """Responses to `prompts [N]` by `keys [N]`, as in training, or with the most likely tokens."""
+        """Responses to `prompts [N]` by `keys [N]`, sampled as in training, or with the most likely
+        tokens."""
         how = self.sampling
         if greedy:
             how = dataclasses.replace(how, temperature=0.0, top_k=0, top_p=1.0)
@@ -82,9 +83,9 @@ class Speaker:
     def held_out(
         self, parameters: Any, key: jax.Array, count: int, greedy: bool, each: int = 1
     ) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems, `each` next to each other, and what they are worth.
+        """Responses to `count` held-out problems, `each` contiguous ones to each, and their rewards.
 
-        Of a file they are its first `count` rows, else drawn by the key.
+        Problems of a file are its first `count` held-out rows, others are sampled by the key.
         """
         problem_key, key = jax.random.split(key)
         problem = self.env.sample(
@@ -121,7 +122,8 @@ class Speaker:
         }
 
     def rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
+        """The results of `examples` as rows of a table: `prompt` and `response` as text, rewards as
+        numbers."""
         prompts = self._texts(examples["prompt"], examples["prompt_mask"])
         responses = self._texts(examples["response"], examples["response_mask"])
         numbers = {name: examples[name] for name in examples if name.startswith("reward")}
@@ -138,7 +140,7 @@ class Speaker:
     def asked(
         self, greedy: bool, temperature: float | None, max_new_tokens: int | None, system: str | None
     ) -> "Speaker":
-        """The same that answers in another way; see `LanguageAgent.answer`."""
+        """The same with other sampling; see `LanguageAgent.answer`."""
         how, env, context = self.sampling, self.env, self.network.config.max_positions
         temperature = 0.0 if temperature is None and greedy else temperature
         if temperature is not None:
@@ -163,10 +165,10 @@ class Speaker:
         return dataclasses.replace(self, sampling=how, env=env)
 
     def answer(self, parameters: Any, prompts: Sequence[Any], seed: int) -> list[str]:
-        """What the network says to prompts of one's own.
+        """Answers prompts.
 
         Raises:
-          FdgError: a prompt is too long, or has a character that the vocabulary lacks.
+          FdgError: a prompt is too long, or has a character outside the vocabulary.
         """
         room = self.network.config.max_positions - self.sampling.max_new_tokens
         asked = self.env.prompts_of(list(prompts), longest=room)
@@ -179,12 +181,12 @@ class Speaker:
 
 
 def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
-    """Which held-out rows of a file `count` problems are: the first; empty where problems are drawn."""
+    """The held-out rows of a file for `count` problems: the first ones; empty if problems are sampled."""
     return () if getattr(env, "num_held_out", None) is None else (jnp.arange(count),)
 
 
 def _in_parts(function: Callable[[Any], Any], given: Any) -> Any:
-    """What a function gives for rows `[N, ...]`, of at most `_AT_ONCE` at a time."""
+    """Applies a function to rows `[N, ...]`, at most `_AT_ONCE` at a time."""
     parts, rest = divmod(jax.tree.leaves(given)[0].shape[0], _AT_ONCE)
     if (parts, rest) <= (1, 0):
         return function(given)
@@ -197,7 +199,7 @@ def _in_parts(function: Callable[[Any], Any], given: Any) -> Any:
 
 
 def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
-    """`return` `[]`, the mean of the rewards that are given; `returns` and `lengths` (in tokens) `[N]`."""
+    """`return` `[]`, the mean of the given rewards; `returns` and `lengths` (in tokens) `[N]`."""
     given = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
     return {
         "return": masked_mean(reward.total, given),
@@ -207,7 +209,7 @@ def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
 
 
 def repeated(x: jax.Array, times: int) -> jax.Array:
-    """`[B, ...]` to `[B * times, ...]`, the copies of each next to each other."""
+    """`[B, ...]` to `[B * times, ...]`, with contiguous copies."""
     if times == 1:
         return x
     return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])

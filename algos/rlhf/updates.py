@@ -132,14 +132,14 @@ def learned(
     key: jax.Array,
     groups: int,
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
-    """All updates of a `LanguageAgent` on some samples: what is trained, the optimiser's state, measures.
+    """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
     Args:
       self: the agent.
       gradient: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch.
-      weighed: of a minibatch: with its weights.
-      parameters, optimizer_state: before.
-      samples, key, groups: as of `epochs`.
+      weighed: adds weights to a minibatch.
+      parameters, optimizer_state: before the updates.
+      samples, key, groups: as for `epochs`.
     """
 
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -159,13 +159,13 @@ def learned(
 def optimizer(
     own: Any, step_size: optax.Schedule, weight_decay: float, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """The optimiser that a user gave (`algos.optimizers.given`), or AdamW (arXiv 1711.05101).
+    """The user's optimiser (`algos.optimizers.given`), or AdamW (arXiv 1711.05101).
 
     Args:
-      own: of a user's own; None for AdamW, whose betas are 0.9 and 0.999.
-      step_size: at each update.
+      own: the user's; None for AdamW, with betas 0.9 and 0.999.
+      step_size: the step size or its schedule.
       weight_decay: of AdamW, decoupled.
-      max_grad_norm: global norm that gradients are clipped to.
+      max_grad_norm: global norm for gradient clipping.
     """
     given = optimizers.given(own, step_size, max_grad_norm)
     if given is not None:  # it may count nothing, which `count` needs
@@ -177,7 +177,7 @@ def optimizer(
 
 
 def count(optimizer_state: Any) -> jax.Array:
-    """Updates that an optimiser has made, `[]` int32.
+    """The number of updates of an optimiser's state, `[]` int32.
 
     >>> int(count(optax.adam(1e-3).init(jnp.zeros(3))))
     0
@@ -186,12 +186,12 @@ def count(optimizer_state: Any) -> jax.Array:
 
 
 def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
-    """A step size that grows linearly and falls linearly to zero, both from the start of a run.
+    """A step size that grows linearly, and falls linearly to zero, both from the start of a run.
 
     Args:
-      learning_rate: at its largest.
-      warmup: updates over which it grows; the first one is already above zero.
-      updates: of the whole run, over which it falls; None: it does not.
+      learning_rate: the largest step size.
+      warmup: updates of growth; the first one is above zero.
+      updates: updates of the whole run, over which it falls; None for no decay.
     """
 
     def step_size(count: jax.Array) -> jax.Array:
@@ -206,6 +206,6 @@ def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.S
 
 
 def divides(count: int, groups: int, num_minibatches: int) -> bool:
-    """Whether `epochs` can cut `count` samples of `groups` prompts into so many equal minibatches."""
+    """Whether `epochs` can split `count` samples of `groups` prompts into equal minibatches."""
     blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
     return blocks >= 1 and blocks.is_integer()
