@@ -1,7 +1,6 @@
 """What all algorithms for language models share: network, prompts, responses, evaluation, optimiser.
 
-Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` tokens of a prompt,
-`R` of a response.
+Shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` prompt and `R` response tokens.
 """
 
 import dataclasses
