@@ -99,17 +99,6 @@ def test_what_is_trained_beside_a_peer_has_a_preset_and_a_driver(name):
     assert algos.get(task.algo).preset(env)
 
 
-def test_our_flags_are_read_by_the_command_line():
-    from fdg.commands.parse import parse
-
-    for pair in PAIRS.values():
-        job = parse(pair.our_flags, "test", "")
-        assert job.algorithm.num_envs == pair.size
-        # A round is whole iterations on both sides, or the sides would not take the same steps.
-        assert job.num_iterations * job.steps_per_iteration <= pair.steps
-        is_the_work_that_it_says(pair.equal, job.algorithm)
-
-
 def is_the_work_that_it_says(equal, algorithm):
     """Presets change; what a pair says is equal on both sides must not change with them."""
     fields = {"steps": "num_steps", "epochs": "num_epochs", "minibatches": "num_minibatches"}

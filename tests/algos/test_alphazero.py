@@ -141,18 +141,6 @@ def test_a_search_knows_the_values_of_ends():
     assert found.value[0] > 0.5 and found.value[1] < -0.5
 
 
-def test_every_game_is_searched_for_itself():
-    algorithm = small()
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    positions = jax.tree.map(lambda *x: jnp.stack(x), moved(0), moved(4, 2), moved(3, 1, 5), moved())
-    keys = jax.random.split(jax.random.key(1), 4)
-    search = jax.jit(algorithm.search)
-    found = search(state.parameters, positions, keys)
-    turned = search(state.parameters, jax.tree.map(lambda x: x[::-1], positions), keys[::-1])
-    assert found.action.tolist() == turned.action[::-1].tolist()
-    np.testing.assert_allclose(found.policy, turned.policy[::-1], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.whole
 def test_it_learns_tic_tac_toe():
     """The network alone does not lose to random moves; with search it draws with a greedy player or wins."""

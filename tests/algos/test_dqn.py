@@ -17,7 +17,6 @@ import envs
 import fdg
 import policies
 from algos.replay import Replay, Sample, Transition
-from tests.conformance.comparison import ITERATIONS, assert_same, plain
 
 # A network of two observations, 0 and 1, and three actions that is a table: its parameters are its values.
 TABLE = algos.Network(
@@ -84,23 +83,6 @@ def test_several_choices_by_hand():
     mask = jnp.ones((2, 5), bool).at[:, 0].set(False)
     seen = taken._replace(next_observation=envs.MaskedObservation(taken.next_observation, mask))
     assert algos.DQN(**fields)._target(CHOOSING, OLDER, seen).tolist() == [3.5, -1 + 0.5 * 4.5]
-
-
-@pytest.mark.whole  # the figures are above
-def test_several_choices_are_learned(devices):
-    """Six targets, all copied, by values of five actions."""
-    algorithm, state = trained("probe:multi_discrete", 150, devices, dueling=True, priority_exponent=0.6)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
-
-
-@pytest.mark.whole  # their replay is that of any action
-def test_several_choices_have_the_same_numbers_on_every_device(devices):
-    algorithm = algos.DQN(env=envs.make("probe:multi_discrete"), **{**QUICK, **OPTIONS, "hidden": (4,)})
-    expected, _ = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), ITERATIONS)
-    for count in (2, 8):
-        engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:count])
-        state, _ = engine.run(engine.init(0), ITERATIONS)
-        assert_same(expected, engine.algorithm_state(state))
 
 
 def test_double_q_targets_by_hand():
@@ -235,12 +217,6 @@ def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
     algorithm, state = trained("probe:masked", 100, devices, **OPTIONS)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return
-
-
-def test_values_are_discounted(devices):
-    """Two steps, reward 1 at the end: Q = discount, then 1."""
-    algorithm, state = trained("probe:discount", 100, devices, discount=0.5)
-    np.testing.assert_allclose(values(algorithm, state, 0.0, 1.0)[:, 0], [0.5, 1.0], atol=0.05)
 
 
 def test_truncation_is_not_termination(devices):

@@ -4,7 +4,6 @@ The loss is the sum of the three gradients of Espeholt et al. 2018 (arXiv 1802.0
 actor-critic algorithm": value, policy, entropy. The targets are equation 1 (`test_returns.py`).
 """
 
-import dataclasses
 import math
 
 import jax
@@ -14,18 +13,7 @@ import pytest
 
 import algos
 import envs
-from tests.algos import probes
 from tests.algos.test_a2c import LINEAR, three_steps
-
-QUICK = {
-    "num_envs": 16, "num_steps": 8, "learning_rate": 3e-3, "anneal_learning_rate": False, "hidden": (32,),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("probe", probes.NAMES)
-def test_it_solves(probe):
-    probes.assert_solves(algos.IMPALA, probe, 400, **QUICK)
-
 
 # --- the loss, by hand ---
 
@@ -95,29 +83,3 @@ def test_on_policy_it_is_a2c():
 
 
 # --- actors that are out of date ---
-
-
-def trained_on_first_actors(kind, iterations):
-    """An algorithm whose actors keep the parameters of the beginning: a staleness without end."""
-    env = envs.make("probe:policy")
-
-    @dataclasses.dataclass(frozen=True)
-    class Late(kind):
-        def act(self, parameters, statistics, observation, keys):
-            return kind.act.__get__(self)(first.parameters, statistics, observation, keys)
-
-    algorithm = Late(env=env, **QUICK)
-    first = jax.jit(algorithm.init)(jax.random.key(0))
-    return algorithm, probes.trained(algorithm, iterations)
-
-
-def test_v_trace_gives_the_value_of_the_policy_that_is_learned():
-    """Actors take both actions evenly for ever, and the learner comes to take the one that pays.
-
-    Its value is 1. Without the correction (A2C is just that) it is taken for the actors', 0.
-    """
-    for kind, value in ((algos.IMPALA, 1.0), (algos.A2C, 0.0)):
-        algorithm, state = trained_on_first_actors(kind, 400)
-        policy, actual = algorithm._policy(state.parameters, jnp.ones((1, 1)))
-        assert float(jnp.exp(policy.log_prob(jnp.array([1]))[0])) > 0.95
-        assert float(actual[0]) == pytest.approx(value, abs=0.15)

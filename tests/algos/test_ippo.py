@@ -106,9 +106,3 @@ def test_a_feed_forward_network_sees_each_agent_by_itself():
 def test_every_agent_copies_its_own_target():
     algorithm = algos.IPPO(env=envs.make("probe:agents", num_agents=3), **QUICK)
     assert score(algorithm, 40) > 0.95
-
-
-def test_every_agent_copies_its_own_continuous_target():
-    env = envs.make("probe:agents", continuous=True)
-    algorithm = algos.IPPO(env=env, **{**QUICK, "entropy_coefficient": 0.0})
-    assert score(algorithm, 150) > -0.05

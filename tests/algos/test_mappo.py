@@ -6,13 +6,11 @@ appendix A, "MAPPO details": PPO's, with its clipped value, as means over the ba
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import algos
 import envs
-from algos.rollout import Recollection
 
 QUICK = {
     "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
@@ -41,25 +39,6 @@ def test_only_a_central_value_function_knows_the_others(algorithm_class, error):
     )
     _, metrics = run(algorithm, 60)
     assert np.mean(metrics["value_loss"][-5:]) == pytest.approx(error, abs=0.1)
-
-
-def test_what_an_agent_may_not_do_it_does_not():
-    """One has three actions, the other two of them, and each sees something else."""
-    env = envs.make("probe:unlike")
-    algorithm = algos.MAPPO(env=env, num_envs=4, num_steps=8, memory_size=4)
-
-    @jax.jit
-    def act(key):
-        _, observation = env.reset(jax.random.split(key, 4))
-        parameters = algorithm._network.init(key, jax.tree.map(lambda x: x[None], observation.observation))
-        recollection = Recollection(algorithm._network.memory(4), jnp.ones(4, bool))
-        policy, value, _ = algorithm._one_step(parameters, observation, recollection)
-        return observation, policy, value, policy.entropy()
-
-    observation, policy, value, entropy = act(jax.random.key(0))
-    allowed = np.asarray(observation.action_mask)
-    assert (np.isneginf(policy.logits) == ~allowed).all() and not allowed.all()
-    assert value.shape == (4, 2) and np.isfinite(entropy).all()
 
 
 def test_presets():

@@ -54,11 +54,6 @@ def test_the_policy_becomes_optimal(name, iterations, devices):
     assert score(algorithm, state) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
 
 
-def test_continuous_actions_reach_their_target(devices):
-    algorithm, state = trained("probe:continuous", 150, devices, entropy_coefficient=0.0)
-    assert score(algorithm, state) == pytest.approx(algorithm.env.single.optimal_return, abs=0.03)
-
-
 def test_truncation_is_not_termination(devices):
     """Reward 1 for ever, cut off every few steps: V = 1 / (1 - discount) = 5, as if it were never cut.
 

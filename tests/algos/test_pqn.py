@@ -104,12 +104,6 @@ def test_several_choices_by_hand():
     assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]
 
 
-@pytest.mark.whole  # the figures are above, and DQN learns them in `test_dqn.py`
-def test_several_choices_are_learned(devices):
-    algorithm, state = trained("probe:multi_discrete", 100, devices)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
-
-
 def test_epsilon_falls_over_part_of_the_run():
     """Eight iterations, half of them with ever fewer random actions: 1, 3/4, 1/2, ..."""
     algorithm = algos.PQN(

@@ -234,18 +234,6 @@ def test_actions_reach_their_target_in_the_units_of_the_environment(devices):
     assert metrics["temperature"][-1] < 0.5  # it began at 1, and far above its target entropy
 
 
-def test_truncation_is_not_termination(devices):
-    """V = 1 / (1 - discount) = 5, as if the episode were never cut; taken for a termination, 2.95 at most."""
-    algorithm, state, _ = trained(
-        Lasting(), 300, devices, discount=0.8, target_rate=0.05, initial_temperature=1e-3
-    )
-    first, second = algorithm._critics.apply(
-        state.learned.parameters.critics, jnp.ones((3, 1)), jnp.array([[-0.5], [0.0], [0.5]])
-    )
-    np.testing.assert_allclose(first, 5.0, atol=0.5)
-    np.testing.assert_allclose(second, 5.0, atol=0.5)
-
-
 # --- sizes and values ---
 
 

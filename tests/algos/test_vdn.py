@@ -145,14 +145,6 @@ def test_choices_by_hand():
     assert float(jnp.std(values)) > 0.01
 
 
-@pytest.mark.whole  # the figures are in the test above
-@pytest.mark.parametrize("kind", [algos.VDN, algos.QMIX])
-def test_choices_are_learned(kind):
-    algorithm = kind(env=envs.vectorize(Chooses()), epsilon_end=0.5, **QUICK)
-    state = trained(algorithm, 200)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
-
-
 QUICK = {
     "num_envs": 8, "num_steps": 4, "batch_size": 16, "num_updates": 2, "buffer_size": 2_000, "hidden": (16,),
     "learning_starts": 64, "total_steps": 10_000, "target_period": 20, "anneal_learning_rate": False,

@@ -3,7 +3,6 @@
 The oracle is plain Python: a list of past parameters, and the algorithm's own pieces called with them.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -11,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
-import envs
 import fdg
 import policies
 from tests.conformance.comparison import assert_same, leaves, reference, start
@@ -160,37 +157,6 @@ def test_an_engines_first_state_has_as_many_pasts(devices):
     assert_same(start("walker 48"), compiled.algorithm_state(state), 1e-6)
     assert_same([state.weight] * 3, [row[0] for row in state.history])
     assert jax.tree.structure(state) == jax.tree.structure(compiled.state_shape)
-
-
-def test_impala_against_plain_python(devices):
-    """Actors that are late note the probabilities of their own, late policy: V-trace has work to do."""
-    algorithm = algos.IMPALA(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), learning_rate=0.1,
-        normalize_observation=True,
-    )  # fmt: skip
-    compiled = fdg.compile(algorithm, Coarse(actors=2, staleness=1), devices[:3])
-
-    @jax.jit
-    def iterate(state, acting):
-        class Late(algos.IMPALA):
-            def act(self, parameters, statistics, observation, keys):
-                return algorithm.act(*acting, observation, keys)
-
-        return Late(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}).iterate(
-            state
-        )
-
-    first = jax.jit(algorithm.init)(jax.random.key(3))
-    state, acting, metrics = first, (first.parameters, first.observation_statistics), []
-    for _ in range(5):
-        late, acting = acting, (state.parameters, state.observation_statistics)
-        state, one = iterate(state, late)
-        metrics.append(one)
-    ours, measured = compiled.run(compiled.plan.delayed.start(jax.tree.map(jnp.copy, first)), 5)
-    assert_same(state, compiled.algorithm_state(ours))
-    assert_same(jax.tree.map(lambda *m: jnp.stack(m), *metrics), measured)
-    assert abs(float(measured["approx_kl"][0])) < 1e-6  # no parameters are older than the first
-    assert np.all(np.asarray(measured["approx_kl"][1:]) > 1e-5)
 
 
 def test_actor_and_learner_that_take_turns_cannot_be_delayed(devices):

@@ -1,11 +1,7 @@
 """Environments in workers on a Ray cluster: the numbers of those without, and what a dead worker costs."""
 
-import os
 import re
-import signal
 
-import jax
-import numpy as np
 import pytest
 
 import envs
@@ -13,7 +9,6 @@ from envs import from_ray, host
 from fdg import ray_cluster
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, HostError
-from tests.envs.test_host import COUNTING, keys, stepped
 
 
 @pytest.fixture(scope="module")
@@ -23,42 +18,6 @@ def cluster():
     host.close()
     from_ray.forget()
     ray.shutdown()
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_running_episodes_and_no_more(cluster):
-    alone = envs.make(COUNTING, workers=1)
-    env = envs.make(f"ray:{COUNTING}", workers=2)
-    assert env.observation_space == alone.observation_space and env.action_space == alone.action_space
-    (state, first), (other, begun) = (jax.jit(one.reset)(keys(3)) for one in (env, alone))
-    np.testing.assert_array_equal(first, begun)
-    state, step = stepped(env, state, 7)
-    other, without = stepped(alone, other, 7)
-    jax.tree.map(np.testing.assert_array_equal, step, without)  # across the ends of episodes
-
-    before = host.losses()
-    fleet = from_ray.fleet(env.source)
-    pid = int(re.search(r"process (\d+)", fleet.where(0))[1])
-    os.kill(pid, signal.SIGKILL)
-    # Two of the three instances were in that worker. A time limit of five ends the third one's episodes.
-    state, step = stepped(env, state, 4)
-    np.testing.assert_array_equal(step.truncated, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(step.observation[..., 1], [[0, 0, 3], [1, 1, 4], [2, 2, 0], [3, 3, 1]])
-    np.testing.assert_array_equal(step.final_observation[0, :2], without.observation[-1, :2])
-    np.testing.assert_array_equal(step.reward[0], [0, 0, 1])
-    _, without = stepped(alone, other, 4)
-    np.testing.assert_array_equal(step.observation[:, 2], without.observation[:, 2])
-    assert host.losses() == (before.failures + 1, before.episodes + 2)
-    assert f"process {pid}" not in fleet.where(0)
-
-
-@pytest.mark.slow
-def test_more_workers_than_the_cluster_has_room_for(cluster):
-    many = envs.make("ray:gymnasium:CartPole-v1", workers=8).source
-    with pytest.raises(
-        HostError, match=r"8 workers of 1 CPUs: the Ray cluster has 2 CPUs, .* use --env-workers"
-    ):
-        from_ray.fleet(many)
 
 
 def test_a_cluster_that_is_not_there(monkeypatch):

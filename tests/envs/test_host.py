@@ -21,7 +21,6 @@ from envs.pools import Transition
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
 from fdg.training.run_directory import read_metrics
-from tests.conformance.comparison import assert_same, plain
 from tests.envs.conformance import COMPILE_FAST
 
 COUNTING = "gymnasium:tests.envs.faulty:Counting-v0"
@@ -264,32 +263,6 @@ def test_tracing_and_planning_start_nothing():
     assert [f.name for f in graph.fragments if f.role == "environment"] == ["step"]
     fdg.place(graph, policies.SingleLearnerCoarse(actors=1, learners=4), 5)
     assert host.running() == 0
-
-
-POLICIES = {
-    "gpu_only": (policies.GPUOnly(), 1),
-    "single_learner_coarse": (policies.SingleLearnerCoarse(actors=1, learners=2), 3),
-    "single_learner_fine": (policies.SingleLearnerFine(workers=1), 2),
-}
-
-
-@pytest.fixture(scope="module")
-def reference():
-    algorithm = small_ppo(envs.make("envpool:CartPole-v1"))
-    return plain(algorithm, jax.jit(algorithm.init)(jax.random.key(3)), 4)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_policies_with_one_device_for_environments_agree(name, reference, devices):
-    policy, count = POLICIES[name]
-    engine = fdg.compile(small_ppo(envs.make("envpool:CartPole-v1")), policy, devices[:count])
-    state, metrics = engine.run(engine.init(3), 4)
-
-    def numbers(state):  # without the ticket's number, which is drawn anew
-        return state._replace(env_state=(state.env_state.inner.steps, state.env_state.running_return))
-
-    assert_same((numbers(reference[0]), reference[1]), (numbers(state), metrics))
-    assert float(np.nansum(metrics["episodes"])) > 0 and not engine.unexplained()
 
 
 @pytest.mark.parametrize(

@@ -279,19 +279,6 @@ def test_a_state_whose_pools_are_gone_starts_every_part_anew(caplog):
     assert len(set(np.asarray(state.env_state.inner.pool).tolist())) == 2
 
 
-@pytest.mark.whole  # PPO with a memory does in the test below
-@pytest.mark.parametrize("name", ["impala", "dqn", "sac", "qmix"])
-def test_an_algorithm_in_rings_learns_what_it_learns_in_one_part(name):
-    """Of environments of JAX's, which take turns; the last has a memory."""
-    algorithm = SMALL[name]()
-
-    def after(rings):
-        one = dataclasses.replace(algorithm, rings=rings)
-        return plain(one, jax.jit(one.init, compiler_options=COMPILE_FAST)(jax.random.key(0)), 2)
-
-    assert_same(after(1), after(2))
-
-
 @pytest.mark.parametrize(
     ("policy", "count"),
     [

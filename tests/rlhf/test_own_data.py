@@ -245,29 +245,6 @@ def test_rows_without_an_answer_want_a_reward(tmp_path):
 PAIRS = [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(16)]
 
 
-@pytest.mark.parametrize("name", ["dpo", "reward_model"])
-def test_pairs_of_a_file_are_learned_from_and_held_out_ones_ranked(name, tmp_path):
-    test = file_of(
-        tmp_path,
-        [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(16, 24)],
-        "t.jsonl",
-    )
-    env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS), test_path=test)
-    algorithm = algos.get(name)(env=env, **{**SMALL, "learning_rate": 1e-2})
-    run = fdg.fit(
-        algorithm, total_steps=8 * 12, devices=1, eval_episodes=8, progress=False, out=tmp_path / "run"
-    )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and rows[-1]["loss"] < 0.5
-    assert rows[-1]["preference_accuracy"] == 1.0 and rows[-1]["margin"] > 0.1
-    assert run.last_evaluation.mean == 1.0
-    assert not any("respond" in fragment.name for fragment in fdg.trace(algorithm).fragments)
-    sampled = dataclasses.replace(algorithm, env=env.with_reward(len), group_size=4)
-    assert (algorithm.responses_per_prompt, sampled.responses_per_prompt) == (2, 4)
-    again = fdg.load(tmp_path / "run")
-    assert again.algorithm.env.problem.path == str(tmp_path / "run" / "data" / "path.jsonl")
-
-
 def test_the_loss_of_one_pair_by_hand(tmp_path):
     """-log sigmoid(beta (log p(y+)/q(y+) - log p(y-)/q(y-))), arXiv 2305.18290, equation 7."""
     env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS))

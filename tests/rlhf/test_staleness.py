@@ -43,17 +43,6 @@ def reported(name, policy, iterations):
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [("grpo", policies.Split), ("ppo_rlhf", policies.SingleLearnerCoarse), ("ppo_rlhf", policies.Central)],
-)
-def test_it_is_as_many_iterations_as_the_policy_says(name, policy):
-    """The fragment that updates the parameters counts, so that the count is as old as they are."""
-    for staleness in (0, 2):
-        found = reported(name, policy(staleness=staleness), 5)
-        assert found == [min(t, staleness) for t in range(5)], (staleness, found)
-
-
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
 def test_it_is_zero_where_both_sides_share_their_devices(name):
     assert reported(name, policies.Colocated(), 3) == [0, 0, 0]

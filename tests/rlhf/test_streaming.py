@@ -76,14 +76,6 @@ def rolled(name, **fields):
     return jax.jit(lambda state: streaming.rollouts(algorithm, state, count, lambda x: x)[0])(state)
 
 
-@pytest.mark.parametrize("fields", [{"micro_batches": 2}, {"micro_batches": 4, "slots": 3}])
-def test_micro_batches_and_slots_change_no_response(fields):
-    found, expected = rolled("grpo", **fields), rolled("grpo")
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        exact = not jnp.issubdtype(x.dtype, jnp.floating)
-        np.testing.assert_allclose(x, y, rtol=0, atol=0 if exact else 1e-5)
-
-
 def test_a_stream_of_one_batch_is_the_batch():
     """What begins first, before anything is ahead: the responses of the first batch are among them."""
     found, expected = rolled("grpo", ahead=1, slots=16, order="prompt"), rolled("grpo")
@@ -123,11 +115,6 @@ def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
         then = counted._replace(iteration=counted.iteration + later)
         expected = plain.problems(*plain._problem_keys(then, count)).prompts.tokens
         np.testing.assert_array_equal(asked[later], expected)
-
-
-def test_ages_are_as_counted_by_hand(devices):
-    """More algorithms and policies: `python -m tests.rlhf.ages`."""
-    assert ages.check("grpo", policies.Split(staleness=1), devices[:1], iterations=8, ahead=2) == 3
 
 
 def test_a_lag_of_parts_of_an_iteration_is_counted_by_the_same_clock(devices):

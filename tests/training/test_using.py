@@ -61,28 +61,6 @@ def test_evaluate_is_eval_return_to_the_last_digit(run):
     assert [row["return"] for row in more.rows()] == more.returns[0].tolist()
 
 
-@pytest.mark.parametrize(
-    "name, env, fields, settings",
-    [
-        ("a2c", "probe:policy_of_observation", {"hidden": (8,)}, {"num_seeds": 2}),
-        ("recurrent_ppo", "probe:memory", {"memory_size": 8}, {"num_seeds": 2}),
-        ("dqn", "probe:masked", {"buffer_size": 64, "batch_size": 8, "learning_starts": 0}, {}),
-        ("ippo", "probe:agents", {}, {}),
-        ("impala", "CartPole-v1", {}, {"policy": policies.SingleLearnerCoarse(staleness=2), "devices": 2}),
-    ],
-)
-def test_so_it_is_for_every_kind_of_run(tmp_path, name, env, fields, settings):
-    found = fitted(tmp_path / "run", small(name, env, **fields), eval_episodes=8, **settings)
-    loaded = fdg.load(tmp_path / "run")
-    assert loaded.evaluate().mean == summary(found)["eval_return"]
-    if settings.get("num_seeds"):
-        assert loaded.evaluate().means.tolist() == summary(found)["eval_returns"]
-        assert loaded.acting(1)(np.zeros(loaded.algorithm.env.observation_space.shape)) is not None
-        with pytest.raises(FdgError, match="agent=2: this run has 2 agents, 0 to 1"):
-            loaded.policy  # noqa: B018
-            loaded.acting(2)
-
-
 def test_a_policy_answers_to_one_observation_and_to_many(run):
     rows = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
     policy, _ = run.algorithm._policy(run.state.parameters, jnp.asarray(rows))
