@@ -127,7 +127,7 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
 def chain_schedule(
     latency_cycles: jax.Array, energy_pj: jax.Array, transfer_cycles: jax.Array, eagerness: float = 0.3
 ) -> tuple[jax.Array, jax.Array]:
-    """Cycles (int32) and pJ (float32) of a list schedule of networks without branches, ten times as fast.
+    """Cycles (int32) and pJ (float32) of a list schedule of networks without branches, faster than of graphs.
 
     They are those that `schedule(work, moves=0)` would find with this `eagerness` alone. XLA computes each
     output of a CPU loop's body separately, so a step decides which layer runs where, and the next applies it.
