@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fdg.batch.collective import Collective
+from fdg.errors import PlanError
 from fdg.running.hlo import read_collectives
 from fdg.running.xla_options import options_of_older_loops, xla_options
 
@@ -50,7 +52,12 @@ class Program:
         return any(d.process_index == jax.process_index() for d in self.devices)
 
     def lower(self) -> jax.stages.Lowered:
-        """Traces and lowers the program."""
+        """Traces and lowers the program.
+
+        Raises:
+          PlanError: it takes an array with elements of less than a byte.
+        """
+        _check_widths(self.arguments)
         if not self.uncommitted:
             return self.function.lower(*self.arguments)
         free = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
@@ -97,6 +104,21 @@ class Program:
             "code_bytes": code,
             "peak_bytes": given + made - shared + temporary,
         }
+
+
+def _check_widths(arguments: Any) -> None:
+    """Refuses arrays that a compiled program does not take: JAX 0.10.2 confuses their layouts."""
+    for one in jax.tree.leaves(arguments):
+        of = next((of for kind, of in _WIDTHS.items() if jnp.issubdtype(one.dtype, kind)), None)
+        if of is not None and of(one.dtype).bits < 8:
+            raise PlanError(
+                f"an array of {one.dtype}{list(one.shape)} is in the state, or goes from one program to"
+                f" another, and JAX's compiled programs take none whose elements have less than a byte: keep"
+                f" it in 8 bits there, and convert it where it is used"
+            )
+
+
+_WIDTHS: dict[Any, Any] = {jnp.integer: jnp.iinfo, jnp.floating: jnp.finfo}
 
 
 def compile_programs(programs: Iterable[Program]) -> None:

@@ -68,6 +68,7 @@ OPERATIONS = {
     "bitcast to narrow": lambda r: lax.bitcast_convert_type(r, jnp.uint8),
     "bitcast to wide": lambda r: lax.bitcast_convert_type(lax.bitcast_convert_type(r, jnp.uint8), jnp.int32),
     "astype": lambda r: r.astype(jnp.bfloat16).astype(jnp.float32),
+    "complex extremes": lambda r: jnp.abs(lax.complex(r, r * r).max() + lax.complex(jnp.abs(r), r).min()),
     "complex": lambda r: jnp.abs(lax.complex(r, r * 2)) + jnp.angle(lax.complex(r, r)),
     "population_count": lambda r: lax.population_count(whole(r)),
     "clz": lambda r: lax.clz(whole(r)),

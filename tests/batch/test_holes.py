@@ -27,6 +27,7 @@ from tests.batch.rows import B, F
         "solve / loop",
         "expm / loop",
         "gmres / mapped",
+        "complex extremes / columns",
         "reduce_xor / columns",
         "reduce_and bits / columns",
     ],

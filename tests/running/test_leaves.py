@@ -139,3 +139,38 @@ def test_numpy_arrays_are_left_alone(devices):
     before = position.copy()
     engine.run({**engine.init(0), "position": position}, 2)
     np.testing.assert_array_equal(position, before)
+
+
+class Narrow:
+    """Numbers of a dtype in the state, and between an actor and a learner."""
+
+    def __init__(self, state, between):
+        self.state, self.between = state, between
+
+    def init(self, key):
+        return {"x": jnp.arange(4).astype(self.state), "sum": jnp.int32(0)}
+
+    def iterate(self, state):
+        act = fdg.fragment("actor", in_axes=0)(lambda x: x.astype(self.between))
+        learn = fdg.fragment("learner", in_axes=0, out_axes=None)(lambda x: x.astype(jnp.int32).sum())
+        return {"x": state["x"], "sum": learn(act(state["x"]))}, {}
+
+
+@pytest.mark.parametrize(
+    ("state", "between", "policy", "refused"),
+    [
+        ("int4", "int8", policies.GPUOnly(), "int4"),
+        ("float4_e2m1fn", "int8", policies.GPUOnly(), "float4_e2m1fn"),
+        ("int8", "uint2", policies.SingleLearnerCoarse(), "uint2"),
+        ("int8", "uint4", policies.GPUOnly(), None),
+        ("float8_e5m2", "float8_e4m3fn", policies.SingleLearnerCoarse(), None),
+    ],
+)
+def test_elements_of_less_than_a_byte_stay_within_a_program(state, between, policy, refused, devices):
+    engine = fdg.compile(Narrow(state, between), policy, devices=devices[:2])
+    if refused is None:
+        after, _ = engine.run(engine.init(seed=0), iterations=2)
+        assert after["sum"] == 6
+        return
+    with pytest.raises(fdg.FdgError, match=rf"an array of {refused}\[\d\] is in the state"):
+        engine.run(engine.init(seed=0), iterations=2)
