@@ -34,7 +34,9 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     around = [[*anchor, token, *anchor] for token in range(size)]
     texts = loaded.decode_batch(around, skip_special_tokens=False)
     firsts = loaded.decode_batch([one[len(anchor) :] for one in around], skip_special_tokens=False)
-    start, end = _in_common(texts), _in_common([text[::-1] for text in texts])
+    # Where all tokens are set apart by a blank, it is in common too, and belongs to the one behind it.
+    start = min(_in_common(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
+    end = _in_common([text[::-1] for text in texts])
     found, lost = [b""] * size, np.zeros(size, np.int32)
     for token, (text, first) in enumerate(zip(texts, firsts, strict=True)):
         if token in special:

@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.envs.tokenizer_kinds import KINDS, written  # noqa: E402
+from tests.envs.tokenizer_kinds import KINDS, words, written  # noqa: E402
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -74,6 +74,17 @@ def test_texts_are_encoded_and_read_as_by_the_library(kind):
         assert [x.rstrip("\ufffd") for x in found] == [made.decode(one).rstrip("\ufffd") for one in ids]
 
     compare()
+
+
+def test_words_without_a_decoder_have_blanks_between_them(tmp_path):
+    made = words()
+    ours = HuggingFaceTokenizer(str(written(tmp_path, made)))
+    (codes, lengths), lost = ours.codes_of_tokens(), ours.opening_blanks()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids = rng.integers(4, ours.vocab_size, rng.integers(1, 8)).tolist()
+        said = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
+        assert said[lost[ids[0]] :].decode() == made.decode(ids) == ours.decode(ids)
 
 
 def test_an_answer_goes_on_behind_its_prompt(kind):

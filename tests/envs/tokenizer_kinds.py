@@ -66,6 +66,13 @@ def _word_pieces(lowercase):
     return _trained(made, trainers.WordPieceTrainer, vocab_size=300)
 
 
+def words():
+    """Whole words, written with a blank between two of them: there is no decoder."""
+    made = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _trained(made, trainers.WordLevelTrainer, vocab_size=90)
+
+
 KINDS = {
     "pieces": lambda: _of_pieces(False),
     "pieces behind a blank": lambda: _of_pieces(True),
