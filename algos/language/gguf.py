@@ -19,9 +19,11 @@ import numpy as np
 
 from algos.language import weights
 from algos.language.config import DecoderConfig
+from algos.language.config_keys import refuse_others
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
 from algos.language.tensor_files import Stored
+from envs.text.tokenizer_files import library_errors
 from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular
@@ -35,6 +37,23 @@ _NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+# By `tokenizer.ggml.pre`: how texts are cut into words, before or in place of GPT-2's way; the patterns of
+# llama.cpp's `src/llama-vocab.cpp`. None: files from before there were names.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_OF_LLAMA_3 = ("llama3", "llama-v3", "llama-bpe")
+_OWN_WORDS = (*_OF_LLAMA_3, "qwen2", "stablelm2")
+_CUTS: dict[str | None, tuple[str, ...]] = {
+    **dict.fromkeys((None, "gpt-2", "mpt", "olmo"), ()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (r"\p{N}",)),
+    **dict.fromkeys(_OF_LLAMA_3, (_WORDS.format(digits="{1,3}"),)),
+    **dict.fromkeys(("qwen2", "stablelm2"), (_WORDS.format(digits=""),)),
+}
+_CONTROL, _USER_DEFINED = 3, 4  # in `tokenizer.ggml.token_type`
 
 
 def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
@@ -177,7 +196,7 @@ def _open(file: str | os.PathLike[str]) -> _File:
             raise header.wrong(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
         decode = functools.partial(_decoded, kind, shape[-1] // block * size, where)
         tensors[name] = Stored(where, tuple(shape), start + offset, taken, decode)
-    if sum(tensor.size for tensor in tensors.values()) > header.size - start:
+    if tensors and sum(tensor.size for tensor in tensors.values()) > header.size - start:
         raise header.wrong("that tensors lie over each other")
     return _File(values, tensors)
 
@@ -230,9 +249,32 @@ def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
         "max_positions": number("context_length", default=2048),
     }
     try:
-        return DecoderConfig(**{**read, **changes})
+        config = DecoderConfig(**{**read, **changes})
     except FdgError as error:
         raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
+    _check_keys(opened, family, config, file)
+    return config
+
+
+# Keys of a family that change no logits, besides those that are read.
+_IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length")
+
+
+def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -> None:
+    """Refuses what the file says of the network and `_config` does not read."""
+    read = {"embedding_length", "feed_forward_length", "block_count", "attention.head_count"}
+    read |= {"attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.scaling.type"}
+    read |= {"attention.layer_norm_rms_epsilon", "context_length"}
+    same = {"rope.dimension_count": config.width, "attention.value_length": config.width}
+    same |= {"rope.scaling.factor": 1.0, "attention.causal": True}
+    found = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in opened.values.items()
+        if name.startswith(f"{family}.") and value is not None
+    }
+    neutral = [name for name, value in same.items() if found.get(f"{family}.{name}") == value]
+    known = [f"{family}.{name}" for name in (*read, *neutral, *_IGNORED)]
+    refuse_others(found, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
 def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
@@ -271,7 +313,7 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     """
     opened = _open(file)
     try:
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     except ImportError:
         raise FdgError("tokenizers are needed: pip install 'fdg[language]'") from None
 
@@ -280,21 +322,32 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
         raise FdgError(
             f"{file}: its tokenizer is {quoted(kind)}, and only byte-level BPE ('gpt2') is converted"
         )
+    cuts = _CUTS.get(pattern)
+    if cuts is None:
+        raise FdgError(
+            f"{file}: tokenizer.ggml.pre={quoted(pattern)}, and only {', '.join(filter(None, _CUTS))} are"
+            " converted: take tokenizer.json of Hugging Face's checkpoint"
+        )
     words, merges = (
         opened.of_kind(f"tokenizer.ggml.{name}", list, file, []) for name in ("tokens", "merges")
     )
     kinds = opened.of_kind("tokenizer.ggml.token_type", np.ndarray, file, np.zeros(0, int))
     try:
         vocabulary = {word: i for i, word in enumerate(words)}
-        tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(pair.split(" ")) for pair in merges]))
+        pairs = [tuple(pair.split(" ")) for pair in merges]
+        tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pattern in _OF_LLAMA_3))
     except Exception as error:  # the library raises bare Exceptions
         raise FdgError(f"{file}: its tokenizer cannot be made: {one_line(error)}") from None
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if pattern == "smollm" else []
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(one), "isolated") for one in cuts),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern not in _OWN_WORDS),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    control = [word for word, each in zip(words, kinds.tolist(), strict=False) if each == 3]
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in control])
+    for add, number in ((tokenizer.add_special_tokens, _CONTROL), (tokenizer.add_tokens, _USER_DEFINED)):
+        added = [word for word, each in zip(words, kinds.tolist(), strict=False) if each == number]
+        add([AddedToken(word, special=number == _CONTROL, normalized=False) for word in added])
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         at = opened.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
@@ -302,6 +355,12 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
             if not 0 <= at < len(words):
                 raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={at}, of {len(words)} tokens")
             settings[name] = words[at]
+    begins, bos = opened.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
+    if bos is not None and (pattern in _OF_LLAMA_3 if begins is None else begins is True):
+        front = [(bos, words.index(bos))]
+        with library_errors(f"{file}: its tokenizer"):
+            made = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], front)
+        tokenizer.post_processor = made
     template = opened.of_kind("tokenizer.chat_template", str, file)
     return tokenizer, settings | ({"chat_template": template} if template else {})
 
