@@ -265,7 +265,7 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     read = {"embedding_length", "feed_forward_length", "block_count", "attention.head_count"}
     read |= {"attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.scaling.type"}
     read |= {"attention.layer_norm_rms_epsilon", "context_length"}
-    same = {"rope.dimension_count": config.width, "attention.value_length": config.width}
+    same: dict[str, Any] = dict.fromkeys(("rope.dimension_count", "attention.value_length"), config.width)
     same |= {"rope.scaling.factor": 1.0, "attention.causal": True}
     found = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
