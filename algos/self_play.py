@@ -24,6 +24,9 @@ from fdg import jaxprs
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of
 from fdg.fragment import with_numbers
+from fdg.kinds import reader
+
+_OWN = {"size": int, "every": int, "latest": float}  # fields besides the algorithm
 
 
 class State(NamedTuple):
@@ -43,6 +46,7 @@ class Memory(NamedTuple):
     begins: jax.Array  # [1] bool: it has not moved yet
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class SelfPlay:
     """An algorithm whose opponents are older versions of itself.
@@ -137,9 +141,31 @@ class SelfPlay:
 
     def changed(self, **values: Any) -> "SelfPlay":
         """A copy with other values of its own fields, and of the algorithm's."""
-        own = {name: values.pop(name) for name in ("size", "every", "latest") if name in values}
+        own = {name: values.pop(name) for name in _OWN if name in values}
         change = getattr(self.algorithm, "changed", functools.partial(dataclasses.replace, self.algorithm))
         return dataclasses.replace(self, algorithm=change(**values), **own)
+
+    def said(self) -> dict[str, Any]:
+        """The entries of `config.json` that describe this, beside those of the algorithm."""
+        return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _OWN)}
+
+    @classmethod
+    def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
+        """Makes it of words NAME=VALUE, as `said` and `--self-play` have them.
+
+        Raises:
+          FdgError: a word is not of this form, its name is no field, or its value does not fit.
+        """
+        values: dict[str, Any] = {}
+        for word in text.split():
+            name, equals, value = word.partition("=")
+            if not equals or name not in _OWN:
+                raise FdgError(f"--self-play: '{word:.60}': write any of size=4 every=10 latest=0.5")
+            try:
+                values[name] = reader(_OWN[name])(value)
+            except ValueError as error:
+                raise FdgError(f"--self-play {word:.60}: {value!r:.40} is not {error}") from None
+        return cls(algorithm, **values)
 
     # --- fragments ---
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from envs import composite, foreign
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg import aliases
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, quoted
 from fdg.errors import FdgError, FdgWarning, kind_of, listed, one_line
+from fdg.kinds import dataclass_fields
 from fdg.tracing.mistakes import explained, line_of
 
 _ATTRIBUTES = {
@@ -35,6 +36,15 @@ _STEP_FIELDS = {  # dtype and whether there is one an agent
     "episode_return": ("float32", False),
     "episode_length": ("int32", False),
 }
+
+
+def check_inside(wrapper: Any) -> None:
+    """`check_spec` of a wrapper's environment; names the order of fields if another field is one."""
+    names = [field.name for field in dataclass_fields(wrapper) if field.init]
+    if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
+        kind = type(wrapper).__name__
+        raise FdgError(f"{kind}(env={quoted(wrapper.env)}): the order is {kind}({', '.join(names)})")
+    check_spec(wrapper.env)
 
 
 def check_spec(env: Any, single: bool = False) -> None:

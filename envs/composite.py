@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.arguments import explain_frozen
+from fdg.arguments import checked_names, explain_frozen
 from fdg.errors import FdgError, FdgWarning, kind_of, listed
 
 
@@ -62,6 +62,7 @@ class Dict:
         hidden = f", privileged={self.privileged}" if self.privileged else ""
         return f"Dict({dict(self.spaces)}{hidden})"
 
+    @checked_names
     def sample(self, key: jax.Array) -> dict[str, Any]:
         """Draw one element."""
         return sample(self, key)
@@ -88,6 +89,7 @@ class Tuple:
         for position, part in enumerate(self.spaces):
             _check_part(f"Tuple(...), part {position}", part)
 
+    @checked_names
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
         """Draw one element."""
         return sample(self, key)

@@ -20,7 +20,7 @@ from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import check_arguments, checked_names
-from fdg.errors import FdgError, NotIterableError, kind_of, listed
+from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
 from fdg.tracing.unchanged import unchanged
 
 State: TypeAlias = Any
@@ -159,6 +159,11 @@ class Whole:
     """Base of environments: explains that they cannot be unpacked into an environment and its parameters."""
 
     name: Any
+    with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
+    unwrapped = Elsewhere("env.single, of environments of JAX, or env.env, of a wrapper")
+    sample_action = Elsewhere("env.action_space.sample(key)")
+    spec = Elsewhere("env.name, env.max_episode_steps, env.observation_space and env.action_space")
+    default_params = Elsewhere("envs.make(name, gravity=9.8): parameters are arguments")
 
     def __iter__(self) -> NoReturn:
         raise NotIterableError(

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fdg.arguments import check_call
+
 # The classes that environments of a package derive from.
 _BASES = {
     "gymnasium": ("Env",),
@@ -81,6 +83,8 @@ def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
         if name not in known and (is_adapted or name in _OF_WORKERS)
     }
     given = {name: value for name, value in parameters.items() if name not in others}
+    if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
+        check_call(factory, (), given, "parameter")
     made = factory(**given)
     if others and not is_adapted and not is_of_gymnasium(made):
         made = factory(**parameters)  # which says what it does not take

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg.arguments import checked_names, order_of
 from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
@@ -46,6 +47,7 @@ class Discrete:
         """Dtype of an element."""
         return "int32"
 
+    @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw one element uniformly. Returns `[] int32`."""
         return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
@@ -88,6 +90,7 @@ class MultiDiscrete:
         """Dtype of an element."""
         return "int32"
 
+    @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw one element uniformly. Returns `[len(nvec)] int32`."""
         return jax.random.randint(key, self.shape, 0, jnp.asarray(self.nvec, jnp.int32), dtype=jnp.int32)
@@ -120,7 +123,8 @@ class Box:
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, tuple) or not all(_is_int(size) and size >= 0 for size in self.shape):
-            raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers")
+            order = order_of(Box, "shape", vars(self))
+            raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers{order}")
         # jnp.float32, np.dtype("float32") and "float32" are the same dtype and must make equal spaces.
         object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         for field in ("low", "high"):
@@ -190,6 +194,7 @@ class Box:
             return False
         return min(self.shape[:2]) >= _SMALLEST_IMAGE
 
+    @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw one element, `[*shape]` of `dtype`.
 

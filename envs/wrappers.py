@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
-from envs.checking import check_observation, check_spec
+from envs.checking import check_inside, check_observation
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import State, TimeStep, Whole, num_agents
 from envs.native import Native, leaves
@@ -64,7 +64,7 @@ class Wrapper(Whole):
     env: Any  # an envs.Environment
 
     def __post_init__(self) -> None:
-        check_spec(self.env)
+        check_inside(self)
         if getattr(self.env, "acts", False):
             raise FdgError(f"acts=True: workers know no wrapper such as {type(self).__name__}: leave out one")
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):

@@ -15,6 +15,9 @@ or, with a run directory, evaluation and all else that `python -m fdg.train` doe
     run = fdg.load(run.path)  # another day
 """
 
+import fdg.hidden_modules  # before imports that may fail for a user's file
+
+# isort: split
 import importlib
 import warnings
 from typing import TYPE_CHECKING, Any

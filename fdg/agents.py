@@ -159,6 +159,8 @@ def checked_name(algorithm: Any) -> str:
         )
     name = type(algorithm).__name__
     named = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
+    if hasattr(algorithm, "observation_space"):
+        named = ": this is an environment: write algos.make('ppo', env)"
     for method in ("init", "iterate"):
         if callable(getattr(algorithm, "place", None)):
             raise GraphError(

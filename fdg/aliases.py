@@ -113,6 +113,7 @@ METHODS: Mapping[str, str] = {
         ("act", "predict", "sample"),
         "to act, write run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns",
     ),
+    "set_env": "to change it, write dataclasses.replace(algorithm, env=env)",
     "step": "to step environments, write algorithm.env.step(keys, state, actions)",
 }
 
@@ -146,7 +147,9 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("dqn", _R2D2), "r2d2"),
     **_each(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
     **_each(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
-    **_each("it is made in Python: algos.SelfPlay(algos.PPO(env=game))", "self-play"),
+    **_each(
+        "it wraps another: --algo ppo --self-play size=4, or algos.SelfPlay(algos.PPO(env=game))", "self-play"
+    ),
     **_each(_MASKS, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
     **_each(("ppo", {"rnd": True}), "ppo-rnd rnd"),
     **_each(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),

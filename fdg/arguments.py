@@ -10,8 +10,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from fdg.aliases import instead, ours
-from fdg.errors import FdgError, FrozenError, listed, one_line, unknown_name
+from fdg.aliases import METHODS, instead, ours
+from fdg.errors import FdgError, FrozenError, NoAttributeError, listed, one_line, unknown_name
 from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternatives, matches
 
 Parameters = ParamSpec("Parameters")
@@ -52,6 +52,9 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
 def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths."""
+    if isinstance(function, type):
+        function.__init__ = checked_names(function.__init__)  # type: ignore[misc]
+        return function
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -68,6 +71,8 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
 def explain_frozen(cls: type, word: str) -> None:
     """Makes assignment to a field of a frozen dataclass raise an `FdgError` that says what to write instead.
 
+    So does an unknown attribute: see `explain_attributes`.
+
     Args:
       cls: the frozen dataclass, changed in place; what can be assigned stays the same.
       word: what messages call an instance, such as "algorithm".
@@ -80,6 +85,7 @@ def explain_frozen(cls: type, word: str) -> None:
     Traceback (most recent call last):
     fdg.errors.FrozenError: Mine does not change: write algorithm = dataclasses.replace(algorithm, rate=0.5)
     """
+    explain_attributes(cls)
     original = cls.__dict__.get("__setattr__")
     if original is None or hasattr(original, "__wrapped__"):
         return
@@ -112,11 +118,57 @@ def explain_frozen(cls: type, word: str) -> None:
     cls.__setattr__ = assign  # type: ignore[assignment, method-assign]
 
 
-def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
-    """Checks that a class's `__init__` accepts these arguments: none unknown, no required one missing.
+def explain_attributes(cls: type) -> None:
+    """Makes an unknown public attribute of a class an `FdgError` that names the nearest known ones.
 
     Args:
-      cls: the class.
+      cls: the class, changed in place; one with a `__getattr__` of its own stays as it is.
+
+    >>> class Run:
+    ...     policy = None
+    >>> explain_attributes(Run)
+    >>> Run().polciy
+    Traceback (most recent call last):
+    fdg.arguments.UnknownAttributeError: unknown attribute of Run 'polciy': did you mean 'policy'? (...)
+    >>> hasattr(Run(), "polciy")
+    False
+    """
+    if hasattr(cls, "__getattr__"):
+        return
+
+    def missing(self: Any, name: str) -> Any:
+        is_known = any(name in vars(one) for one in type(self).__mro__) or name in _fields(cls)
+        if name.startswith("_") or is_known:  # of a property, or an `Elsewhere`: its own error
+            return object.__getattribute__(self, name)
+        error = UnknownAttributeError(type(self), name)
+        error.name, error.obj = name, self
+        raise error
+
+    cls.__getattr__ = missing  # type: ignore[attr-defined]
+
+
+def _fields(cls: type) -> list[str]:
+    return [field.name for field in dataclass_fields(cls)]
+
+
+class UnknownAttributeError(NoAttributeError):
+    """Its message is made where it is read: `hasattr` raises many."""
+
+    def __str__(self) -> str:
+        cls, name = self.args
+        if hasattr(cls, "iterate") and name in METHODS:
+            return f"{cls.__name__} has no {name}: {METHODS[name]}"
+        fields = _fields(cls)
+        names = {*fields, *(one for one in dir(cls) if not one.startswith("_"))}
+        known = [one for one in names if one in fields or hasattr(cls, one)]
+        return str(unknown_name(f"attribute of {cls.__name__}", name, known, f"dir of a {cls.__name__}"))
+
+
+def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
+    """Checks that a class or function accepts these arguments: none unknown, no required one missing.
+
+    Args:
+      cls: the class, or the function.
       args: positional arguments, without `self`.
       kwargs: keyword arguments.
       what: what messages call an argument.
@@ -124,7 +176,8 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
     Raises:
       FdgError: names the class and the argument.
     """
-    _bound(cls.__init__, inspect.signature(cls.__init__), (None, *args), kwargs, cls.__name__, what)
+    function, args = (cls.__init__, (None, *args)) if isinstance(cls, type) else (cls, tuple(args))  # type: ignore[misc]
+    _bound(function, inspect.signature(function), args, kwargs, getattr(cls, "__name__", ""), what)
 
 
 def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
@@ -272,9 +325,9 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
     for name, kind in _annotated(function):
         if name.startswith("**"):
             for key, value in given.get(name[2:], {}).items():
-                _check(function, key, value, kind)
+                _check(function, key, value, kind, given)
         elif name in given:
-            _check(function, name, given[name], kind)
+            _check(function, name, given[name], kind, given)
 
 
 def check_fields(instance: Any, *names: str) -> None:
@@ -336,7 +389,32 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
     return {name: kinds[name] for name, found in parts.items() if found <= _PLAIN}
 
 
-def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
+def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
+    """The order of a function's arguments, as a fix, if two of those given fit each other's parameters.
+
+    Args:
+      function: has the annotations.
+      name: the parameter whose value does not fit.
+      given: all values by name.
+
+    >>> def play(path: str, episodes: int = 1) -> None: ...
+    >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})
+    ': the order is play(path, episodes)'
+    """
+    kinds = {one: kind for one, kind in _annotated(function) if not one.startswith("**") and one in given}
+    value, wanted = given.get(name), kinds.pop(name, None)
+
+    def fits(one: Any, kind: Any) -> bool:  # of a protocol nothing is checked, and no plain value is one
+        return matches(one, kind) and not (type(one) in _PLAIN and getattr(kind, "_is_protocol", False))
+
+    if not any(fits(value, kind) and fits(given[one], wanted) for one, kind in kinds.items()):
+        return ""
+    parameters = inspect.signature(function).parameters.values()
+    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
+    return f": the order is {_name(function)}({', '.join(names)})"
+
+
+def _check(function: Callable, name: str, value: Any, kind: Any, given: Mapping[str, Any]) -> None:
     if not matches(value, kind):
         whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if whole else as_number(value, kind, name)
@@ -344,6 +422,7 @@ def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
             fix = f": write [{quoted(value)}]" if matches([value], kind) else ""
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
+        fix = fix or order_of(function, name, given)
         what = listed(dict.fromkeys(describe_alternatives(kind)))
         raise FdgError(f"{_name(function)}({name}={quoted(value)}): give {what}{fix}")
 

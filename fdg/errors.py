@@ -333,6 +333,25 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
+def structure_of(tree: Any) -> str:
+    """Spells a pytree: its containers as Python writes them, of its leaves `kind_of`.
+
+    >>> structure_of(({"a": __import__("numpy").zeros(3)}, None))
+    "({'a': float64[3]}, None)"
+    """
+    if isinstance(tree, dict):
+        return f"{{{', '.join(f'{key!r}: {structure_of(one)}' for key, one in tree.items())}}}"
+    if isinstance(tree, tuple | list):
+        names = getattr(tree, "_fields", None)
+        parts = [structure_of(one) for one in tree]
+        if names is not None:
+            named = (f"{name}={part}" for name, part in zip(names, parts, strict=True))
+            return f"{type(tree).__name__}({', '.join(named)})"
+        text = ", ".join(parts)
+        return f"[{text}]" if isinstance(tree, list) else f"({text},)" if len(parts) == 1 else f"({text})"
+    return "None" if tree is None else kind_of(tree)
+
+
 def listed(words: Iterable[object], last: str = "or") -> str:
     """Words as a sentence has them.
 

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from fdg import jaxprs
 from fdg.aliases import METHODS
 from fdg.arguments import checked
-from fdg.errors import GraphError
+from fdg.errors import GraphError, structure_of
 
 # ---------------------------------------------------------------------------------------------------
 # The boundary primitive: identity on one array; `axis` is its batch axis (None: the batch shares the array).
@@ -122,7 +122,7 @@ def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple
     except ValueError:
         raise GraphError(
             f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is no pytree prefix of its "
-            f"{'arguments' if side == 'in' else 'results'} {jax.tree.structure(values)}: give one axis "
+            f"{'arguments' if side == 'in' else 'results'} {structure_of(values):.200}: give one axis "
             f"(or None) for each, or one for all"
         ) from None
     sizes = {}

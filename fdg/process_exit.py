@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import Any
 
-from fdg.shadowing import shadowing_file
+from fdg.hidden_modules import shadowing_file
 
 TIED = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
 CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ends

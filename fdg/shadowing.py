@@ -1,14 +1,13 @@
-"""Files and folders that shadow modules, and `fdg.envs`, `fdg.algos`, `fdg.policies` as aliases."""
+"""Folders that shadow our packages, and `fdg.envs`, `fdg.algos`, `fdg.policies` as aliases."""
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 NAMES = ("algos", "envs", "policies")
@@ -46,53 +45,6 @@ def unimportable_folder() -> str | None:
     except OSError:  # a folder that is gone, or cannot be read
         pass
     return None
-
-
-def shadowing_file(error: BaseException) -> str | None:
-    """A message if a file of the current folder, such as `jax.py`, shadows a module and so causes the error.
-
-    Args:
-      error: an uncaught exception, such as a failed import or a missing attribute.
-    """
-    if not isinstance(error, Exception):
-        return None
-    try:
-        here = Path.cwd()
-        files = [*_loaded(), *_running(error.__traceback__)]
-        for file in files:
-            name = file.parent.name if file.name == "__init__.py" else file.stem
-            folder = file.parents[1] if file.name == "__init__.py" else file.parent
-            if folder != here or name in (*NAMES, "fdg") or not name.isidentifier():
-                continue
-            if name in sys.stdlib_module_names:
-                what = "Python's own module"
-            elif PathFinder.find_spec(name, [path for path in sys.path if Path(path).resolve() != here]):
-                what = "the installed package"
-            else:
-                continue
-            said = " ".join(str(error).split())
-            return (
-                f"{file} hides {what} '{name}' ({type(error).__name__}: {said:.80}): rename it, or start"
-                f" Python in another folder"
-            )
-    except (OSError, ValueError, ImportError):  # a folder that is gone, a module with a broken `__spec__`
-        pass
-    return None
-
-
-def _loaded() -> list[Path]:
-    modules = [module for name, module in [*sys.modules.items()] if "." not in name]
-    files = [getattr(module, "__file__", None) for module in modules]
-    return [Path(os.path.abspath(file)) for file in files if isinstance(file, str)]
-
-
-def _running(trace: TracebackType | None) -> list[Path]:
-    """Files of a traceback, among them modules that failed to import."""
-    found = []
-    while trace is not None:
-        found.append(Path(os.path.abspath(trace.tb_frame.f_code.co_filename)))
-        trace = trace.tb_next
-    return found
 
 
 class _Alias(MetaPathFinder, Loader):

@@ -89,6 +89,7 @@ class StreamState(NamedTuple):
     rows: Any  # [W G, ...] of live units
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """Streaming generation: a slot starts the next response as soon as it is free.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game, Player, Position, play_on, random_move, score_of, seen, where
+from fdg.arguments import checked_names
 from fdg.errors import FdgError
 
 
@@ -56,6 +57,7 @@ class Greedy:
         return _best(key, jnp.where(over, 2 * score, jnp.minimum(worst, 0.0)), legal), memory
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A `Player` that acts as an `algos.Actor` does, which sees observations.

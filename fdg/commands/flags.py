@@ -135,8 +135,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(argument_default=argparse.SUPPRESS, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raises the message that argparse would print."""
-        raise FdgError(message.removeprefix("argument "))
+        """Raises what argparse would print below its usage; of a flag without its value, how to write it."""
+        message = message.removeprefix("argument ")
+        option, _, rest = message.partition(": expected ")
+        words = {"one argument": "one value", "at least one argument": "a value or more"}
+        actions = {one: action for action in self._actions for one in action.option_strings}
+        if rest in words and option in actions:
+            message = f"{option} takes {words[rest]}: write {option} {actions[option].metavar}"
+        raise FdgError(message)
 
     def parse_strictly(self, words: Sequence[str]) -> dict[str, Any]:
         """The given values by name; refuses words that are no flags."""
@@ -158,6 +164,9 @@ class Parser(argparse.ArgumentParser):
                 continue
             fix = self._registry_get("several", name, _ONE).format(",".join(values), n=len(values))
             return FdgError(f"{name} takes one value, not {len(values)} ('{' '.join(values):.100}'): {fix}")
+        places = [action.metavar for action in self._actions if not action.option_strings]
+        if places and "=" not in word:
+            return FdgError(f"'{word}' is one too many: give one {places[0]}, and flags as --NAME VALUE")
         name, equals, value = word.partition("=")
         meant = f"--{name.replace('_', '-')}"
         fix = f"write {meant} {value}" if equals and meant in self.options() else "write --NAME VALUE"
@@ -258,7 +267,10 @@ def _fix(flag: Flag, word: str) -> str:
         return f"{f', by {wrong[0]!r}' if wrong else ''}: write {flag.option} 64 64"
     if len(several) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
         return f": {flag.several.format(','.join(several), n=len(several))}"
-    return ""
+    if "Literal" in str(flag.kind):  # its choices are listed
+        return ""
+    meaning = re.split(r"[;:(]", flag.help)[0].strip()
+    return f" ({meaning})" if meaning else ""
 
 
 def _is_readable(kind: Any, word: str) -> bool:

@@ -1,6 +1,7 @@
 """The interface of distribution policies: values that map roles to groups of devices."""
 
 import dataclasses
+import importlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -206,6 +207,10 @@ def check_policy(policy: Any) -> None:
     if network := aliases.not_a_policy(policy):
         raise PlanError(f"policy {network} (a policy says on which devices what runs)")
     if isinstance(policy, str):
+        try:
+            importlib.import_module("fdg.policies").get(policy)
+        except FdgError as error:  # no policy has this name
+            raise PlanError(str(error)) from None
         raise PlanError(
             f"{policy!r} is no policy but the name of one: write policies.get({policy!r})(), which is"
             f" a value such as policies.GPUOnly()"

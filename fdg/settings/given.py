@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, structure_of
 
 
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
@@ -28,7 +28,8 @@ def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool =
     """
     one, other = jax.tree.structure(before), jax.tree.structure(after)
     if str(one) != str(other):
-        raise FdgError(f"{what} as {other!s:.200}: give {how or f'the structure {one!s:.200}'}")
+        fix = how or f"the structure {structure_of(before):.200}"
+        raise FdgError(f"{what} as {structure_of(after):.200}: give {fix}")
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         found, expected = ((np.shape(leaf), jnp.result_type(leaf)) for leaf in (y, x))
         if found != expected and (dtypes or found[0] != expected[0]):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
-from fdg.errors import FdgError, GraphError, one_line, own_frame
+from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame
 
 # The more special error first. Each: what was done, and what does the same on traced values.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
@@ -76,9 +76,9 @@ def explained(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FdgError, MemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, FdgError | MemoryError) and not isinstance(error, NoAttributeError):
+            raise
         found = [said for kind, said in _TRACED.items() if isinstance(error, kind)]
         found += [said for words, said in _BY_WORDS.items() if words in str(error)]
         if not found:

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
-from fdg.training.sweep import Sweep, swept
+from fdg.training.sweep import said_of, swept
 
 _DELAYS = ("staleness", "lag")  # of the actors' parameters
 _KEPT_APART = ("env", *_DELAYS)
@@ -27,8 +27,8 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     A file cannot store a network object, or an environment without a name. Then it stores `"rebuilds":
     false`, and `fdg.load` needs the algorithm from its caller.
     """
-    if isinstance(algorithm, Sweep):
-        return {**describe(algorithm.algorithm, policy), **algorithm.said()}
+    if around := said_of(algorithm):
+        return {**describe(algorithm.algorithm, policy), **around}
     env = getattr(algorithm, "env", None)
     found = {
         "algo": _name_of(type(algorithm), {name: algos.get(name) for name in algos.names()}),
@@ -137,7 +137,10 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
             f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
             f" use --algo {listed(algos.able_in(env))}, or another --env"
         )
-    return swept(_construct(cls, name, values), config)
+    algorithm = _construct(cls, name, values)
+    if config.get("self_play") is not None:
+        algorithm = algos.SelfPlay.from_text(algorithm, str(config["self_play"]))
+    return swept(algorithm, config)
 
 
 def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:

@@ -5,6 +5,7 @@ The content of a file is checked before it is used.
 
 import hashlib
 import io
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +100,8 @@ def load_exported(path: str | Path) -> Exported:
         policy = fdg.load_exported("policy.jax")
         action = policy(observation)
     """
+    if os.path.isfile(os.path.join(path, "config.json")):
+        raise FdgError(f"{path} is a run, and no exported policy: write fdg.load({str(path)!r})")
     content = read_bytes(path, _PACKAGE_BYTES)
     try:
         parts = members(content, {FUNCTION, MEMORY, FACTS})

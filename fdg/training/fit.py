@@ -27,7 +27,7 @@ from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import changes, check, contradiction
-from fdg.training.sweep import Sweep, unswept
+from fdg.training.sweep import Sweep, said_of, unswept
 
 _SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
 
@@ -205,11 +205,10 @@ def make_job(
         total_steps = None
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
-    if isinstance(algorithm, Sweep):
-        if settings.get("num_seeds") not in (None, algorithm.num_seeds):
-            asked = settings["num_seeds"]
-            raise FdgError(f"num_seeds={asked}: the sweep has {algorithm.num_seeds} of each point")
-        settings |= algorithm.said()
+    asked = settings.get("num_seeds")
+    if isinstance(algorithm, Sweep) and asked not in (None, algorithm.num_seeds):
+        raise FdgError(f"num_seeds={asked}: the sweep has {algorithm.num_seeds} of each point")
+    settings |= said_of(algorithm)
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
     if resume and out is None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from algos.rollout import Actor
 from envs import Box
-from fdg.arguments import check_at_least, checked, quoted
+from fdg.arguments import check_at_least, checked, explain_attributes, quoted
 from fdg.errors import Elsewhere, FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.deployed import Acting
 from fdg.training.evaluation import Evaluation
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
-from fdg.training.sweep import Sweep, agent_seeds
+from fdg.training.sweep import Sweep, agent_seeds, changed
 from fdg.training.sweep_results import read_results
 
 
@@ -365,6 +365,9 @@ class Run:
         return f"<Run {name}{f' on {env}' if env else ''}, iteration {self.iteration:,}{agents}{where}>"
 
 
+explain_attributes(Run)
+
+
 def _in_another(algorithm: Any, env: Any) -> Any:
     """The algorithm with another environment of the same spaces, or a task with the same tokenizer."""
     if not (hasattr(env, "observation_space") or hasattr(env, "tokenizer")):
@@ -386,6 +389,4 @@ def _in_another(algorithm: Any, env: Any) -> Any:
                 f"env {env.name}: its {what} is {there}, and these agents learned with {here}:"
                 f" give an environment with the spaces of {algorithm.env.name}"
             )
-    if isinstance(algorithm, Sweep):
-        return algorithm.with_algorithm(env=env)
-    return dataclasses.replace(algorithm, env=env)
+    return changed(algorithm, {"env": env})

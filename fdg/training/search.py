@@ -302,10 +302,7 @@ class _Search:
 
     def _job_of(self, values: dict[str, Any], path: Path) -> Job:
         job, swept = self.job, self.job.algorithm
-        if isinstance(swept, Sweep):
-            algorithm: Any = swept.with_algorithm(**values)
-        else:
-            algorithm = changed(swept, values)
+        algorithm: Any = changed(swept, values)
         values = {**values, **_changed_integers(job.algorithm, algorithm)}
         hyperparameters = job.described["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
         return dataclasses.replace(

@@ -117,6 +117,12 @@ class Settings:
         " lin:0.9..0.99x4 (None: no sweep)",
         words=True,
     )
+    self_play: str | None = setting(
+        None,
+        "train against older versions of itself, in a game of two players: any of size=VERSIONS"
+        " every=ITERATIONS latest=PROBABILITY; see algos.SelfPlay (None: against the environment's opponent)",
+        words=True,
+    )
     exploit_every: int | None = setting(
         None,
         "population-based training: agents start with the values of --sweep; every so many iterations the"

@@ -231,7 +231,7 @@ class Sweep:
 
     # --- parts ---
 
-    def with_algorithm(self, **fields: Any) -> "Sweep":
+    def changed(self, **fields: Any) -> "Sweep":
         """The same sweep of the algorithm with changed fields."""
         return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))
 
@@ -284,6 +284,13 @@ def changed(algorithm: Any, fields: Mapping[str, Any]) -> Any:
     """The algorithm with changed fields, by its method `changed` if it has one."""
     change = getattr(algorithm, "changed", None)
     return change(**fields) if callable(change) else dataclasses.replace(algorithm, **fields)
+
+
+def said_of(algorithm: Any) -> dict[str, Any]:
+    """The entries of `config.json` that describe what is around an algorithm, such as a `Sweep` (`said`)."""
+    if not callable(getattr(type(algorithm), "said", None)):
+        return {}
+    return {**said_of(algorithm.algorithm), **algorithm.said()}
 
 
 def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:

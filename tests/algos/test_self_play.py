@@ -1,6 +1,7 @@
 """Self-play: which versions are kept and met, and that they reply as their actors do."""
 
 import dataclasses
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -149,8 +150,25 @@ def test_it_is_trained_and_loaded(tmp_path):
     algorithm = algos.SelfPlay(ppo, size=2, every=2)
     run = fdg.fit(algorithm, total_steps=24, out=tmp_path / "run", devices=1, eval_episodes=8, progress=False)
     assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 24
-    loaded = fdg.load(tmp_path / "run", algorithm=algorithm)
+    loaded = fdg.load(tmp_path / "run")
+    assert loaded.algorithm == run.algorithm
+    assert loaded.evaluate(episodes=8).mean == run.evaluate(episodes=8).mean
+    assert -1 <= loaded.evaluate(episodes=2, env=envs.make("game:tic_tac_toe")).mean <= 1  # a random opponent
     assert int(loaded.state.iteration) == 3 and int(loaded.state.newest) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("size", "'size': write any of size=4 every=10 latest=0.5"),
+        ("sise=2", "'sise=2': write any of size=4"),
+        ("size=two", "--self-play size=two: 'two' is not an integer"),
+        ("latest=2", "latest=2.0: give a probability"),
+    ],
+)
+def test_mistakes_on_the_command_line(text, said):
+    with pytest.raises(FdgError, match=re.escape(said)):
+        algos.SelfPlay.from_text(algos.PPO(env=ENV), text)
 
 
 def test_mistakes():

@@ -56,7 +56,7 @@ ERRORS = {
     "--learning-rate fast": "--learning-rate: 'fast' is not a number",
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
     "--seed 1.5": "--seed: '1.5' is not an integer",
-    "--seed": "--seed: expected one argument",
+    "--seed": "--seed takes one value: write --seed INT",
     "--devices two": "--devices: 'two' is not an integer",
     "--clip-value 3": "--clip-value: '3' is not true or false",
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
@@ -121,7 +121,7 @@ ERRORS = {
     "--algo tests.tiny:Endless": "tests.tiny:Endless needs --rate: it has no default",
     "--algo tests.tiny:Endless --rate 1": "give it a property steps_per_iteration",
     # places
-    "--out": "--out: expected one argument",
+    "--out": "--out takes one value: write --out NAME",
     "--out=": "--out: give a directory",
     "--out /dev/null": "--out /dev/null is a file: give a directory",
     "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",

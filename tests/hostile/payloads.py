@@ -84,7 +84,7 @@ _VALUES: tuple[Any, ...] = (
 FIELDS = tuple(
     """
     network actor_network critic_network memory model reward_model decoder env env_workers algo policy
-    policy_fields hyperparameters staleness sweep search optuna halving exploit_every seed num_seeds
+    policy_fields hyperparameters staleness sweep self_play search optuna halving exploit_every seed num_seeds
     devices devices_chosen eval_episodes total_steps tensorboard wandb mlflow profile out resume
     start_from from config trust preset preset_name follows versions resumes command program_cache
     xla_options coordinator_address num_processes distributed rebuilds logger tokenizer checkpoint_every

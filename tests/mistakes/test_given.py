@@ -1,6 +1,10 @@
 """What functions of a user's own give, where it does not fit: named before training, with the fix."""
 
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +59,7 @@ MISTAKES = [
     (PPO, paying(lambda state, step: (state, jnp.zeros(3))), "reward of shape (3,)"),
     (PPO, paying(lambda state, step: step.reward), "give a pair, (state, reward)"),
     (PPO, paying(lambda state, step: (state[:1], step.reward)), "apply of bonus gives state of shape (1,)"),
-    (PPO, {"transform": lambda rows, parameters, key: rows.time_step}, "transform gives rows as PyTreeDef("),
+    (PPO, {"transform": lambda rows, parameters, key: rows.time_step}, "transform gives rows as TimeStep("),
     (
         REACH,
         {"replay": lambda spec: buffers.hindsight(spec, reward=lambda achieved, desired: achieved - desired)},
@@ -130,3 +134,65 @@ def test_a_mask_that_allows_no_action_is_warned_of_in_training(tmp_path):
     words = "'stuck' allows no action in an observation of iteration 1, after step 3 of the rollout"
     with pytest.warns(fdg.FdgWarning, match=words):
         fdg.fit(algorithm, total_steps=64, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
+
+
+SINGLE = envs.make("CartPole-v1").single
+ORDERS = [
+    (lambda: algos.make(ENV, "ppo"), "the order is make(name, env)"),
+    (lambda: envs.Box((2,), -1.0, 1.0), "the order is Box(low, high, shape, dtype)"),
+    (lambda: envs.FrameStack(4, ENV), "FrameStack(env=4): the order is FrameStack(env, frames)"),
+    (lambda: envs.HideObservations((0,), ENV), "the order is HideObservations(env, "),
+    (lambda: algos.SelfPlay(algos.PPO(env=GAME), versions=3), "unknown argument of SelfPlay 'versions'"),
+    (lambda: fdg.Stream(3), "Stream: slots is missing"),
+    (lambda: ENV.observation_space.sample(), "sample: key is missing"),
+    (lambda: fdg.fit(ENV, total_steps=64), "this is an environment: write algos.make('ppo', env)"),
+    (lambda: fdg.place(PPO, "gpu_onli", 1), "unknown policy 'gpu_onli': did you mean 'gpu_only'?"),
+    (lambda: fdg.place(PPO, "gpu_only", 1), "write policies.get('gpu_only')()"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), ORDERS, ids=[said for _, said in ORDERS])
+def test_arguments_in_another_order_or_missing(call, said):
+    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+        call()
+
+
+ATTRIBUTES = [
+    (ENV, "with_reward", "Vectorized has no with_reward: write a subclass of envs.Wrapper"),
+    (ENV, "observation_spce", "did you mean 'observation_space'?"),
+    (envs.FrameStack(ENV, 2), "frame", "did you mean 'frames'?"),
+    (CONTROL.action_space, "n", "unknown attribute of Box 'n' (known: "),
+    (PPO, "set_env", "PPO has no set_env: to change it, write dataclasses.replace(algorithm, env=env)"),
+    (PPO, "learning_rte", "did you mean 'learning_rate'?"),
+    (SINGLE.action_space, "nn", "unknown attribute of Discrete 'nn'"),
+]
+
+
+@pytest.mark.parametrize(("value", "name", "said"), ATTRIBUTES, ids=[name for _, name, _ in ATTRIBUTES])
+def test_unknown_attributes(value, name, said):
+    assert not hasattr(value, name)
+    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+        getattr(value, name)
+
+
+def test_factories_of_a_users_own_name_what_they_take(tmp_path, monkeypatch):
+    (tmp_path / "own_factory.py").write_text(
+        "import envs\ndef maker(size=3): return envs.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(fdg.FdgError, match="unknown parameter of maker 'sise': did you mean 'size'"):
+        envs.make("own_factory:maker", sise=4)
+
+
+@pytest.mark.parametrize("name", ["random", "types", "numbers"])
+def test_files_that_hide_modules(tmp_path, name):
+    """The import fails before fdg's own checks; one line names the file."""
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "main.py").write_text("import fdg, algos\n")
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{name}.py hides" in last and "rename it" in last

@@ -142,7 +142,7 @@ def test_trials_of_a_search_follow_in_what_changes_no_number():
     grpo = algos.make("grpo", ENV)
     tried = changed(grpo, {"group_size": 5})
     assert (tried.micro_batch, _changed_integers(grpo, tried)) == (20, {"group_size": 5, "micro_batch": 20})
-    swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).with_algorithm(group_size=5)
+    swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).changed(group_size=5)
     assert swept.algorithm == tried
     with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):
         changed(grpo, {"num_minibatches": 3})

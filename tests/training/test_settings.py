@@ -73,7 +73,9 @@ def test_a_resumed_run_may_change_how_it_is_carried_out_and_not_what_it_computes
         "policy_fields": {"actors": 2},
     }
     refused = {name for name in KEPT if settings.contradiction(before, {name: "now"})}
-    names = {"algo", "env", "staleness", "lag", "seed", "num_seeds", "sweep", "exploit_every", "search"}
+    names = {"algo", "env", "staleness", "lag", "seed", "num_seeds", "sweep", "exploit_every", "search"} | {
+        "self_play"
+    }
     assert refused == names
     assert settings.contradiction(before, {"hyperparameters": {"rate": 2}}) == ("rate", 1, 2)
     assert settings.contradiction(before, {"rate": 2}) == ("rate", 1, 2)

@@ -364,7 +364,7 @@ def test_command(tmp_path, capsys, host_devices):
     ("words", "said"),
     [
         ("--sweep learning_rate=1e-3 --lr 1e-3", "leave one of them out"),
-        ("--sweep", "expected at least one argument"),
+        ("--sweep", "--sweep takes a value or more: write --sweep NAME=VALUES"),
         ("--sweep num_envs=4,8", "--optuna"),
         ("--sweep lr=x", "not a number"),
         ("--exploit-every 5", "give them by --sweep"),
