@@ -1,0 +1,357 @@
+"""Features and algorithms: which go together, and what the others are refused with.
+
+    python -m tests.algos.matrix                         # every cell; writes docs/algorithms/matrix.md
+    python -m tests.algos.matrix --cells sac:memory ppo  # a cell, or those of an algorithm or a feature
+
+A cell is a command line: two small iterations of an algorithm, with the flags of a feature. It works, or is
+refused in one line; anything else is a bug, and so is a flag that changes nothing.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import tests.conftest  # noqa: F401  eight host devices, and programs that compile quickly
+
+import jax  # isort: skip
+import jax.numpy as jnp
+
+import algos
+import envs
+from fdg import export, train
+from tests.algos.offline.data import random_steps
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "matrix.md"
+
+# Small sizes; and the environment that an algorithm is tried in, if the feature has none of its own.
+ROLLOUT = "--num-envs 4 --num-steps 8 --total-steps 64 --hidden 8"
+EPOCHS = f"{ROLLOUT} --num-epochs 1 --num-minibatches 2"
+REPLAY = (
+    "--num-envs 4 --num-steps 4 --total-steps 32 --hidden 8"
+    " --batch-size 8 --buffer-size 64 --learning-starts 16"
+)
+SAC_LIKE = f"{REPLAY} --updates-per-step 0.125"
+OFFLINE = "--num-envs 4 --num-steps 2 --total-steps 16 --hidden 8 --batch-size 8 --dataset DATA"
+ONLINE = f"{OFFLINE} --online true"
+MODEL = "--hidden-size 8 --num-layers 1 --num-heads 2"
+BATCH = "--num-prompts 4 --num-minibatches 1 --total-steps 16"
+SMALL: Mapping[str, tuple[str, str]] = {
+    "ppo": ("discrete", EPOCHS),
+    "recurrent_ppo": ("discrete", f"{EPOCHS} --memory-size 4 --sequence-length 4"),
+    "ippo": ("team", f"{EPOCHS}"),
+    "mappo": ("team", f"{EPOCHS} --memory-size 4"),
+    "a2c": ("discrete", ROLLOUT),
+    "a3c": ("discrete", f"{ROLLOUT} --num-workers 2"),
+    "impala": ("discrete", ROLLOUT),
+    "dqn": ("discrete", SAC_LIKE),
+    "pqn": ("discrete", EPOCHS),
+    "sac": ("continuous", SAC_LIKE),
+    "td3": ("continuous", SAC_LIKE),
+    "fast_td3": ("continuous", f"{SAC_LIKE} --critic-hidden 8"),
+    "qr_dqn": ("discrete", f"{SAC_LIKE} --quantiles 3"),
+    "c51": ("discrete", f"{SAC_LIKE} --atoms 3"),
+    "crossq": ("continuous", f"{SAC_LIKE} --critic-hidden 8"),
+    "redq": ("continuous", f"{SAC_LIKE} --critic-hidden 8 --num-critics 3"),
+    "droq": ("continuous", f"{SAC_LIKE} --critic-hidden 8"),
+    "tqc": ("continuous", f"{SAC_LIKE} --critic-hidden 8 --num-critics 3 --quantiles 4"),
+    "vdn": ("team", f"{REPLAY} --num-updates 1 --sequence-length 2"),
+    "qmix": ("team", f"{REPLAY} --num-updates 1 --sequence-length 2 --mixer-size 4 --hypernetwork 4"),
+    "bc": ("continuous", OFFLINE),
+    "iql": ("continuous", ONLINE),
+    "td3_bc": ("continuous", ONLINE),
+    "rebrac": ("continuous", ONLINE),
+    "cql": ("continuous", f"{ONLINE} --num-actions 2"),
+    "alphazero": (
+        "game",
+        "--num-envs 4 --num-steps 2 --num-minibatches 2 --num-simulations 2 --total-steps 16 --hidden 8",
+    ),
+    "sft": ("text", f"{MODEL} {BATCH}"),
+    "dpo": ("text", f"{MODEL} {BATCH}"),
+    "ppo_rlhf": ("text", f"{MODEL} {BATCH}"),
+    "grpo": ("text", f"{MODEL} --num-prompts 4 --group-size 2 --num-minibatches 1 --total-steps 16"),
+    "reward_model": ("text", f"{MODEL} {BATCH}"),
+}
+ENVIRONMENTS = {
+    "discrete": "probe:policy_of_observation",
+    "continuous": "probe:continuous",
+    "team": "probe:agents",
+    "game": "game:tic_tac_toe",
+    "text": "text:copying?length=3&letters=8",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """What is tried with every algorithm.
+
+    Attributes:
+      what: in a few words.
+      flags: those of the command line, in each kind of environment, or in all ("").
+      environments: in place of the usual one of a kind.
+      changes: whether metrics differ from those without the flags.
+      off: flags that switch it off, where it may be on by default.
+    """
+
+    what: str
+    flags: Mapping[str, str]
+    environments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    changes: bool = False
+    off: str = ""
+
+
+def _in_all(flags: str) -> dict[str, str]:
+    return {"": flags}
+
+
+# Episodes of several steps.
+LONGER = {"discrete": "probe:parts?length=4", "continuous": "probe:parts?continuous=True&length=4"}
+
+
+HERE = "tests.algos.matrix"
+SWEEP = "--sweep learning_rate=1e-4,1e-3"
+FEATURES: Mapping[str, Feature] = {
+    "plain": Feature("nothing beside", _in_all("")),
+    "bonus": Feature("a bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
+    "rnd": Feature("random network distillation", _in_all("--rnd true"), changes=True),
+    "observations": Feature(
+        "observations by running statistics",
+        _in_all("--normalize-observation true"),
+        changes=True,
+        off="--normalize-observation false",
+    ),
+    "rewards": Feature("rewards by running statistics", _in_all("--normalize-reward true"), changes=True),
+    "memory": Feature("a memory", _in_all("--memory gru")),
+    "distributional": Feature(
+        "a distribution of returns", _in_all("--atoms 5 --value-min -2.0 --value-max 2.0"), changes=True
+    ),
+    "priorities": Feature("prioritised replay", _in_all("--priority-exponent 0.6"), changes=True),
+    "n_step": Feature("n-step returns from replay", _in_all("--n-step 2"), LONGER, changes=True),
+    "explorer": Feature(
+        "exploration of one's own",
+        {"": f"--explore {HERE}:NOISE", "discrete": f"--explore {HERE}:BOLTZMANN"},
+        changes=True,
+    ),
+    "transform": Feature(
+        "rows changed before they are learned from", _in_all(f"--transform {HERE}:doubled"), changes=True
+    ),
+    "masks": Feature(
+        "masks of actions",
+        _in_all(""),
+        {"discrete": "probe:masked", "continuous": "probe:masked", "team": "MPE_simple_speaker_listener_v4",
+         "text": "probe:masked"},
+    ),
+    "parts": Feature(
+        "observations in parts",
+        _in_all(""),
+        {"discrete": "probe:parts", "continuous": "probe:parts?continuous=True", "game": "probe:parts",
+         "team": "probe:unlike", "text": "probe:parts"},
+    ),
+    "bfloat16": Feature(
+        "products in bfloat16", {"": "--precision bfloat16", "text": "--dtype bfloat16"}
+    ),
+    "rings": Feature("environments that act in turns", _in_all("--rings 2")),
+    "seeds": Feature("several seeds in one program", _in_all("--num-seeds 2")),
+    "sweep": Feature("a sweep in one program", _in_all(SWEEP)),
+    "population": Feature("population-based training", _in_all(f"{SWEEP} --num-seeds 2 --exploit-every 1")),
+    "staleness": Feature(
+        "actors with older parameters",
+        {"": "--policy single_learner_coarse --staleness 1", "text": "--policy split --staleness 1"},
+    ),
+    "streaming": Feature("responses that begin before their turn", _in_all("--slots 2 --ahead 1")),
+    "onnx": Feature("the policy as an ONNX file", _in_all("")),
+}  # fmt: skip
+
+NOISE = algos.explorers.correlated_noise()
+BOLTZMANN = algos.explorers.boltzmann()
+
+
+def _paid(count, time_step):
+    """One over the root of how many steps there were."""
+    reward = jnp.broadcast_to(1 / jnp.sqrt(1 + count), time_step.reward.shape)
+    return count + time_step.reward.size, reward
+
+
+BONUS = algos.Bonus(init=lambda observation: jnp.float32(0), apply=_paid)
+
+
+def doubled(rows, parameters, key):
+    """A transform: rewards twice as large."""
+
+    def changed(path, x):
+        return 2 * x if getattr(path[-1], "name", "") == "reward" else x
+
+    return jax.tree_util.tree_map_with_path(changed, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a cell ended: `works`, `refused` with the line, or `bug` with all that was said."""
+
+    kind: str
+    said: str = ""
+
+
+def cells(names: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Each cell's algorithm and feature; of names `ALGORITHM:FEATURE`, `ALGORITHM` or `FEATURE`, theirs."""
+    wanted = set(names)
+    if unknown := [one for one in wanted if not set(one.split(":")) <= {*SMALL, *FEATURES}]:
+        raise SystemExit(f"no algorithm or feature: {', '.join(unknown)}")
+    every = itertools.product(SMALL, FEATURES)
+    return [(a, f) for a, f in every if not wanted or {a, f, f"{a}:{f}"} & wanted]
+
+
+def line(algorithm: str, feature: str, without: bool = False) -> str:
+    """The flags of a cell, or all of them but those of the feature."""
+    kind, flags = SMALL[algorithm]
+    tried = FEATURES[feature]
+    env = tried.environments.get(kind, ENVIRONMENTS[kind])
+    policy = "--policy gpu_only"
+    own = tried.off if without else tried.flags.get(kind, tried.flags[""])
+    given = f"{'' if '--policy' in own else policy} --devices 1 --preset none --eval-episodes 0"
+    return " ".join(f"--algo {algorithm} --env {env} {flags} {own} {given}".split())
+
+
+def run(algorithm: str, feature: str) -> Result:
+    """Runs a cell in this process, in a folder of its own."""
+    words = _with_data(line(algorithm, feature))
+    with tempfile.TemporaryDirectory() as folder:
+        result = _command(train.main, [*words.split(), "--out", f"{folder}/run"])
+        if result.kind == "works" and FEATURES[feature].changes:
+            before, after = _plain(line(algorithm, feature, without=True)), _metrics(f"{folder}/run")
+            if before == {name: after.get(name) for name in before}:
+                return Result("bug", "it works, and no metric is another")
+        if feature == "onnx" and result.kind == "works":
+            result = _command(export.main, [f"{folder}/run", "--out", f"{folder}/policy.onnx"])
+        return dataclasses.replace(result, said=result.said.replace(folder, "FOLDER"))
+
+
+def _with_data(words: str) -> str:
+    if "DATA" not in words:
+        return words
+    name, options = envs.parse(words.split()[3])
+    return words.replace("DATA", random_steps(name, **options))
+
+
+@functools.cache
+def _plain(words: str) -> dict[str, list[str]]:
+    """Metrics of a command line that is known to work."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert _command(train.main, [*_with_data(words).split(), "--out", f"{folder}/run"]).kind == "works"
+        return _metrics(f"{folder}/run")
+
+
+def _metrics(folder: str) -> dict[str, list[str]]:
+    """What a run has recorded, but for times, as text: NaN is equal to itself."""
+    rows = [json.loads(row) for row in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    names = [name for name in rows[0] if not name.endswith(("_s", "_per_second"))]
+    return {name: [repr(row.get(name)) for row in rows] for name in names}
+
+
+def _command(main, words: list[str]) -> Result:
+    out, said = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+            status = main(words)
+    except BaseException:  # a bug, whatever it is
+        return Result("bug", f"{said.getvalue()}{traceback.format_exc()}")
+    if status == 0:
+        return Result("works")
+    text = said.getvalue().strip()
+    in_one_line = status == 2 and text.startswith("error: ") and "\n" not in text
+    return Result("refused", text.removeprefix("error: ")) if in_one_line else Result("bug", text)
+
+
+# --- the page ---
+
+
+def page(results: Mapping[tuple[str, str], Result]) -> str:
+    """`docs/algorithms/matrix.md`, of the results of all cells."""
+    counts = collections.Counter(result.kind for result in results.values())
+    total = sum(counts.values())
+    rows = [
+        f"| {algorithm} | "
+        + " | ".join(_SIGNS[results[algorithm, feature].kind] for feature in FEATURES)
+        + " |"
+        for algorithm in SMALL
+    ]
+    legend = []
+    for feature, tried in FEATURES.items():
+        flags = " or ".join(f"`{flags}`" for flags in tried.flags.values() if flags)
+        legend.append(f"| {feature} | {tried.what} | {flags} |")
+    head = f"""# Features and algorithms
+
+Of {total} pairs {counts["works"]} work ({counts["works"] / total:.0%}); the others are refused in one line.
+`python -m tests.algos.matrix` runs two small iterations of each from the command line and writes this page.
+"""
+    marks = ["| | " + " | ".join(FEATURES) + " |", "|---|" + "---|" * len(FEATURES), *rows]
+    flags = ["| feature | what it is | flags |", "|---|---|---|", *legend]
+    reasons = ["## Why the others are refused", "", *_reasons(results)]
+    return "\n".join([head, *marks, "", *flags, "", *reasons, ""])
+
+
+_SIGNS = {"works": "yes", "refused": "-", "bug": "BUG"}
+
+
+def _reasons(results: Mapping[tuple[str, str], Result]) -> list[str]:
+    """A line for each message of each feature, with the algorithms that gave it."""
+    lines = []
+    for feature in FEATURES:
+        said: dict[str, list[str]] = {}
+        for algorithm in SMALL:
+            result = results[algorithm, feature]
+            if result.kind != "works":
+                names = rf"\b({algorithm}|{algos.get(algorithm).__name__})\b"
+                text = re.sub(rf" under --algo {algorithm}", "", result.said)
+                text = re.sub(rf"^{names}:? ", "", text)
+                said.setdefault(text, []).append(algorithm)
+        lines += [f"- **{feature}**, {', '.join(names)}: {text}" for text, names in said.items()]
+    return lines
+
+
+def recorded() -> dict[tuple[str, str], str]:
+    """The kind of each cell, as the page has it."""
+    kinds = {sign: kind for kind, sign in _SIGNS.items()}
+    found = {}
+    for row in PAGE.read_text().splitlines():
+        name, *signs = [word.strip() for word in row.strip("|").split("|")]
+        if name in SMALL and len(signs) == len(FEATURES):
+            found.update({(name, f): kinds[sign] for f, sign in zip(FEATURES, signs, strict=True)})
+    return found
+
+
+def main() -> None:
+    """Runs the cells that are asked for; writes the page if these are all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cells", nargs="*", default=[], metavar="NAME")
+    chosen = cells(parser.parse_args().cells)
+    results = {}
+    for number, (algorithm, feature) in enumerate(chosen):
+        began = time.monotonic()
+        result = results[algorithm, feature] = run(algorithm, feature)
+        print(
+            f"{time.monotonic() - began:5.1f} s  {result.kind:8} {algorithm}:{feature}  {result.said}",
+            flush=True,
+        )
+        if number % 20 == 19:
+            jax.clear_caches()
+    if len(results) == len(cells()):
+        PAGE.write_text(page(results))
+    counts = collections.Counter(result.kind for result in results.values())
+    print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    sys.exit(1 if counts["bug"] else 0)
+
+
+if __name__ == "__main__":
+    main()
