@@ -135,7 +135,7 @@ def batched_tpe(seed, candidates=24):
     from optuna.trial import TrialState
 
     class Batched(TPESampler):
-        proposed = ()
+        proposed: list | None = None
 
         def _sample(self, study, trial, search_space):
             if not self.proposed:
