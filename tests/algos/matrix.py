@@ -1,6 +1,6 @@
 """Features and algorithms: which go together, and what the others are refused with.
 
-    python -m tests.algos.matrix                         # every cell; writes docs/algorithms/matrix.md
+    python -m tests.algos.matrix                         # every cell; writes docs/matrix.md
     python -m tests.algos.matrix --cells sac:memory ppo  # a cell, or those of an algorithm or a feature
 
 A cell is a command line: two small iterations of an algorithm, with the flags of a feature. It works, or is
@@ -33,7 +33,7 @@ import envs
 from fdg import export, train
 from tests.algos.offline.data import random_steps
 
-PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "matrix.md"
+PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 
 # Small sizes; and the environment that an algorithm is tried in, if the feature has none of its own.
 ROLLOUT = "--num-envs 4 --num-steps 8 --total-steps 64 --hidden 8"
@@ -277,7 +277,7 @@ def _command(main, words: list[str]) -> Result:
 
 
 def page(results: Mapping[tuple[str, str], Result]) -> str:
-    """`docs/algorithms/matrix.md`, of the results of all cells."""
+    """`docs/matrix.md`, of the results of all cells."""
     counts = collections.Counter(result.kind for result in results.values())
     total = sum(counts.values())
     rows = [

@@ -105,7 +105,7 @@ def test_attention_is_that_of_the_formula():
     visible &= ((distance >= 0) & (distance < window))[:, :, None]
     visible |= (distance == 0)[:, :, None]
     given = jnp.asarray(x), jnp.asarray(history), jnp.asarray(visible), np.clip(distance, 0, 2), window
-    p = jax.jit(block.init)(jax.random.key(0), *given)["params"]
+    p = jax.jit(block.init, static_argnums=5)(jax.random.key(0), *given)["params"]
     p = jax.tree.map(lambda leaf: np.asarray(leaf + rng.normal(scale=0.5, size=leaf.shape), np.float32), p)
 
     def norm(v, name):

@@ -310,7 +310,7 @@ def test_a_reader_that_goes_away_leaves_a_run_that_goes_on(begun, tmp_path, caps
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(*((progress.Progress, "update") if begun else (train._Sitting, "_start")), closed)
+    monkeypatch.setattr(*((progress.Progress, "update") if begun else (train._Session, "_start")), closed)
     with pytest.raises(BrokenPipeError):
         train.carry_out(parse([*WALK, "--total-steps", "32", "--out", str(tmp_path / "run")], "", ""))
     said = f"standard output was closed: go on with --resume {tmp_path / 'run'}\n"
