@@ -88,7 +88,7 @@ def _weak() -> None:
 def _host() -> None:
     """Functions on the host are called before a loop, for all of its trips together.
 
-    Relies on `lowering.ahead._OUTSIDE`, the operations that stay in their loop.
+    Relies on `lowering.hoisting._OUTSIDE`, the operations that stay in their loop.
     """
     ahead: Any = importlib.import_module("fdg.lowering.hoisting")
     assert "pure_callback" in ahead._OUTSIDE
