@@ -146,7 +146,7 @@ class SelfPlay:
         return dataclasses.replace(self, algorithm=change(**values), **own)
 
     def said(self) -> dict[str, Any]:
-        """The entries of `config.json` that describe this, beside those of the algorithm."""
+        """The entries of `config.json` that describe this, in addition to those of the algorithm."""
         return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _OWN)}
 
     @classmethod

@@ -38,7 +38,7 @@ def submodule(package: str, name: str) -> types.ModuleType | None:
 
 
 def submodules(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose modules are imported when they are first asked for."""
+    """The `__getattr__` of a package whose modules are imported on first use."""
 
     def attribute(name: str) -> Any:
         found = submodule(package, name)

@@ -38,7 +38,7 @@ class Group:
     Attributes:
       name: the policy's name for it ("workers", "learners").
       devices: positions in the engine's list of devices.
-      exact: whether the user asked for this number of devices, which then must divide the batch.
+      exact: whether the user set this number of devices, which then must divide the batch.
       model: the size of the mesh's `model` axis.
       parameters: rules for sharded leaves of the state (`parameter_rules`); `DECLARED` for those of the
         algorithm.

@@ -122,7 +122,7 @@ LONGER = {"discrete": "probe:parts?length=4", "continuous": "probe:parts?continu
 HERE = "tests.algos.matrix"
 SWEEP = "--sweep learning_rate=1e-4,1e-3"
 FEATURES: Mapping[str, Feature] = {
-    "plain": Feature("nothing beside", _in_all("")),
+    "plain": Feature("defaults", _in_all("")),
     "bonus": Feature("a bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
     "rnd": Feature("random network distillation", _in_all("--rnd true"), changes=True),
     "observations": Feature(
@@ -332,7 +332,7 @@ def recorded() -> dict[tuple[str, str], str]:
 
 
 def main() -> None:
-    """Runs the cells that are asked for; writes the page if these are all."""
+    """Runs the selected cells; writes the page if these are all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", nargs="*", default=[], metavar="NAME")
     chosen = cells(parser.parse_args().cells)

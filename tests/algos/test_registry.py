@@ -1,4 +1,4 @@
-"""The table of public classes, and that a module is imported only when it is asked for."""
+"""The table of public classes, and that a module is imported only on first use."""
 
 import ast
 import subprocess
