@@ -144,7 +144,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
 
     It returns an additional byte, which is ready when the program has run: results may be donated to the next
     program before anyone can wait for them. Programs of one device are lowered without shardings
-    (`Program.uncommitted`).
+    (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]

@@ -30,7 +30,7 @@ class Program:
       function: the jitted function.
       arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
       exchanges: whether it is a transfer by collectives.
-      uncommitted: whether the arrays of this one-device program are not committed to a device. JAX copies an
+      roams: whether the arrays of this one-device program are not committed to a device. JAX copies an
         uncommitted argument from another device within the C++ call, in 15 us; `jax.device_put` takes 50 to
         100.
       compiled: the executable; None before `compile`.
@@ -43,7 +43,7 @@ class Program:
     function: Any = dataclasses.field(repr=False)
     arguments: Sequence[Any] = dataclasses.field(repr=False)
     exchanges: bool = False
-    uncommitted: bool = False
+    roams: bool = False
     compiled: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -58,7 +58,7 @@ class Program:
           PlanError: it takes an array with elements of less than a byte.
         """
         _check_widths(self.arguments)
-        if not self.uncommitted:
+        if not self.roams:
             return self.function.lower(*self.arguments)
         free = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
         with jax.default_device(self.devices[0]):

@@ -222,7 +222,7 @@ class Interpreter:
             where = tuple(transfer.mesh_of(name).devices.flat)
             program = Program(f"{name} {between}", (), where, times, function, (arguments,))
             program.exchanges = name == "exchange" or name.startswith("reshard")
-            program.uncommitted = name == "fetch"
+            program.roams = name == "fetch"
             self.programs.append(program)
             transfer.programs[name] = program
         return transfer if any(map(is_here, meshes)) else None
@@ -231,7 +231,7 @@ class Interpreter:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
-        program.uncommitted = mesh.size == 1
+        program.roams = mesh.size == 1
         self.programs.append(program)
         inputs = [self.slot(value) for value in call.inputs]
         outputs = [self.slot(value) for value in call.outputs]
@@ -323,7 +323,7 @@ class Interpreter:
         shardings = None if mesh.size == 1 else [shape.sharding for shape in shapes]
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
         program = Program(f"copy {group}", (), tuple(mesh.devices.flat), times, function, (shapes,))
-        program.uncommitted = mesh.size == 1
+        program.roams = mesh.size == 1
         self.programs.append(program)
         slots = self.slots(pairs)
         if not program.is_here:

@@ -68,7 +68,7 @@ def test_a_factory_a_class_and_a_value(module):
             {},
             r"cannot be made: ZeroDivisionError: division by zero \(MODULE.py, line 1\)",
         ),
-        ("def maze(): pass", "MODULE:maze", {"n": 3}, "does not take n=3: .*unexpected keyword"),
+        ("def maze(): pass", "MODULE:maze", {"n": 3}, "unknown parameter of maze .n. .known: none"),
         ("maze = 3", "MODULE:maze", {}, "is of type int: name a class, a function or an environment"),
         ("", "MODULE.py:maze", {}, "there is no module 'MODULE.py': write MODULE:maze"),
         ("", "no_such_module:maze", {}, "there is no module 'no_such_module': run from the folder"),
