@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -234,6 +235,11 @@ class Sweep:
     def changed(self, **fields: Any) -> "Sweep":
         """The same sweep of the algorithm with changed fields."""
         return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))
+
+    def with_algorithm(self, **fields: Any) -> "Sweep":
+        """Deprecated name of `changed`."""
+        warnings.warn("Sweep.with_algorithm is deprecated: write changed", DeprecationWarning, 2)
+        return self.changed(**fields)
 
     @contextlib.contextmanager
     def _explained(self, call: Callable[[Any], Any]) -> Iterator[None]:
