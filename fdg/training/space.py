@@ -57,7 +57,10 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     >>> make_grid({"learning_rate": [1e-3, 3e-3], "discount": "lin:0.5..1x2"})
     (('learning_rate', (0.001, 0.003)), ('discount', (0.5, 1.0)))
     """
-    pairs = list(values.items() if isinstance(values, Mapping) else values)
+    try:
+        pairs = [(name, given) for name, given in (values.items() if isinstance(values, Mapping) else values)]
+    except (TypeError, ValueError):
+        raise FdgError(f"sweep: {values!r:.80}: write {{'learning_rate': [1e-4, 3e-4]}}") from None
     if not pairs:
         raise FdgError("sweep: nothing to try: give values, such as learning_rate=1e-4,3e-4,1e-3")
     grid: dict[str, tuple[float, ...]] = {}

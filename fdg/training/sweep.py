@@ -28,7 +28,15 @@ from fdg.fragment import with_numbers
 from fdg.settings.fields import structural
 from fdg.training.population import Population
 from fdg.training.settings import MOST_AGENTS
-from fdg.training.space import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
+from fdg.training.space import (
+    Grid,
+    grid_text,
+    in_programs_of_their_own,
+    make_grid,
+    parse_grid,
+    points_of,
+    spelled,
+)
 
 _MOST_CHECKED = 256  # points that are checked one by one
 _OF_A_STATE = ("actor", "evaluate", "examples")  # methods that take the algorithm's state
@@ -50,7 +58,7 @@ class Sweep:
 
     Attributes:
       algorithm: the algorithm, with the hyperparameters that all agents share.
-      grid: names of float hyperparameters and the values of each; every combination is a point.
+      grid: values by name of float hyperparameters, as for `fdg.sweep`; every combination is a point.
       num_seeds: agents of each point.
       exploit_every: None for a grid. Else the agents are a population that starts from the points: every
         `exploit_every` iterations the worst agents copy from the best (population-based training).
@@ -66,6 +74,7 @@ class Sweep:
     exploit_every: int | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "grid", make_grid(self.grid))
         check_names(self.algorithm, [name for name, _ in self.grid])
         if isinstance(self.num_seeds, bool) or not isinstance(self.num_seeds, int) or self.num_seeds < 1:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")

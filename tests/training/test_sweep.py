@@ -73,10 +73,31 @@ def test_grid_mistakes(text, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", [{"rate": True}, {"rate": None}, {"rate": []}, {"rate": [[1.0]]}, {}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rate": True},
+        {"rate": None},
+        {"rate": []},
+        {"rate": [[1.0]]},
+        {},
+        3,
+        "rate",
+        [0.1],
+        [("rate",)],
+        None,
+    ],
+)
 def test_grid_mistakes_in_python(given):
     with pytest.raises(FdgError):
         make_grid(given)
+    with pytest.raises(FdgError):
+        Sweep(Descent(), given)
+
+
+def test_a_sweep_takes_what_fdg_sweep_takes():
+    values = {"rate": [0.05, 0.2], "offset": [0.0, 1.0]}
+    assert Sweep(Descent(), values) == Sweep(Descent(), make_grid(values))
 
 
 # --- which hyperparameters can be swept ---
