@@ -117,9 +117,6 @@ class _Follower:
         """Propagates through one jaxpr.
 
         Args:
-          jaxpr: an open jaxpr.
-          inputs: axis and level of each input.
-          depth: the number of enclosing loops.
           output_axes: the axes to reshard its outputs to; `AS_MADE` (or None for all) to leave them.
         """
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)

@@ -88,12 +88,7 @@ class GradientBytes(NamedTuple):
 
 
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
-    """The `GradientBytes` of a program; zeros if it has no gradient over the batch.
-
-    Args:
-      jaxpr: traced, in the global view.
-      axes: the batch axes of its first inputs.
-    """
+    """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
     def of(flow: Flow) -> GradientBytes:
         found = gradient_sums(opened(flow, 1)) if any(map(adds_up_a_gradient, flow.equations)) else None

@@ -35,11 +35,7 @@ def find_requested(
     """The replicated variables of a flow to compute split, and the axes requested of its inputs.
 
     Args:
-      flow: the forward pass.
-      values: axis and level of each variable.
       output_axes: the axes that its outputs are resharded to, or `AS_MADE`.
-      unit: divides the lengths of all batches.
-      follow_again: propagates through a body again.
     """
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):

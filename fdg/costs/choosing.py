@@ -195,7 +195,6 @@ def choose(
 
     Args:
       candidates: of those with equal placements, the first counts.
-      cluster: the cluster.
       graph_of: maps changed fields to the algorithm and its graph.
       platforms: maps a number of devices to the devices for `place`.
       more: further candidates to report, looked at last.

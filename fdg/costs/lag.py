@@ -58,10 +58,8 @@ def quickest_lag(
     A longer lag never takes longer, so it is found by bisection.
 
     Args:
-      graph: the algorithm's graph.
       policy: a policy with a field `lag` (its value is ignored) and a staleness of 0.
       devices: as for `place`.
-      cluster: the cluster of these devices.
       num_seeds: as for `place`.
 
     Raises:

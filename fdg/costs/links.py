@@ -62,8 +62,6 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
 
     Args:
       devices: devices of this process, or of several processes that all call this; for one, None is returned.
-      name: the name of the link.
-      say: called with a line of progress.
     """
     if len(devices) < 2:
         return None

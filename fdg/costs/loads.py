@@ -67,12 +67,7 @@ class Load:
 
 
 def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
-    """The loads of a plan's programs, in order; compiles and allocates nothing.
-
-    Args:
-      plan: a plan.
-      target: its devices.
-    """
+    """The loads of a plan's programs, in order; compiles and allocates nothing."""
     arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
     arrays = arrays or [2 * len(plan.graph.state_axes)]
     return tuple(

@@ -68,7 +68,6 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
     Args:
       work: of one device (`profiling.work.work_of`).
-      kind: the device's kind.
       cores: cores of the host that this device can use alone.
     """
     keep = kind.joined or JOINED[kind.platform]

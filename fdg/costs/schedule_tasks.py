@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.policy import Group
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps
 
 AHEAD = 4  # iterations: one that is being started, and three that the engine lets be in flight
 HOST = "host"
@@ -51,8 +51,11 @@ def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(lanes) for name, lanes in found.items()}
 
 
-class ScheduleTasks:
-    """Adds the iterations of a schedule to a simulation; `trips` replaces the lengths of loops."""
+class ScheduleTasks(ScheduleWalk[int]):
+    """Adds the iterations of a schedule to a simulation; `lengths` replaces the lengths of loops.
+
+    Facts are the numbers of the tasks that make the values; -1 for none.
+    """
 
     def __init__(
         self,
@@ -61,14 +64,12 @@ class ScheduleTasks:
         costs: Mapping[Step, Cost],
         host_cores: float,
         slow: Slow,
-        trips: Mapping[int, int],
+        lengths: Mapping[int, int],
     ):
+        super().__init__(-1)
         self._simulation, self._costs, self._host_cores, self._slow = simulation, costs, host_cores, slow
-        self._schedule: Schedule = plan.schedule
-        self._lanes = lanes_of(plan.groups)
+        self._schedule, self._lanes, self._lengths = plan.schedule, lanes_of(plan.groups), lengths
         self._sizes = {group.name: len(group) for group in plan.groups}
-        self._trips = trips
-        self._made: dict[Value, int] = {}
         self._waits: tuple[int, ...] = ()
         self._last: list[int] = []  # the last task of each iteration
 
@@ -76,60 +77,39 @@ class ScheduleTasks:
         """Adds one iteration; returns the number of its last task."""
         if len(self._last) >= AHEAD:
             self._waits = (self._last[-AHEAD],)
-        self._steps(self._schedule.steps)
-        self._rebind(self._schedule.carry)
+        self.walk(self._schedule.steps)
+        self.rebind(self._schedule.carry)
         self._last.append(len(self._simulation.seconds) - 1)
         return self._last[-1]
 
-    def _steps(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            if isinstance(step, Call):
-                self._call(step)
-            elif isinstance(step, Move):
-                self._move(step)
-            else:
-                self._repeat(step)
+    def trips(self, repeat: Repeat) -> int:
+        """The length of a loop in this simulation."""
+        return self._lengths.get(repeat.trips, repeat.trips)
 
-    def _start(self, what: str, seconds: float) -> int:
-        """Adds a dispatch by the host."""
-        started = self._simulation.add(f"start {what}", (HOST,), seconds, self._waits, self._host_cores)
-        self._waits = ()
-        return started
-
-    def _call(self, call: Call) -> None:
+    def call(self, call: Call) -> None:
+        """Adds a run of a program."""
         cost = self._costs[call]
-        started = self._start(call.name, cost.host)
-        after = [started, *(self._made.get(value, -1) for value in call.inputs)]
+        after = self._after(call, call.name)
         seconds = cost.seconds * self._slow(self._sizes[call.group])
         ran = self._simulation.add(call.name, self._lanes[call.group], seconds, after, cost.cores)
-        self._made.update(dict.fromkeys(call.outputs, ran))
+        self.facts.update(dict.fromkeys(call.outputs, ran))
 
-    def _move(self, move: Move) -> None:
+    def move(self, move: Move) -> None:
+        """Adds a transfer."""
         cost, name = self._costs[move], f"{move.source} -> {move.target}"
-        started = self._start(name, cost.host)
-        after = [started, *(self._made.get(a, -1) for a, _ in move.pairs)]
+        after = self._after(move, name)
         ends = (*self._lanes[move.source], *self._lanes[move.target]) if cost.meets else ()
         moved = self._simulation.add(name, tuple(dict.fromkeys((name, *ends))), cost.seconds, after)
-        self._made.update((b, moved) for _, b in move.pairs)
+        self.facts.update(dict.fromkeys(move.defs, moved))
 
-    def _repeat(self, repeat: Repeat) -> None:
-        self._rebind(repeat.enter)
-        trips = self._trips.get(repeat.trips, repeat.trips)
-        for trip in range(trips):
-            self._steps(repeat.steps)
-            if trip < trips - 1:
-                self._rebind(repeat.carry)
-        self._rebind(repeat.leave)
-
-    def _rebind(self, pairs: Sequence[tuple[Value, Value]]) -> None:
-        made = [self._made.get(a, -1) for a, _ in pairs]
-        self._made.update((b, task) for (_, b), task in zip(pairs, made, strict=True))
+    def _after(self, step: Step, name: str) -> list[int]:
+        """Adds the host's dispatch of a step; returns the tasks that the step has to wait for."""
+        host = self._costs[step].host
+        started = self._simulation.add(f"start {name}", (HOST,), host, self._waits, self._host_cores)
+        self._waits = ()
+        return [started, *(self.facts[value] for value in step.uses)]
 
 
 def loop_lengths(steps: Sequence[Step]) -> frozenset[int]:
     """The trips of a schedule's loops."""
-    found: set[int] = set()
-    for step in steps:
-        if isinstance(step, Repeat):
-            found |= {step.trips} | loop_lengths(step.steps)
-    return frozenset(found)
+    return frozenset(step.trips for step, _ in all_steps(steps) if isinstance(step, Repeat))

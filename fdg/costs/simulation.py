@@ -69,10 +69,6 @@ class Simulation:
         """Adds a task to its lanes.
 
         Args:
-          label: its label.
-          lanes: at least one.
-          seconds: its time alone.
-          after: its dependencies.
           cores: cores of the pool; 0 for a task that runs elsewhere.
 
         Returns:

@@ -36,9 +36,6 @@ def evaluate(
     """The outputs of an open jaxpr.
 
     Args:
-      jaxpr: the open jaxpr.
-      constants: values of its constants.
-      values: values of its inputs.
       equation: `(equation, values of its operands) -> values of its results`.
       steps: the first arguments of `equation`, if not the equations themselves.
       literal: maps a literal to a value.
@@ -63,10 +60,8 @@ def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequen
     """The results of a loop, branch or call with other bodies.
 
     Args:
-      eqn: the equation.
       functions: in the order of `bodies(eqn)`; those of loops and branches return values of the same
         structure.
-      values: values of its operands.
     """
     inner = bodies(eqn)
 
@@ -89,11 +84,8 @@ def control_flow(
     """Runs an equation's control flow with functions that may have other arguments than its bodies.
 
     Args:
-      eqn: a loop, branch or call.
       functions: in the order of its bodies; each takes the constants, the carry, and a trip's rows.
       constants: equal in every trip; the first one selects a branch.
-      carried: the initial carry.
-      rows: scanned inputs.
     """
     *tests, body = functions
     match eqn.primitive.name:

@@ -97,7 +97,6 @@ class Rewriter:
         """An equation with its bodies rewritten.
 
         Args:
-          eqn: the equation.
           how: as for `__call__`.
           blocks: the blocks of its bodies, in order; their jaxprs, if None.
         """
@@ -135,8 +134,6 @@ def traced(
     """A function as equations over given operands, and its result variables.
 
     Args:
-      function: a function of arrays.
-      operands: variables and literals.
       results: result variables, if given; the function must compute each of them.
     """
     made = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
@@ -161,7 +158,6 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
     """Inlines bodies of equations.
 
     Args:
-      jaxpr: an open jaxpr.
       body_of: the open jaxpr, without constants, for an equation; None to keep it.
     """
     names: dict[Any, Any] = {}

@@ -88,7 +88,6 @@ def constrain(
     number of rows; with `specs` also those that XLA adds for sharded parameters.
 
     Args:
-      jaxpr: a traced program in the global view, as is the result.
       mesh: a mesh with an axis `BATCH`, whose size divides the batch of every border.
       axes: the batch axes of the jaxpr's first inputs; others are replicated.
       output_axes: the batch axes to reshard its outputs to; None to leave them.

@@ -62,9 +62,7 @@ def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:
     """The max or min over the devices along a mesh axis; NaN if any device has NaN.
 
     Args:
-      axis: the mesh axis.
       name: the name of the operation, such as `reduce_max`.
-      x: this device's array.
     """
     is_max = _IS_MAX[name]
     together = lax.pmax if is_max else lax.pmin

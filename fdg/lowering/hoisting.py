@@ -102,12 +102,7 @@ class _Hoister:
         ]
 
     def _split(self, jaxpr: Any, free: set[Any]) -> _Parts | None:
-        """Splits a jaxpr into what is hoisted, with its dependencies, and the rest.
-
-        Args:
-          jaxpr: an open jaxpr.
-          free: inputs that are known before the loop.
-        """
+        """Splits a jaxpr into what is hoisted, with its dependencies, and the rest."""
         free = set(free)
         equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
         for eqn in jaxpr.eqns:

@@ -44,9 +44,6 @@ def in_order(
     """Makes each collective depend on the loops before it that contain collectives.
 
     Args:
-      jaxpr: a traced program, in the global view.
-      axes: the batch axes of its first inputs; the other inputs are replicated.
-      devices: the number of devices that the batch is split over.
       output_axes: the batch axes that its outputs are resharded to.
     """
     flow = follow(jaxpr, axes, devices, output_axes)

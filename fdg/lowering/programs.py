@@ -7,7 +7,6 @@ cannot change the mathematics.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +67,11 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         iterate = _kept(iterate, shardings)
     everywhere = batch_sharding(mesh, None)
     metrics = jax.tree.leaves(graph.metrics)
-    return TrainingLoop(functools.partial(_loop, iterate, metrics), shardings, everywhere, everywhere)
+
+    def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
+        return _iterated(iterate, leaves, _buffers(metrics, rows), iterations)
+
+    return TrainingLoop(run, shardings, everywhere, everywhere)
 
 
 def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
@@ -184,8 +187,6 @@ def on_mesh(
     """A traced program on a mesh: rewritten and constrained.
 
     Args:
-      jaxpr: in the global view.
-      mesh: the group's mesh.
       input_axes, output_axes: batch axes; None for replicated values.
       specs: shardings of inputs without a batch axis if parameters are sharded; else None.
     """
@@ -194,13 +195,6 @@ def on_mesh(
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
-
-
-def _loop(
-    iterate: Callable, metrics: Sequence[Any], leaves: list, iterations: jax.Array, rows: int
-) -> tuple[list, list]:
-    """`iterations` calls of `iterate`; their number is an argument of the program."""
-    return _iterated(iterate, leaves, _buffers(metrics, rows), iterations)
 
 
 def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:

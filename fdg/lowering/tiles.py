@@ -69,9 +69,6 @@ def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = Tru
     On one device the calls are loops over tiles already; on several, `constraints` makes them so.
 
     Args:
-      jaxpr: a traced program in the global view.
-      axes: the batch axes of its first inputs.
-      devices: the number of devices that split the batch.
       cut: whether a device may use several tiles; else one, whose sums are all-reduced together.
     """
     rule = functools.partial(_tiled, devices, cut)
@@ -92,7 +89,6 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     Args:
       called: the flow of the call's body; outputs without an axis are sums over all rows.
       devices: the number of devices that split the batch; with one, there is no collective.
-      tiles: the number of tiles of each device.
     """
     axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
     flow = follow(called.jaxpr, axes, devices * tiles, output_axes)

@@ -45,12 +45,7 @@ def without_batch(spec: Spec, rank: int) -> PartitionSpec:
 def result_specs(
     step: EquationFlow, known: Specs, outputs: Sequence[Sequence[Spec | None]]
 ) -> list[Spec | None]:
-    """The specs of an equation's results.
-
-    Args:
-      known: the specs of its operands, among others.
-      outputs: the specs of the outputs of each body.
-    """
+    """The specs of an equation's results."""
     eqn = step.eqn
     found: list[Spec | None] = [None] * len(eqn.outvars)
     if step.bodies:

@@ -29,10 +29,7 @@ def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
     """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
 
     Args:
-      graph: the graph of one agent.
       agents: agents on each device.
-      on_cpu: whether the devices are CPUs.
-      cores: cores of each device.
     """
     if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
         return 1
@@ -60,8 +57,6 @@ def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Colle
     """The collectives of a population's exchanges, and a note; empty for other agents.
 
     Args:
-      graph: the graph of several agents.
-      width: the number of devices.
       state: the algorithm's own part of the graph's state: its first leaves.
     """
     between = graph.between_agents

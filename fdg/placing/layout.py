@@ -80,6 +80,15 @@ class Layout:
         return tuple(found)
 
 
+def spec_text(spec: Spec) -> str:
+    """A layout's axes as printed in a plan.
+
+    >>> spec_text(((), ("batch", "model")))
+    '-, batch+model'
+    """
+    return ", ".join("+".join(axes) or "-" for axes in spec) or "whole"
+
+
 def moved_bytes(size: int, target: Layout) -> int:
     """Bytes that arrive if every device of the target receives its part."""
     return size * target.devices // target.number

@@ -19,6 +19,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PUTS, VIEWS, class_of
 from fdg.placing.layout import Layout
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
@@ -59,10 +60,8 @@ def program_bytes(
     """The peak bytes of one device while a program runs.
 
     Args:
-      jaxpr: the program, open or closed.
       axes: the batch axes of its first inputs.
       devices: the number of devices that split the batch.
-      donated: positions of donated inputs.
       layouts: other layouts of inputs by position; outputs at these positions have the same.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
@@ -112,19 +111,17 @@ class _Arrays:
 
     def __init__(self, devices: int, split: Mapping[tuple[int, ...], int]):
         self.devices, self.split = devices, split
-        # Kept with what they are of, so that nothing else has the same id.
-        self._known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
+        self._known: IdentityCache[int] = IdentityCache(most=_MOST_KNOWN)
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
         """Peak bytes of a jaxpr's intermediate values, without outputs."""
-        key = id(jaxpr), id(flow)
-        if key not in self._known:
+
+        def find() -> int:
             steps: list[_Step] = []
             outputs = self._write_out(jaxpr, flow, {}, steps)
-            if len(self._known) > _MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = _peak(steps, frozenset(jaxprs.variables(outputs))), jaxpr, flow
-        return self._known[key][0]
+            return _peak(steps, frozenset(jaxprs.variables(outputs)))
+
+        return self._known(flow or jaxpr, None, find)
 
     def _write_out(
         self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], steps: list[_Step]
@@ -249,44 +246,34 @@ def _share_of(value: Value, sizes: Mapping[str, int]) -> int:
 def _peak_steps(
     steps: Sequence[Step], sizes: Mapping[str, int], names: Mapping[str, str]
 ) -> collections.Counter[str]:
-    def reads(step: Step) -> list[Value]:
-        if isinstance(step, Call):
-            return list(step.inputs)
-        return [a for a, _ in (step.pairs if isinstance(step, Move) else step.enter)]
-
-    def makes(step: Step) -> list[Value]:
-        if isinstance(step, Call):
-            return list(step.outputs)
-        return [b for _, b in (step.pairs if isinstance(step, Move) else step.leave)]
-
-    last = {value: i for i, step in enumerate(steps) for value in reads(step)}
+    last = {value: i for i, step in enumerate(steps) for value in step.uses}
     alive: dict[Value, int] = {}
-    lent: set[Value] = set()  # of what the group holds all the time, given up: it counts less than nothing
+    donated: set[Value] = set()  # of the state, which is counted apart: these have negative bytes
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
-        back = [value for value in makes(step) if value in lent]
-        alive.update((value, _share_of(value, sizes)) for value in makes(step) if value not in lent)
+        back = [value for value in step.defs if value in donated]
+        alive.update((value, _share_of(value, sizes)) for value in step.defs if value not in donated)
         now: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
             now[names[value.group]] += size
         if isinstance(step, Call):
-            now[names[step.group]] += _while_called(step, alive, lent, sizes)
+            now[names[step.group]] += _while_called(step, alive, donated, sizes)
         elif isinstance(step, Move):
-            if step.lends:  # leaf by leaf: of one alone both layouts are there
-                now[names[step.source]] += _lending(step, alive, lent, back, sizes)
+            if step.donates:  # leaf by leaf: of one alone both layouts are there
+                now[names[step.source]] += _while_moved(step, alive, donated, back, sizes)
         else:
             now.update(_peak_steps(step.steps, sizes, names))
         peak |= now
         for value in list(alive):
-            if last.get(value, len(steps)) <= i and value not in lent:
+            if last.get(value, len(steps)) <= i and value not in donated:
                 del alive[value]
         for value in back:
             del alive[value]
-        lent.difference_update(back)
+        donated.difference_update(back)
     return peak
 
 
-def _while_called(call: Call, alive: dict[Value, int], lent: set[Value], sizes: Mapping[str, int]) -> int:
+def _while_called(call: Call, alive: dict[Value, int], donated: set[Value], sizes: Mapping[str, int]) -> int:
     """Frees what a call donates; returns the bytes that a device needs besides live arrays while it runs."""
     devices, axes = sizes[call.group], [value.axis for value in call.inputs]
     given = [(call.inputs[i], _share_of(call.inputs[i], sizes)) for i in call.donated]
@@ -294,22 +281,22 @@ def _while_called(call: Call, alive: dict[Value, int], lent: set[Value], sizes: 
     for value, size in given:
         if alive.pop(value, None) is None:
             alive[value] = -size
-            lent.add(value)
+            donated.add(value)
     split = [v.layout for v in call.inputs if v.axis is None and v.layout is not None and v.layout.number > 1]
     inside = _temporaries(jaxprs.open_jaxpr(call.jaxpr), axes, devices, split)
     return inside - min(room, sum(alive[value] for value in call.outputs))
 
 
-def _lending(
+def _while_moved(
     move: Move,
     alive: dict[Value, int],
-    lent: set[Value],
+    donated: set[Value],
     back: Sequence[Value],
     sizes: Mapping[str, int],
 ) -> int:
-    """Marks lent leaves, and returns the correction of the count during the move."""
-    owned = [a for a, _ in move.pairs if a not in alive]
+    """Marks donated leaves, and returns the correction of the count during the move."""
+    owned = [value for value in move.uses if value not in alive]
     alive.update((value, -_share_of(value, sizes)) for value in owned)
-    lent.update(owned)
+    donated.update(owned)
     largest = max(_share_of(value, sizes) for value in owned or back)
     return largest - sum(_share_of(value, sizes) for value in owned)

@@ -45,9 +45,9 @@ from fdg.placing.policy import Group, Policy, check_policy, checked_devices, wit
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
 from fdg.placing.regions.region import Opened
-from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
+from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag, with_staleness
 from fdg.tracing.graph import FDG
@@ -140,7 +140,7 @@ def place(
     where = {group.name: platforms[group.devices[0]] for group in groups}
     newer = frozenset() if ages is None else ages.newer
     schedule = lay_out(partition(opened, graph.state_axes, sizes, where, newer), groups, plan.sharded)
-    schedule = reshard(schedule, groups, lends=delayed is None)
+    schedule = reshard(schedule, groups, unshards=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
     return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
 
@@ -264,10 +264,6 @@ def _exchanged(
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """The collectives in one run of a group's program, and the equations that no rule splits, so that every
     device repeats them.
-
-    Args:
-      inputs: batch axes of the jaxpr's inputs.
-      outputs: batch axes of its outputs.
     """
     if not _is_predicted(group):
         return (), ()

@@ -11,6 +11,7 @@ such a leaf (in the next iteration, or in a loop) have its layout.
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,9 @@ from fdg import keys
 from fdg.errors import PlanError
 from fdg.placing.layout import BATCH, MODEL, Layout, Spec
 from fdg.placing.policy import DECLARED, Group, Policy
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.placing.regions.region import tied
+from fdg.placing.scheduling.liveness import donatable
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Value, all_steps
 from fdg.tracing.graph import FDG
 
 
@@ -138,15 +141,6 @@ def _spec_text(spec: Sequence[Any]) -> str:
     return f"({', '.join(str(entry) for entry in spec)})"
 
 
-def spec_text(spec: Spec) -> str:
-    """A layout's axes as printed in a plan.
-
-    >>> spec_text(((), ("batch", "model")))
-    '-, batch+model'
-    """
-    return ", ".join("+".join(axes) or "-" for axes in spec) or "whole"
-
-
 # --- schedules ---
 
 
@@ -159,100 +153,60 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
-    known: dict[Value, Value] = {}
 
+    @functools.cache
     def of(value: Value) -> Value:
-        if value not in known:
-            found = specs.get((value.variable, value.group))
-            mesh = meshes[value.group]
-            layout = (
-                Layout.of_batch(value.shape, value.axis, mesh)
-                if found is None
-                else Layout(value.shape, found, mesh)
-            )
-            known[value] = dataclasses.replace(value, layout=layout)
-        return known[value]
+        found, mesh = specs.get((value.variable, value.group)), meshes[value.group]
+        layout = (
+            Layout.of_batch(value.shape, value.axis, mesh)
+            if found is None
+            else Layout(value.shape, found, mesh)
+        )
+        return dataclasses.replace(value, layout=layout)
+
+    def mapped(node: Any) -> Any:
+        """A step, or a part of one, with all values replaced."""
+        if isinstance(node, Value):
+            return of(node)
+        if type(node) is tuple:
+            return tuple(map(mapped, node))
+        if not isinstance(node, Call | Move | Repeat | Schedule):
+            return node
+        parts = {field.name: mapped(getattr(node, field.name)) for field in dataclasses.fields(node)}
+        if isinstance(node, Call) and specs:
+            parts["donated"] = donatable(parts["inputs"], parts["outputs"], node.freed)
+        return dataclasses.replace(node, **parts)
 
     def parts(value: Value) -> int:
-        return -of(value).laid_out.number if (value.variable, value.group) in specs else 0
+        return value.laid_out.number if (value.variable, value.group) in specs else 0
 
-    def several(values: Iterable[Value]) -> tuple[Value, ...]:
-        return tuple(map(of, values))
-
-    def pairs(values: Iterable[tuple[Value, Value]]) -> tuple[tuple[Value, Value], ...]:
-        return tuple((of(a), of(b)) for a, b in values)
-
-    def step(old: Step) -> Step:
-        if isinstance(old, Call):
-            new = dataclasses.replace(old, inputs=several(old.inputs), outputs=several(old.outputs))
-            return dataclasses.replace(new, donated=_donated(new)) if specs else new
-        if isinstance(old, Move):
-            return dataclasses.replace(old, pairs=pairs(old.pairs))
-        return dataclasses.replace(
-            old,
-            enter=pairs(old.enter),
-            steps=tuple(map(step, old.steps)),
-            carry=pairs(old.carry),
-            leave=pairs(old.leave),
-        )
-
-    return dataclasses.replace(
-        schedule,
-        steps=tuple(map(step, schedule.steps)),
-        leaves=tuple(several(sorted(places, key=parts)) for places in schedule.leaves),
-        constants=tuple((i, of(value)) for i, value in schedule.constants),
-        carry=pairs(schedule.carry),
-        metrics=several(schedule.metrics),
-    )
+    made = mapped(schedule)
+    leaves_of = (sorted(copies, key=parts, reverse=True) for copies in made.leaves)
+    return dataclasses.replace(made, leaves=tuple(map(tuple, leaves_of)))
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
     """The axes that split a group's variables, propagated between values that become each other."""
-    same: dict[Any, set[Any]] = {}
-
-    def tie(pairs: Iterable[tuple[Value, Value]]) -> None:
-        for a, b in pairs:
-            both = same.setdefault(a.variable, {a.variable}) | same.setdefault(b.variable, {b.variable})
-            same.update(dict.fromkeys(both, both))
-
-    def visit(steps: Iterable[Step]) -> None:
-        for step in steps:
-            if isinstance(step, Repeat):
-                tie((*step.enter, *step.carry, *step.leave))
-                visit(step.steps)
-
-    tie(schedule.carry)
-    visit(schedule.steps)
+    pairs = list(schedule.carry)
+    for step, _ in all_steps(schedule.steps):
+        if isinstance(step, Repeat):
+            pairs += (*step.enter, *step.carry, *step.leave)
+    same = tied((a.variable, b.variable) for a, b in pairs)
     # Of each set of variables, on each group: the specs of the leaves in it, with None for one without.
     found: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
     variables: dict[int, set[Any]] = {}
     by_place = {(leaf.position, leaf.group): leaf.layout.spec for leaf in leaves}
-    for i, places in enumerate(schedule.leaves):
-        for value in places:
-            tied = same.get(value.variable, {value.variable})
-            variables[id(tied)] = tied
-            found[id(tied), value.group].add(by_place.get((i, value.group)))
+    for i, copies in enumerate(schedule.leaves):
+        for value in copies:
+            together = same.setdefault(value.variable, {value.variable})
+            variables[id(together)] = together
+            found[id(together), value.group].add(by_place.get((i, value.group)))
     specs: dict[tuple[Any, str], Spec] = {}
-    for (tied_id, group), several in found.items():
+    for (set_id, group), several in found.items():
         spec = next(iter(several))
         if len(several) == 1 and spec:
-            specs.update(((variable, group), spec) for variable in variables[tied_id])
+            specs.update(((variable, group), spec) for variable in variables[set_id])
     return specs
-
-
-def _donated(call: Call) -> frozenset[int]:
-    """The freed inputs that an output of the same layout can reuse."""
-
-    def kind(value: Value) -> tuple:
-        return value.shape, value.dtype, value.layout
-
-    kinds = collections.Counter(map(kind, call.outputs))
-    donated = set()
-    for i in sorted(call.freed):
-        if kinds[kind(call.inputs[i])]:
-            kinds[kind(call.inputs[i])] -= 1
-            donated.add(i)
-    return frozenset(donated)
 
 
 def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:

@@ -67,8 +67,6 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
     """Programs that repeat each fragment, by name; fragments without results are left out.
 
     Args:
-      plan: the engine's plan.
-      devices: the engine's devices.
       leaves: the leaves of a state, on one device of this process.
     """
     found = {}

@@ -80,7 +80,6 @@ class Iterations:
         """Compiles the engine and chooses the number of iterations in a round.
 
         Args:
-          engine: an engine.
           state: its state; it is copied.
           seconds: approximate length of a round; None for a fifth of a second.
           least: the fewest iterations of a round.
@@ -182,16 +181,7 @@ def put_together(
     rates: Mapping[str, Rates | None],
     rounds: int,
 ) -> Profile:
-    """Builds the profile.
-
-    Args:
-      plan: the engine's plan.
-      fragments: the plan's fragments.
-      whole: the engine's iterations.
-      alone: the timed fragments by name.
-      rates: the rates of each group's devices; None without devices in this process.
-      rounds: timing rounds.
-    """
+    """Builds the profile."""
     rows = []
     for one in fragments:
         f, group = one.site.fragment, rates[one.group.name]

@@ -48,7 +48,6 @@ class Repeated:
 
         Args:
           function: maps arrays to a sequence of at least one array.
-          arguments: arrays.
           handed_on: result k is argument `handed_on[k]` of the next call.
           goes_on: whether a run starts from the results of the previous one, as host callbacks require.
           times: the number of calls that a result of `seconds` stands for.

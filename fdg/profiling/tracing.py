@@ -37,7 +37,6 @@ def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
 
     Args:
       engine: an engine that has run before; otherwise the trace is of compiling.
-      state: its state.
       directory: for TensorBoard; an earlier trace in it is removed. None: this process writes none.
 
     Returns:

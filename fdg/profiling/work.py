@@ -18,6 +18,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.lowering.tiles import on_one_device, tiles_of
 from fdg.rowwise import rowwise_p, trace_rows
@@ -138,20 +139,14 @@ def _walk(devices: int) -> "_Walk":
 class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
-        # A helper is called from many places. Kept with what it is of, so that nothing else has the same id.
-        self.known: dict[tuple[int, int], tuple[Work, core.Jaxpr, Flow | None]] = {}
+        self.known: IdentityCache[Work] = IdentityCache(
+            most=_MOST_KNOWN
+        )  # a helper is called from many places
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
-        key = id(jaxpr), id(flow)
-        if key not in self.known:
-            steps: Sequence[EquationFlow | None] = (
-                [None] * len(jaxpr.eqns) if flow is None else flow.equations
-            )
-            found = total((self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True))
-            if len(self.known) > _MOST_KNOWN:
-                self.known.clear()
-            self.known[key] = found, jaxpr, flow
-        return self.known[key][0]
+        steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+        pairs = zip(jaxpr.eqns, steps, strict=True)
+        return self.known(flow or jaxpr, None, lambda: total((self.equation(*pair), 1) for pair in pairs))
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)

@@ -48,7 +48,6 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     A collective: all processes call it; process 0 writes.
 
     Args:
-      engine: an engine that has run.
       state: its state; it is copied.
       run: the run directory; earlier profiles in it are replaced.
     """
@@ -58,11 +57,7 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
 
 
 def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    """Trains for a few more iterations and writes when each program ran; returns lines to print.
-
-    Args:
-      engine, state, run: as for `profile_run`.
-    """
+    """Trains for a few more iterations and writes when each program ran; returns lines to print."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FdgWarning)
         bars = engine.timeline(state, _ITERATIONS)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs, keys
 from fdg.lowering.mesh import layout_sharding, make_mesh, partition_spec
 from fdg.placing.layout import Layout, route
-from fdg.running.transfers import cut_up, join_up, part_shape
+from fdg.running.transfers import cut_up, join_up, part_shape, per_device
 
 _ALL = "devices"  # the axis of the mesh of both groups
 _Ends = tuple[tuple[int, int], ...]  # from which device to which
@@ -68,8 +68,8 @@ class Exchange:
         self._sharding = {mesh: NamedSharding(mesh, _block_spec(mesh)) for mesh in (self.union, target)}
         self._zeros: dict[Any, Any] = {}
 
-    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The programs: ("cut", "exchange" or "join", function, its argument)."""
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
+        """The programs: ("cut", "exchange" or "join", mesh, function, its argument)."""
         self._sent: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
         self._taken: list[jax.ShapeDtypeStruct] = []
         for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
@@ -78,14 +78,10 @@ class Exchange:
             for blocks, number in ((self._sent, math.prod(way.cuts)), (self._taken, len(way.chunks))):
                 blocks.append(jax.ShapeDtypeStruct((number, *wire.shape), wire.dtype))
         return [
-            ("cut", self._cut_function(), list(shapes)),
-            ("exchange", self._exchange_function(), self._stacked(self._sent, self.union)),
-            ("join", self._join_function(shapes), self._stacked(self._taken, self.target)),
+            ("cut", self.source, self._cut_function(), list(shapes)),
+            ("exchange", self.union, self._exchange_function(), self._stacked(self._sent, self.union)),
+            ("join", self.target, self._join_function(shapes), self._stacked(self._taken, self.target)),
         ]
-
-    def mesh_of(self, program: str) -> Mesh:
-        """The mesh that a program runs on."""
-        return {"cut": self.source, "exchange": self.union, "join": self.target}[program]
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays on the target; each is None in a process without target devices."""
@@ -146,9 +142,7 @@ class Exchange:
 
         specs = [partition_spec(a.spec) for a, _ in self.layouts]
         out = [_block_spec(self.source)] * len(specs)
-        return jax.jit(
-            jax.shard_map(cut_local, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
-        )
+        return per_device(cut_local, self.source, specs, out)
 
     def _exchange_function(self) -> Any:
         sources = [self._position[d] for d in self.source.devices.flat]
@@ -181,9 +175,7 @@ class Exchange:
             return [jnp.stack(slots)[None] for slots in received]
 
         spec = PartitionSpec(_ALL)
-        return jax.jit(
-            jax.shard_map(exchange_local, mesh=self.union, in_specs=(spec,), out_specs=spec, check_vma=False)
-        )
+        return per_device(exchange_local, self.union, spec, spec)
 
     def _join_function(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Any:
         def join_local(blocks):
@@ -193,11 +185,8 @@ class Exchange:
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
-        blocks = (_block_spec(self.target),)
-        return jax.jit(
-            jax.shard_map(join_local, mesh=self.target, in_specs=blocks, out_specs=specs, check_vma=False),
-            out_shardings=[layout_sharding(self.target, b) for _, b in self.layouts],
-        )
+        ends = [layout_sharding(self.target, b) for _, b in self.layouts]
+        return per_device(join_local, self.target, _block_spec(self.target), specs, out_shardings=ends)
 
 
 def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Ends]]:

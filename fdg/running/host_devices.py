@@ -114,7 +114,6 @@ def threads_for(count: int, in_order: bool = False) -> int:
     """The number of threads with which `count` host devices cannot deadlock.
 
     Args:
-      count: the number of host devices.
       in_order: whether each device waits in one collective at a time (`lowering.ordering`), so that it blocks
         one thread.
     """

@@ -34,13 +34,13 @@ from fdg.running.transfers import Mover, Transfer
 class Resharder:
     """Reshards arrays between two meshes of the same devices: a `Transfer`.
 
-    Arrays with the same shape and change share a program. If `lends`, each array is deleted as soon as its
+    Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
     program is dispatched, so at most one array exists in both layouts.
 
     Args:
       layouts: for each array, its layouts (at the source, at the target).
       changes: the same changes, on the common device mesh of source and target.
-      lends: whether to delete each source array.
+      donates: whether to delete each source array.
 
     Attributes:
       programs: the compiled programs of `functions`, by name.
@@ -53,17 +53,17 @@ class Resharder:
         target: Mesh,
         layouts: Sequence[tuple[Layout, Layout]],
         changes: Sequence[Change],
-        lends: bool = False,
+        donates: bool = False,
     ):
-        self._changes, self._lends = list(changes), lends
+        self._changes, self._donates = list(changes), donates
         self._mesh = mesh_of(list(source.devices.flat), changes[0].mesh.axes)  # in the source's order
         self._ends = [layout_sharding(target, after) for _, after in layouts]
         self._names: list[str] = []
         self.programs: dict[str, Any] = {}
         self.bytes = 0
 
-    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """A program for each kind of array: (name, function, its argument)."""
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
+        """A program for each kind of array: (name, mesh, function, its argument)."""
         known: dict[Any, str] = {}
         found = []
         self._names = []
@@ -73,7 +73,7 @@ class Resharder:
                 known[kind] = f"reshard {len(known)}"
                 before, _ = shardings(change, self._mesh)
                 argument = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=before)
-                found.append((known[kind], resharding(change, self._mesh), argument))
+                found.append((known[kind], self._mesh, resharding(change, self._mesh), argument))
             self._names.append(known[kind])
         self.bytes = sum(
             change.arriving(int(np.prod(shape.shape)) * shape.dtype.itemsize)
@@ -81,17 +81,13 @@ class Resharder:
         )
         return found
 
-    def mesh_of(self, program: str) -> Mesh:
-        """The mesh that the program runs on."""
-        return self._mesh
-
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Reshards the arrays to the target's layouts, asynchronously."""
         moved = []
         for array, change, name, end in zip(arrays, self._changes, self._names, self._ends, strict=True):
             before, _ = shardings(change, self._mesh)
             moved.append(_seen_as(self.programs[name].compiled(_seen_as(array, before)), end))
-            if self._lends:
+            if self._donates:
                 array.delete()
         return moved
 
@@ -200,7 +196,7 @@ class Interpreter:
         pairs: Sequence[tuple[Value, Value]],
         times: int,
         changes: Sequence[Change] = (),
-        lends: bool = False,
+        donates: bool = False,
     ) -> Transfer | None:
         """The transfer of values (source, target) from one group to another.
 
@@ -214,27 +210,30 @@ class Interpreter:
         if crosses:
             transfer = Exchange(source, target, layouts, self.crossings)
         elif changes:
-            transfer = Resharder(source, target, layouts, changes, lends)
+            transfer = Resharder(source, target, layouts, changes, donates)
         else:
             transfer = Mover(source, target, layouts)
         between = f"{pairs[0][0].group} -> {pairs[0][1].group}"
-        for name, function, arguments in transfer.functions([self.shape(a) for a, _ in pairs]):
-            where = tuple(transfer.mesh_of(name).devices.flat)
-            program = Program(f"{name} {between}", (), where, times, function, (arguments,))
+        for name, mesh, function, argument in transfer.functions([self.shape(a) for a, _ in pairs]):
+            program = self._program(f"{name} {between}", mesh, times, function, (argument,))
             program.exchanges = name == "exchange" or name.startswith("reshard")
             program.roams = name == "fetch"
-            self.programs.append(program)
             transfer.programs[name] = program
         return transfer if any(map(is_here, meshes)) else None
+
+    def _program(
+        self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
+    ) -> Program:
+        where = tuple(mesh.devices.flat)
+        program = Program(name, fragments, where, times, function, arguments, roams=mesh.size == 1)
+        self.programs.append(program)
+        return program
 
     def _call(self, call: Call, times: int) -> RunStep:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
-        program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
-        program.roams = mesh.size == 1
-        self.programs.append(program)
-        inputs = [self.slot(value) for value in call.inputs]
-        outputs = [self.slot(value) for value in call.outputs]
+        program = self._program(call.name, mesh, times, function, arguments, call.fragments)
+        inputs, outputs = (list(map(self.slot, values)) for values in (call.inputs, call.outputs))
         freed = [inputs[i] for i in call.freed]
         timeline, group, name = self._timeline, call.group, call.name
         if not program.is_here:
@@ -284,16 +283,13 @@ class Interpreter:
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
     def _move(self, move: Move, times: int) -> RunStep:
-        transfer = self.transfer(move.pairs, times, move.changes, move.lends)
-        inputs = [self.slot(a) for a, _ in move.pairs]
-        outputs = [self.slot(b) for _, b in move.pairs]
+        transfer = self.transfer(move.pairs, times, move.changes, move.donates)
+        inputs, outputs = (list(map(self.slot, values)) for values in (move.uses, move.defs))
         freed = [inputs[i] for i in move.freed]
         if transfer is None:
             return _nothing
         taken = _taker(inputs)
-        if isinstance(
-            transfer, Exchange
-        ):  # transfers between processes share one lane, in the schedule's order
+        if isinstance(transfer, Exchange):  # between processes: they share one lane, in the schedule's order
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
             exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), len(outputs))
             transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
@@ -322,9 +318,7 @@ class Interpreter:
         mesh = self.meshes[group]
         shardings = None if mesh.size == 1 else [shape.sharding for shape in shapes]
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
-        program = Program(f"copy {group}", (), tuple(mesh.devices.flat), times, function, (shapes,))
-        program.roams = mesh.size == 1
-        self.programs.append(program)
+        program = self._program(f"copy {group}", mesh, times, function, (shapes,))
         slots = self.slots(pairs)
         if not program.is_here:
             return _nothing

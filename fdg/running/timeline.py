@@ -58,13 +58,7 @@ _AT_EXIT_S = 10.0  # to wait for running programs when Python ends
 
 
 def affordable(watched: int, programs: int, seconds: float) -> bool:
-    """Whether watching one more iteration of `programs` programs keeps the overhead within its share.
-
-    Args:
-      watched: iterations watched so far.
-      programs: programs in an iteration.
-      seconds: since the first iteration.
-    """
+    """Whether watching one more iteration of `programs` programs keeps the overhead within its share."""
     return watched < _ALWAYS or watched * programs * _COST_S <= _SHARE * seconds
 
 

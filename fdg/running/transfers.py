@@ -9,7 +9,7 @@ whereas `jax.device_put` between unequal shardings waits for the values.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -32,15 +32,8 @@ class Transfer(Protocol):
     programs: dict[str, Any]
     bytes: int
 
-    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The functions to compile for it: (name, function, argument).
-
-        Args:
-          shapes: shapes and dtypes of the arrays at the source.
-        """
-
-    def mesh_of(self, program: str) -> Mesh:
-        """The mesh that a program runs on."""
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
+        """The functions to compile for it: (name, mesh, function, argument)."""
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Transfers arrays asynchronously; each result is None in a process without target devices."""
@@ -77,14 +70,14 @@ class Mover:
             all(self._copied) and source.size == target.size == 1 and one.platform == other.platform
         )
 
-    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The programs needed around the copies: ("cut", "join" or "fetch", function, its argument)."""
-        found: list[tuple[str, Any, Any]] = []
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
+        """The programs needed around the copies: ("cut", "join" or "fetch", mesh, function, its argument)."""
+        found: list[tuple[str, Mesh, Any, Any]] = []
         if self.fetches:
             fetch = jax.jit(lambda arrays: list(arrays), donate_argnums=0, keep_unused=True)
-            found.append(("fetch", fetch, list(shapes)))
+            found.append(("fetch", self.target, fetch, list(shapes)))
         if self.cuts:
-            found.append(("cut", self._cut_function(), list(shapes)))
+            found.append(("cut", self.source, self._cut_function(), list(shapes)))
         if self.joins:
             rows = [
                 [jax.ShapeDtypeStruct(piece, shape.dtype, sharding=sharding)] * math.prod(r.joins)
@@ -92,12 +85,8 @@ class Mover:
                     shapes, self._pieces, self._routes, self._targets, strict=True
                 )
             ]
-            found.append(("join", self._join_function(), rows))
+            found.append(("join", self.target, self._join_function(), rows))
         return found
-
-    def mesh_of(self, program: str) -> Mesh:
-        """The mesh that a program runs on."""
-        return self.source if program == "cut" else self.target
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays on the target, possibly not computed yet."""
@@ -150,9 +139,7 @@ class Mover:
         def cut(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
             return [cut_up(x, r) for x, r in zip(arrays, self._routes, strict=True)]
 
-        return jax.jit(
-            jax.shard_map(cut, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
-        )
+        return per_device(cut, self.source, specs, out)
 
     def _join_function(self) -> Any:
         specs = [partition_spec(b.spec) for _, b in self.layouts]
@@ -161,10 +148,15 @@ class Mover:
             return [join_up(row, r) for row, r in zip(rows, self._routes, strict=True)]
 
         rows = [[spec] * math.prod(r.joins) for spec, r in zip(specs, self._routes, strict=True)]
-        return jax.jit(
-            jax.shard_map(join, mesh=self.target, in_specs=(rows,), out_specs=specs, check_vma=False),
-            out_shardings=self._targets,
-        )
+        return per_device(join, self.target, rows, specs, out_shardings=self._targets)
+
+
+def per_device(
+    function: Callable[[Any], Any], mesh: Mesh, in_specs: Any, out_specs: Any, **options: Any
+) -> Any:
+    """A jitted function that each device of a mesh runs on its parts of one argument."""
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(in_specs,), out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, **options)
 
 
 def part_shape(layout: Layout, count: Sequence[int]) -> tuple[int, ...]:

@@ -71,9 +71,6 @@ def xla_options(platform: str) -> dict[str, Any]:
     Defaults and presets leave out options that the installed XLA does not know, or that the user's
     `XLA_FLAGS` set.
 
-    Args:
-      platform: the platform of the program's devices.
-
     Raises:
       FdgError: XLA does not know an option that the user named, or does not accept its value.
     """

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
+from fdg.placing.layout import spec_text
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
-from fdg.placing.sharded import axes_text, spec_text
+from fdg.placing.sharded import axes_text
 from fdg.showing.words import ancestors, joined_by_and, listed_within, quantity, span
 from fdg.tracing.graph import FDG, Fragment
 

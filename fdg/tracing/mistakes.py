@@ -117,8 +117,6 @@ def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
 
     Args:
       what: the function that returned it, such as `Mine.init`.
-      of: `state` or `metrics`.
-      fix: the fix.
 
     Raises:
       GraphError: a leaf is not an array; names it and its type.

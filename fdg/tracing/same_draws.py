@@ -22,13 +22,7 @@ class _Draw(NamedTuple):
 
 
 def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
-    """Warns about each line of user code that draws the same numbers in every iteration.
-
-    Args:
-      name: the algorithm's name.
-      jaxpr: of its `iterate`, from the state's leaves to the next state's leaves and more.
-      state: the state's shapes.
-    """
+    """Warns about each line of user code that draws the same numbers in every iteration."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     kept = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]

@@ -174,7 +174,6 @@ def in_one(graph: FDG, state: Any) -> FDG:
     Each operation is mapped over agents, and has an additional axis; each agent's batch can be split.
 
     Args:
-      graph: the graph of several agents.
       state: the algorithm's own part of the graph's state: its first leaves.
     """
     agents = graph.agents

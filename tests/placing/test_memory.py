@@ -164,9 +164,9 @@ def test_what_is_lent_is_there_once(dtype):
     )
     made = Value(jaxpr.jaxpr.outvars[0], "generation", None)
     steps = [
-        Move("training", "generation", tuple(zip(owned, lent, strict=True)), (), (), lends=True),
+        Move("training", "generation", tuple(zip(owned, lent, strict=True)), (), (), donates=True),
         call(jaxpr, lent, (made,), "generation"),
-        Move("generation", "training", tuple(zip(lent, owned, strict=True)), (), (), lends=True),
+        Move("generation", "training", tuple(zip(lent, owned, strict=True)), (), (), donates=True),
     ]
     both = {"training": "devices", "generation": "devices"}
 

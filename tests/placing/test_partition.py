@@ -1,4 +1,4 @@
-"""Which group runs what: code between fragments, residents of the state, moves, and how programs are made."""
+"""Which group runs what: code between fragments, which groups hold the state, moves, and how programs are made."""
 
 import dataclasses
 
@@ -129,10 +129,10 @@ def test_code_without_inputs_or_users_goes_to_the_first_group():
     assert [value.group for value in found.metrics] == ["left"]
 
 
-# --- residents of the state ---
+# --- which groups hold the state ---
 
 
-def residents_of(found, **leaves):
+def holders_of(found, **leaves):
     return {
         name: [value.group for value in places]
         for name, places in zip(sorted(leaves), found.leaves, strict=True)
@@ -149,7 +149,7 @@ def test_a_leaf_lives_with_its_readers():
 
     leaves = dict.fromkeys(("mine", "yours", "both", "nobodys"), X)
     found = schedule(iterate, **leaves)
-    assert residents_of(found, **leaves) == {
+    assert holders_of(found, **leaves) == {
         "both": ["right", "left"],
         "mine": ["left"],
         "nobodys": ["left"],  # untouched: with the first fragment's group
@@ -161,7 +161,7 @@ def test_a_leaf_lives_with_its_readers():
 
 def test_a_leaf_that_is_only_written_lives_where_it_is_made():
     found = schedule(lambda x, y: ({"x": here(x), "y": there(here(x))}, {}), x=X, y=X)
-    assert residents_of(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
+    assert holders_of(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
 
 
 def test_keys_split_on_both_sides_do_not_move():

@@ -53,9 +53,8 @@ def compiled(mover, arrays):
         for x, (a, _) in zip(arrays, mover.layouts, strict=True)
     ]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
-    for name, function, argument in mover.functions(shapes):
-        where = tuple(mover.mesh_of(name).devices.flat)
-        mover.programs[name] = Program(name, (), where, 1, function, (argument,))
+    for name, mesh, function, argument in mover.functions(shapes):
+        mover.programs[name] = Program(name, (), tuple(mesh.devices.flat), 1, function, (argument,))
         mover.programs[name].compile()
     return mover, arrays, placed
 
@@ -99,7 +98,7 @@ def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
     layouts = [Layout.of_batch(x.shape, None, 1) for x in arrays]
     mover = Mover(*meshes, [(layout, layout) for layout in layouts])
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    ((name, function, argument),) = mover.functions(shapes)
+    ((name, _, function, argument),) = mover.functions(shapes)
     program = Program(name, (), tuple(devices[3:4]), 1, function, (argument,), roams=True)
     program.compile()
     mover.programs[name] = program
@@ -258,7 +257,7 @@ def permutations(arrays, source, target, axes):
         for x, (a, _) in zip(arrays, ends, strict=True)
     ]
     functions = {name: rest for name, *rest in Exchange(source, target, ends).functions(shapes)}
-    function, argument = functions["exchange"]
+    _, function, argument = functions["exchange"]
     text = function.lower(argument).compile().as_text()
     return len(re.findall(r"= .* collective-permute(?:-start)?\(", text))
 

@@ -42,11 +42,7 @@ class RegionBuilder:
         return variable if self.around is None else self.constant(self.around.from_outside(variable))
 
     def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
-        """Appends a function with one result as a single operation.
-
-        Args:
-          row: as in `Operation`.
-        """
+        """Appends a function with one result as a single operation."""
         (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
         self.items.append(Operation(eqn, row=row))
         return result

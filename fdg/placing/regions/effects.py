@@ -129,10 +129,6 @@ def check_one_process(
 ) -> None:
     """Checks that all effects are in one process, which can order them.
 
-    Args:
-      programs: each program's group and jaxpr.
-      process_of: the process of a device, by its position.
-
     Raises:
       PlanError: groups of several processes have effects; names one of each.
     """

@@ -32,7 +32,6 @@ def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Op
     Args:
       jaxpr: closed, as in `FDG.jaxpr`.
       assignment: the group of each fragment, in the graph's order.
-      policy: for errors.
 
     Raises:
       PlanError: fragments of several groups inside a while loop or a branch.

@@ -14,7 +14,7 @@ The types here are the result, which every later pass reads. It prints as:
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from jax.extend import core
@@ -145,6 +145,15 @@ class Opened:
 
     def __str__(self) -> str:
         return str(self.region)
+
+
+def tied(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
+    """For each variable of some pairs, the set of those that it is connected with, itself included."""
+    found: dict[Any, set[Any]] = {}
+    for a, b in pairs:
+        both = found.get(a, {a}) | found.get(b, {b})
+        found.update(dict.fromkeys(both, both))
+    return found
 
 
 class VariableNames:

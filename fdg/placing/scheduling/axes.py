@@ -13,8 +13,8 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
-from fdg.placing.regions.region import Operation, Region
-from fdg.placing.scheduling.residents import Placement
+from fdg.placing.regions.region import Operation, Region, tied
+from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]
 
@@ -68,18 +68,11 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
 
 def _agree(region: Region, axes: Axes, num_carried: int) -> None:
     """Gives variables that become each other the same axis, or none."""
-    same: dict[core.Var, set[core.Var]] = {}
-
-    def tie(pairs: Iterable[tuple[core.Var, core.Var]]) -> None:
-        for a, b in pairs:
-            both = same.get(a, {a}) | same.get(b, {b})
-            same.update(dict.fromkeys(both, both))
-
-    tie(zip(region.inputs[:num_carried], region.outputs, strict=False))
+    pairs = list(zip(region.inputs[:num_carried], region.outputs, strict=False))
     for loop in region.loops():
-        tie(loop.entering)
-        tie(zip(loop.results, loop.body.outputs, strict=True))
-        tie(zip(loop.carried, loop.body.outputs, strict=True))
-    for variables in {id(tied): tied for tied in same.values()}.values():
+        pairs += loop.entering
+        pairs += zip(loop.results, loop.body.outputs, strict=True)
+        pairs += zip(loop.carried, loop.body.outputs, strict=True)
+    for variables in {id(together): together for together in tied(pairs).values()}.values():
         found = {axis for v in variables if (axis := axes.get(v)) is not None}
         axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))

@@ -1,29 +1,28 @@
 """From an opened iteration to a schedule with as few programs as the dependencies between groups allow.
 
-Passes over plain values, each of which can be printed:
+    opened     a region of operations and loops
+    placed     ... with the groups of each operation                     (placement)
+    schedule   a group's operations as programs, merged, and transfers   (programs)
+               with live ranges, donations and names                     (liveness)
 
-    opened     region of operations and loops
-    placed     ... with the groups of each operation           (residents)
-    levelled   a group's operations as programs, and transfers     (levels)
-    merged     programs that no other group waits for are merged   (merging)
-    ordered    level by level                                  (drafts)
-    schedule   with names, live ranges and donations           (naming, lifetimes)
+Each of these values prints.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
+
+from jax.extend import core
 
 from fdg.batch.lengths import smallest_equivalent
 from fdg.identity_cache import IdentityCache
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
-from fdg.placing.scheduling.drafts import Values, in_order
-from fdg.placing.scheduling.levels import assign_levels
-from fdg.placing.scheduling.lifetimes import Lifetimes
-from fdg.placing.scheduling.merging import merge
-from fdg.placing.scheduling.naming import find_origins, program_names
-from fdg.placing.scheduling.residents import Placement, place_operations
-from fdg.placing.scheduling.schedule import Schedule
+from fdg.placing.scheduling.liveness import with_names
+from fdg.placing.scheduling.placement import Placement, place_operations
+from fdg.placing.scheduling.programs import make_schedule
+from fdg.placing.scheduling.schedule import Schedule, Value
 
 
 def partition(
@@ -50,41 +49,25 @@ def partition(
         (num_carried, order, where),
         lambda: place_operations(opened, num_carried, order, platforms),
     )
-    units = _units(placed, sizes)
-    return _SCHEDULES(
-        placed,
-        (tuple(axes), tuple(units.items()), newer),
-        lambda: _schedule(opened, placed, axes, units, order, newer),
-    )
+    # For each set of groups that run operations together, the smallest number of devices that is equivalent
+    # to theirs in all later passes (see `batch.lengths`).
+    units = {
+        together: smallest_equivalent(math.lcm(*(sizes[group] for group in together)), opened.lengths)
+        for together in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
+    }
+
+    def schedule() -> Schedule:
+        of = batch_axes(placed, [*axes, *[None] * opened.has_token], units)
+
+        @functools.cache
+        def value_of(variable: core.Var, group: str) -> Value:
+            return Value(variable, group, of.get(variable))
+
+        made = make_schedule(placed, value_of, len(axes), newer)
+        return dataclasses.replace(made, steps=with_names(made.steps))
+
+    return _SCHEDULES(placed, (tuple(axes), tuple(units.items()), newer), schedule)
 
 
 _PLACED: IdentityCache[Placement] = IdentityCache(most=16)
 _SCHEDULES: IdentityCache[Schedule] = IdentityCache(most=64)
-
-
-def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
-    """For each set of groups that run operations together, the smallest number of devices that is equivalent
-    to theirs in all later passes (see `batch.lengths`).
-    """
-    known = placed.opened.lengths
-    return {
-        together: smallest_equivalent(math.lcm(*(sizes[group] for group in together)), known)
-        for together in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
-    }
-
-
-def _schedule(
-    opened: Opened,
-    placed: Placement,
-    axes: Sequence[int | None],
-    units: Mapping[frozenset[str], int],
-    order: Sequence[str],
-    newer: frozenset[str],
-) -> Schedule:
-    carried = [*axes, *[None] * opened.has_token]
-    values = Values(batch_axes(placed, carried, units))
-    levelled = assign_levels(placed, values, len(axes), newer)
-    ordered = in_order(merge(levelled.draft, order, newer), order)
-    names, origins = program_names(ordered, placed), find_origins(placed.region, len(carried))
-    steps = Lifetimes(names, origins).steps(ordered, "iteration")
-    return Schedule(steps, levelled.starts, levelled.constants, levelled.carry, levelled.metrics)

@@ -10,10 +10,11 @@ donated inputs in brackets:
     carry f to a on actors, c to b on actors, f to e on learners
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from jax.extend import core
 
@@ -77,8 +78,18 @@ class Call:
     equations: tuple[core.JaxprEqn, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    freed: frozenset[int]
-    donated: frozenset[int]
+    freed: frozenset[int] = frozenset()
+    donated: frozenset[int] = frozenset()
+
+    @property
+    def uses(self) -> tuple[Value, ...]:
+        """The values that it reads."""
+        return self.inputs
+
+    @property
+    def defs(self) -> tuple[Value, ...]:
+        """The values that it makes."""
+        return self.outputs
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
@@ -104,7 +115,7 @@ class Move:
       delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
       freed: positions of the values that the source does not use afterwards.
       changes: the resharding of each pair if both groups are on the same devices; else empty.
-      lends: whether each source value is freed as soon as the target has it.
+      donates: whether each source value is freed as soon as the target has it.
     """
 
     source: str
@@ -115,7 +126,17 @@ class Move:
     delay: str = ""
     freed: frozenset[int] = frozenset()
     changes: tuple[Change, ...] = ()
-    lends: bool = False
+    donates: bool = False
+
+    @property
+    def uses(self) -> tuple[Value, ...]:
+        """The values that it reads."""
+        return tuple(a for a, _ in self.pairs)
+
+    @property
+    def defs(self) -> tuple[Value, ...]:
+        """The values that it makes."""
+        return tuple(b for _, b in self.pairs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,8 +157,19 @@ class Repeat:
     carry: tuple[tuple[Value, Value], ...]
     leave: tuple[tuple[Value, Value], ...]
 
+    @property
+    def uses(self) -> tuple[Value, ...]:
+        """The values that it reads."""
+        return tuple(a for a, _ in self.enter)
+
+    @property
+    def defs(self) -> tuple[Value, ...]:
+        """The values that it makes."""
+        return tuple(b for _, b in self.leave)
+
 
 Step: TypeAlias = Call | Move | Repeat
+Fact = TypeVar("Fact")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,22 +191,23 @@ class Schedule:
 
     def calls(self) -> Iterable[tuple[Call, int]]:
         """Every program with its runs in an iteration."""
-        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Call))
+        return ((step, times) for step, times in all_steps(self.steps) if isinstance(step, Call))
 
     def moves(self) -> Iterable[tuple[Move, int]]:
         """Every transfer with its runs in an iteration."""
-        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
+        return ((step, times) for step, times in all_steps(self.steps) if isinstance(step, Move))
 
     def __str__(self) -> str:
         names = VariableNames()
         return "\n".join([*_lines(self.steps, names), *_carried(self.carry, names)])
 
 
-def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
+def all_steps(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[Step, int]]:
+    """All steps, those of loops included, each with its runs."""
     for step in steps:
         yield step, times
         if isinstance(step, Repeat):
-            yield from _walk(step.steps, times * step.trips)
+            yield from all_steps(step.steps, times * step.trips)
 
 
 def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
@@ -186,7 +219,7 @@ def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
         elif isinstance(step, Move):
             later = f", for the next {step.delay}" if step.delay else ""
             moved = names.listed(a.variable for a, _ in step.pairs)
-            verb = " lends " if step.lends else " -> "
+            verb = " lends " if step.donates else " -> "
             yield f"{step.source}{verb}{step.target}: {moved}{later}"
         else:
             entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter)
@@ -200,3 +233,45 @@ def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
 def _carried(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> list[str]:
     ends = (f"{names(a.variable)} to {names(b.variable)} on {b.group}" for a, b in pairs)
     return [f"carry {', '.join(ends)}"] if pairs else []
+
+
+class ScheduleWalk(Generic[Fact]):
+    """Walks over the steps of a schedule in the order of the engine, with a fact about each value.
+
+    Attributes:
+      facts: the facts by value; `missing` for a value that no step has defined.
+    """
+
+    def __init__(self, missing: Fact):
+        self.facts: dict[Value, Fact] = collections.defaultdict(lambda: missing)
+
+    def call(self, call: Call) -> None:
+        """Adds the facts about a program's results."""
+        raise NotImplementedError
+
+    def move(self, move: Move) -> None:
+        """Adds the facts about values that arrive."""
+        self.rebind(move.pairs)
+
+    def trips(self, repeat: Repeat) -> int:
+        """The number of trips of a loop to walk over."""
+        return repeat.trips
+
+    def walk(self, steps: Iterable[Step]) -> None:
+        """Walks over steps, and over the trips of loops."""
+        for step in steps:
+            if isinstance(step, Call):
+                self.call(step)
+            elif isinstance(step, Move):
+                self.move(step)
+            else:
+                self.rebind(step.enter)
+                for trip in range(trips := self.trips(step)):
+                    self.walk(step.steps)
+                    if trip < trips - 1:
+                        self.rebind(step.carry)
+                self.rebind(step.leave)
+
+    def rebind(self, pairs: Iterable[tuple[Value, Value]]) -> None:
+        """Copies the fact about the first value of each pair to the second, all at once."""
+        self.facts.update([(b, self.facts[a]) for a, b in pairs])

@@ -36,15 +36,15 @@ class Placement:
       num_carried: the number of the iteration's inputs that are carried.
       order: all groups, in the policy's order.
       groups: the groups of each operation.
-      residents: for each loop, the groups that keep each carried value; the key None is the iteration itself,
-        whose carried values are the state's leaves (and the token of effects).
+      carry_groups: for each loop, the groups that hold each carried value; the key None is the iteration
+        itself, whose carried values are the state's leaves (and the token of effects).
     """
 
     opened: Opened
     num_carried: int
     order: tuple[str, ...]
     groups: Mapping[Operation, frozenset[str]]
-    residents: Mapping[Loop | None, Sequence[frozenset[str]]]
+    carry_groups: Mapping[Loop | None, Sequence[frozenset[str]]]
 
     @property
     def region(self) -> Region:
@@ -81,14 +81,13 @@ def place_operations(
     """Places every operation of an opened iteration.
 
     Args:
-      num_carried: the number of the iteration's inputs that are carried.
       order: the groups in the policy's order; the first gets what nothing else decides.
       platforms: the platform of each group's devices; None if all are the same.
     """
     solver = _Solver(opened, num_carried, tuple(order), platforms or {})
     groups = {op: frozenset(where) for op, where in solver.groups.items()}
-    residents = {loop: tuple(map(frozenset, where)) for loop, where in solver.residents.items()}
-    return Placement(opened, num_carried, tuple(order), groups, residents)
+    holders = {loop: tuple(map(frozenset, where)) for loop, where in solver.carry_groups.items()}
+    return Placement(opened, num_carried, tuple(order), groups, holders)
 
 
 Held = dict[core.Var, set[str]]  # the groups that hold each variable without any move
@@ -103,14 +102,18 @@ class _Solver:
         self.region, self.num_carried, self.order = opened.region, num_carried, order
         self.platforms = platforms
         self.groups: dict[Operation, set[str]] = {}
-        self.residents: dict[Loop | None, list[set[str]]] = {}
+        self.carry_groups: dict[Loop | None, list[set[str]]] = {}
         self._fixed: dict[Operation, str] = {}
         self._requested: dict[Loop, list[set[str]]] = {}
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
             self._demand_all()
-            if not self._separate() and not self._stay_all() and not self._default_one():
+            if (
+                not self._separate()
+                and not self._stay(self.region, self._start(), {})
+                and not self._default_one()
+            ):
                 break
         self._keep_untouched_leaves()
 
@@ -128,7 +131,7 @@ class _Solver:
             if grown == leaves:
                 break
             leaves = grown
-        self.residents[None] = leaves
+        self.carry_groups[None] = leaves
 
     def _demand(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
         """The groups that use each input, given those that use each output."""
@@ -143,29 +146,29 @@ class _Solver:
                     need[v] |= self.groups[item]
                 continue
             self._requested[item] = [set(need[v]) for v in item.results]
-            residents: list[set[str]] = [set() for _ in item.starts]
+            holders: list[set[str]] = [set() for _ in item.starts]
             while True:
-                inner = self._demand(item.body, residents)
-                grown = [h | n for h, n in zip(residents, inner[len(item.constants) :], strict=True)]
-                if grown == residents and not self._give_a_place(item, grown):
+                inner = self._demand(item.body, holders)
+                grown = [h | n for h, n in zip(holders, inner[len(item.constants) :], strict=True)]
+                if grown == holders and not self._give_a_place(item, grown):
                     break
-                residents = grown
-            self.residents[item] = residents
-            entering = [*inner[: len(item.constants)], *residents]
+                holders = grown
+            self.carry_groups[item] = holders
+            entering = [*inner[: len(item.constants)], *holders]
             for v, groups in zip((*item.constants, *item.starts), entering, strict=True):
                 need[v] |= groups
         return [need[v] for v in region.inputs]
 
-    def _give_a_place(self, loop: Loop, residents: list[set[str]]) -> bool:
+    def _give_a_place(self, loop: Loop, holders: list[set[str]]) -> bool:
         """Places a carried value that is only permuted: nothing in the loop reads it."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.carried):
-                if end is v and not residents[i]:
+                if end is v and not holders[i]:
                     users[i] = users.get(i, set()) | groups
         if users:
             chosen = max(users, key=lambda i: bool(users[i]))
-            residents[chosen] = users[chosen] or {self.order[0]}
+            holders[chosen] = users[chosen] or {self.order[0]}
         return bool(users)
 
     def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
@@ -214,22 +217,19 @@ class _Solver:
         """Next values of what several groups keep, with their dependencies."""
         self._makers = {v: op for op in self.region.operations() for v in op.outputs}
         self._sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
-        ends = list(zip(self.region.outputs, self.residents[None], strict=False))
+        ends = list(zip(self.region.outputs, self.carry_groups[None], strict=False))
         for loop in self.region.loops():
             for inner, outer in loop.entering:
                 self._sources[inner].append(outer)
             for result, end in zip(loop.results, loop.body.outputs, strict=True):
                 self._sources[result].append(end)
-            ends += zip(loop.body.outputs, self.residents[loop], strict=True)
+            ends += zip(loop.body.outputs, self.carry_groups[loop], strict=True)
         return (end for end, groups in ends if len(groups) > 1)
 
     # --- forwards: what nobody needs stays where it is made ---
 
-    def _stay_all(self) -> bool:
-        return self._stay(self.region, self._start(), {})
-
     def _start(self) -> Held:
-        held = {v: set(g) for v, g in zip(self.region.inputs, self.residents[None], strict=False)}
+        held = {v: set(g) for v, g in zip(self.region.inputs, self.carry_groups[None], strict=False)}
         return {**{v: set() for v in self.region.inputs}, **held}
 
     def _stay(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
@@ -244,17 +244,18 @@ class _Solver:
                         changed = True
                 held.update((v, set(self.groups[item])) for v in item.outputs)
                 continue
-            inside = self._inside(item, held)
-            for v, start, residents in zip(item.carried, item.starts, self.residents[item], strict=True):
-                inside[v] = residents or set(held[start])
+            inside = {inner: set(held[outer]) for inner, outer in item.entering}
+            inside.update(
+                (v, groups) for v, groups in zip(item.carried, self.carry_groups[item], strict=True) if groups
+            )
             writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
             ends = zip(item.body.outputs, self._requested[item], strict=True)
             users = {writers[end]: requested for end, requested in ends if end in writers}
             changed |= self._stay(item.body, inside, users)
-            for result, end, residents in zip(
-                item.results, item.body.outputs, self.residents[item], strict=True
+            for result, end, holders in zip(
+                item.results, item.body.outputs, self.carry_groups[item], strict=True
             ):
-                held[result] = inside[end] | residents
+                held[result] = inside[end] | holders
         return changed
 
     def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
@@ -279,28 +280,9 @@ class _Solver:
 
     # --- leaves that no group needs ---
 
-    def _inside(self, loop: Loop, held: Held) -> Held:
-        """The groups that hold each input of a loop's body."""
-        known = {inner: set(held[outer]) for inner, outer in loop.entering[: len(loop.constants)]}
-        return {**known, **dict(zip(loop.carried, map(set, self.residents[loop]), strict=True))}
-
-    def _made_in(self, region: Region, known: Held) -> Held:
-        """The groups that hold each variable of a region without a transfer, given those of its inputs."""
-        held = {v: set(groups) for v, groups in known.items()}
-        for item in region.items:
-            if isinstance(item, Operation):
-                held.update((v, set(self.groups[item])) for v in item.outputs)
-                continue
-            inside = self._made_in(item.body, self._inside(item, held))
-            for result, end, groups in zip(
-                item.results, item.body.outputs, self.residents[item], strict=True
-            ):
-                held[result] = inside[end] | groups
-        return held
-
     def _keep_untouched_leaves(self) -> None:
-        leaves = self.residents[None]
-        held = self._made_in(self.region, self._start())
+        leaves, held = self.carry_groups[None], self._start()
+        self._stay(self.region, held, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
             if i < self.num_carried and not leaves[i]:
                 leaves[i] = {next((g for g in self.order if g in held[end]), self.order[0])}

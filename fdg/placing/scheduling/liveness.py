@@ -1,0 +1,88 @@
+"""Passes over the steps of a schedule: live ranges with donation, and names of programs.
+
+One backward pass, with the set of values that later steps use:
+
+    actors: act        uses w, x (x is dead afterwards: freed); defines a (live: it is transferred)
+    actors -> learners: a            a is dead on the actors afterwards: freed
+    learners: learn    uses a, w; defines w' of w's shape: w is freed and donated, w' is written over it
+"""
+
+import collections
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+
+from fdg.fragment import fragments_in
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all_steps
+
+
+def with_live_ranges(
+    steps: Sequence[Step], kept: Iterable[Value], constants: Collection[Value]
+) -> tuple[Step, ...]:
+    """The steps without unused results, and with what each frees, donates or copies.
+
+    Args:
+      steps: programs with all results; loops with all values that their body may donate as `copied`, of which
+        those stay that are used after the loop, or enter it in two places.
+      kept: values that are used afterwards.
+      constants: values that are never freed.
+    """
+    live, found = set(kept), []
+    for step in reversed(steps):
+        after, uses = live.union(constants), step.uses
+        freed = frozenset(i for i, value in enumerate(uses) if value not in after)
+        if isinstance(step, Call):
+            outputs = tuple(value for value in step.outputs if value in live)
+            donated = donatable(uses, outputs, freed)
+            found.append(dataclasses.replace(step, outputs=outputs, freed=freed, donated=donated))
+        elif isinstance(step, Move):
+            found.append(dataclasses.replace(step, freed=freed))
+        else:
+            entries = collections.Counter(uses)
+            copied = {i for i in step.copied if entries[uses[i]] > 1 or uses[i] in after}
+            found.append(dataclasses.replace(step, copied=frozenset(copied)))
+        live.update(uses)
+    return tuple(reversed(found))
+
+
+def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable[int]) -> frozenset[int]:
+    """The freed inputs to donate: at most one for each output of the same shape, dtype and layout."""
+
+    def kind(value: Value) -> tuple:
+        return value.shape, value.dtype, value.axis if value.layout is None else value.layout
+
+    room = collections.Counter(map(kind, outputs))
+    donated = set()
+    for i in sorted(freed):
+        if room[kind(inputs[i])]:
+            room[kind(inputs[i])] -= 1
+            donated.add(i)
+    return frozenset(donated)
+
+
+def with_names(steps: Sequence[Step], used: collections.Counter[str] | None = None) -> tuple[Step, ...]:
+    """The steps with a unique name for each program, those in loops first.
+
+    actors: act step fold_in     "act+step": its outermost fragments
+    learners: split reshape      "before learn": its group's next fragment, or "after" its last
+    """
+    used = collections.Counter() if used is None else used
+    named = [
+        dataclasses.replace(step, steps=with_names(step.steps, used)) if isinstance(step, Repeat) else step
+        for step in steps
+    ]
+    for i, step in enumerate(named):
+        if isinstance(step, Call):
+            parts = [step], named[i + 1 :], named[:i]
+            own, later, earlier = (_fragments(part, step.group) for part in parts)
+            name = "+".join(own) or (
+                f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
+            )
+            used[name] += 1
+            named[i] = dataclasses.replace(step, name=name if used[name] == 1 else f"{name} ({used[name]})")
+    return tuple(named)
+
+
+def _fragments(steps: Sequence[Step], group: str) -> list[str]:
+    """The outermost fragments that a group runs in some steps."""
+    calls = [step for step, _ in all_steps(steps) if isinstance(step, Call) and step.group == group]
+    return [name for call in calls if call.fragments for name in fragments_in(call.equations, outermost=True)]

@@ -1,0 +1,306 @@
+"""Groups the operations of each group into programs, and puts programs, transfers and loops in order.
+
+The level of an operation is the number of transfers and loops that must come before it. Operations of one
+group with the same level form one program. With `act` and `judge` on actors, `learn` on learners, and `judge`
+reading what `learn` computes:
+
+    a = act(x)        level 0, actors
+    w = learn(a)      level 1, learners: `a` is transferred after level 0
+    m = judge(a, w)   level 2, actors: `w` is transferred after level 1
+
+A program whose results no other group waits for is merged into its group's next program: `count` of level 1
+on actors, of which only actors read the result, becomes part of level 2.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from jax.extend import core
+
+from fdg.placing.regions.region import Loop, Operation, Region
+from fdg.placing.scheduling.liveness import with_live_ranges
+from fdg.placing.scheduling.placement import Placement
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
+
+ValueOf = Callable[[core.Var, str], Value]  # the value of a variable on a group
+Origins = dict[core.Var, tuple[str, ...]]
+
+
+def make_schedule(
+    placement: Placement, value_of: ValueOf, num_leaves: int, newer: frozenset[str] = frozenset()
+) -> Schedule:
+    """The schedule of an iteration, without names of programs.
+
+    Args:
+      num_leaves: the first this many carried values are the state's leaves; the rest (the token of side
+        effects) is initialised like a constant.
+      newer: fragments that wait for newer parameters: an operation with one comes a level after all before it
+        on its group, and its program is not merged into one without.
+    """
+    region, groups = placement.region, placement.carry_groups[None]
+    carried = dict(zip(region.inputs[: placement.num_carried], groups, strict=True))
+    origins: Origins = {}
+    _find_origins(region, origins, list(carried))
+    block = _Block(placement, value_of, origins, region, carried, newer)
+    metrics = tuple(block.from_maker(v) for v in region.outputs[placement.num_carried :])
+    starts = [[value_of(v, group) for group in placement.ordered(some)] for v, some in carried.items()]
+    for end, copies in zip(region.outputs, starts, strict=False):
+        maker = block.maker(end)  # which has the primary copy
+        copies.sort(key=lambda value, maker=maker: value.group != maker)
+    tokens = starts[num_leaves:]
+    needed = [*tokens, *block.constants.values()]
+    constants = tuple((i, value) for i, copies in enumerate(needed) for value in copies)
+    steps = block.steps(metrics, {value for copies in tokens for value in copies}, "iteration")
+    return Schedule(steps, tuple(map(tuple, starts[:num_leaves])), constants, block.carry, metrics)
+
+
+@dataclasses.dataclass
+class _Transfer:
+    """The transfer of a value to another group.
+
+    Attributes:
+      level: of the step that defines the value; -1 for an input.
+      users: the fragments that use it there.
+      for_next_trip: whether only the next trip (or iteration) uses it.
+    """
+
+    source: Value
+    level: int
+    users: list[str]
+    for_next_trip: bool
+
+
+class _Block:
+    """The steps of a region, collected in one walk.
+
+    Args:
+      carried: for each carried input, the groups that hold it; the other inputs are constants, which are
+        available on every group.
+
+    Attributes:
+      constants: for each constant input, its values on the groups that read it.
+      ends: for each carried input, its next value on each group that holds it.
+      carry: pairs (value at the end of a trip, value at the start of the next).
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        value_of: ValueOf,
+        origins: Origins,
+        region: Region,
+        carried: Mapping[core.Var, frozenset[str]],
+        newer: frozenset[str] = frozenset(),
+    ):
+        self.placement, self.value_of, self.origins, self.newer = placement, value_of, origins, newer
+        self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.inputs if v not in carried}
+        self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
+        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the first one first
+        self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
+        self._programs: dict[tuple[str, int], list[Operation]] = {}
+        self._loops: list[tuple[int, Repeat]] = []
+        for v, groups in carried.items():
+            for group in placement.ordered(groups):
+                self._define(v, group, 0, "input")
+        for item in region.items:
+            if isinstance(item, Loop):
+                self._add_loop(item)
+                continue
+            for group in placement.ordered(placement.groups[item]):
+                self._add_operation(item, group)
+        self.ends = [
+            {g: self._bring(end, g, placement.read_by(region, v, g), True) for g in placement.ordered(groups)}
+            for end, (v, groups) in zip(region.outputs, carried.items(), strict=False)
+        ]
+        self.carry = tuple(
+            (value, start)
+            for v, end in zip(carried, self.ends, strict=True)
+            for group, value in end.items()
+            if value is not (start := value_of(v, group))
+        )
+
+    def maker(self, variable: core.Var) -> str:
+        """The first group that has a variable: the one that computes it."""
+        return self._groups[variable][0]
+
+    def from_maker(self, variable: core.Var) -> Value:
+        """A variable on the group that computes it; a constant on the first group."""
+        if variable in self.constants:
+            return self._bring(variable, self.placement.order[0], ())
+        return self.value_of(variable, self.maker(variable))
+
+    def steps(self, kept: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
+        """The steps in order, with live ranges.
+
+        Args:
+          kept: values that are needed afterwards besides `ends`.
+          tokens: values that are never freed, besides constants.
+          delay: what the region is a trip of: "iteration", or "step" of a loop.
+        """
+        while (pair := self._mergeable()) is not None:
+            group, early, late = pair
+            self._programs[group, late] = self._programs.pop((group, early)) + self._programs[group, late]
+        made = self._levels_by_result()
+        for transfer in self._transfers.values():
+            key = transfer.source.variable, transfer.source.group
+            transfer.level = made.get(key, transfer.level)
+        needed = [*(value for end in self.ends for value in end.values()), *kept]
+        constants = {value for copies in self.constants.values() for value in copies}.union(tokens)
+        return with_live_ranges(list(self._in_order(delay)), needed, constants)
+
+    # --- the walk ---
+
+    def _bring(
+        self, variable: core.Var, group: str, users: Sequence[str], for_next_trip: bool = False
+    ) -> Value:
+        """A variable on a group; adds a transfer if the group does not have it yet."""
+        value = self.value_of(variable, group)
+        if value in self._transfers:
+            self._transfers[value].users.extend(users)
+            self._transfers[value].for_next_trip &= for_next_trip
+        if value in self._ready:
+            return value
+        if variable in self.constants:
+            self.constants[variable].append(value)
+            self._ready[value] = 0, "input"
+            return value
+        source = self.value_of(variable, self.maker(variable))
+        level, kind = self._ready[source]
+        after = -1 if kind == "input" else level
+        self._transfers[value] = _Transfer(source, after, list(users), for_next_trip)
+        self._define(variable, group, after + 1, "move")
+        return value
+
+    def _define(self, variable: core.Var, group: str, level: int, kind: str) -> None:
+        self._ready[self.value_of(variable, group)] = level, kind
+        self._groups.setdefault(variable, []).append(group)
+
+    def _add_operation(self, operation: Operation, group: str) -> None:
+        inputs = [self._bring(v, group, operation.fragments) for v in operation.inputs]
+        ready = (self._ready[value] for value in inputs)
+        level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
+        if not self.newer.isdisjoint(operation.fragments):
+            level = max(level, 1 + max((at for g, at in self._programs if g == group), default=-1))
+        self._programs.setdefault((group, level), []).append(operation)
+        for v in operation.outputs:
+            self._define(v, group, level, "program")
+
+    def _add_loop(self, loop: Loop) -> None:
+        placement, value_of = self.placement, self.value_of
+        carried = dict(zip(loop.carried, placement.carry_groups[loop], strict=True))
+        body = _Block(placement, value_of, self.origins, loop.body, carried)
+        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the last value is also at its maker
+            last = body.from_maker(v)
+            end[last.group] = last
+        users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
+        enter: list[tuple[Value, Value]] = []
+        for inner, outer in loop.entering:
+            if inner in carried:
+                groups = placement.ordered(carried[inner])
+            else:
+                groups = [value.group for value in body.constants[inner]]
+            enter += [(self._bring(outer, group, users), value_of(inner, group)) for group in groups]
+        donated = frozenset(i for i, (_, inner) in enumerate(enter) if inner.variable in carried)
+        ready = (self._ready[outer] for outer, _ in enter)
+        level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
+        leave = []
+        for result, end in zip(loop.results, body.ends, strict=True):
+            for group, value in end.items():
+                self._define(result, group, level, "loop")
+                leave.append((value, value_of(result, group)))
+        steps = body.steps((), (), "step")
+        repeat = Repeat(loop.trips, tuple(enter), donated, steps, body.carry, tuple(leave))
+        self._loops.append((level, repeat))
+
+    # --- merging ---
+
+    def _levels_by_result(self) -> dict[tuple[core.Var, str], int]:
+        return {(v, g): level for (g, level), ops in self._programs.items() for op in ops for v in op.outputs}
+
+    def _mergeable(self) -> tuple[str, int, int] | None:
+        """The group and the levels of two consecutive programs of a group that can be merged."""
+        made = self._levels_by_result()
+        limit: dict[tuple[str, int], float] = {}  # a program must run before this level
+
+        def read(value: Value, level: int) -> None:
+            """Some step of a level reads a value, on its group or transferred to it."""
+            group = self._transfers[value].source.group if value in self._transfers else value.group
+            if (value.variable, group) in made:
+                key = group, made[value.variable, group]
+                limit[key] = min(limit.get(key, math.inf), level)
+
+        for (group, level), operations in self._programs.items():
+            for value in {self.value_of(v, group) for op in operations for v in op.inputs}:
+                if value in self._transfers:
+                    read(value, level)
+        for level, repeat in self._loops:
+            for outer, _ in repeat.enter:
+                read(outer, level)
+        for group in self.placement.order:
+            levels = sorted(level for g, level in self._programs if g == group)
+            for early, late in itertools.pairwise(levels):
+                waits = [self._has_newer(self._programs[group, level]) for level in (early, late)]
+                if late < limit.get((group, early), math.inf) and waits != [False, True]:
+                    return group, early, late
+        return None
+
+    def _has_newer(self, operations: Iterable[Operation]) -> bool:
+        return any(not self.newer.isdisjoint(op.fragments) for op in operations)
+
+    # --- the order ---
+
+    def _in_order(self, delay: str) -> Iterator[Step]:
+        """For each level programs, loops, and then transfers of their results."""
+        last = max([-1, *(level for _, level in self._programs), *(level for level, _ in self._loops)])
+        for level in range(-1, last + 1):
+            for group in self.placement.order:
+                if (group, level) in self._programs:
+                    yield self._call(group, self._programs[group, level])
+            yield from (repeat for at, repeat in self._loops if at == level)
+            yield from self._moves(level, delay)
+
+    def _call(self, group: str, operations: Sequence[Operation]) -> Call:
+        made = dict.fromkeys(v for op in operations for v in op.outputs)
+        read = dict.fromkeys(v for op in operations for v in op.inputs if v not in made)
+        fragments = dict.fromkeys(name for op in operations for name in op.fragments)
+        inputs, outputs = (tuple(self.value_of(v, group) for v in side) for side in (read, made))
+        return Call("", group, tuple(fragments), tuple(op.eqn for op in operations), inputs, outputs)
+
+    def _moves(self, level: int, delay: str) -> Iterator[Move]:
+        together: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
+        for target, transfer in self._transfers.items():
+            if transfer.level == level:
+                key = transfer.source.group, target.group, transfer.for_next_trip
+                together[key].append((transfer, target))
+        for (source, target, for_next_trip), some in together.items():
+            sources = (name for one, _ in some for name in self.origins.get(one.source.variable, ()))
+            users = (name for one, _ in some for name in one.users)
+            yield Move(
+                source,
+                target,
+                tuple((one.source, value) for one, value in some),
+                tuple(dict.fromkeys(sources)),
+                tuple(dict.fromkeys(users)),
+                delay if for_next_trip else "",
+            )
+
+
+def _find_origins(region: Region, origins: Origins, carried: Sequence[core.Var]) -> None:
+    """Finds the fragments that each variable comes from, through code between fragments."""
+    for _ in range(2):  # the second time round, what is carried has an origin too
+        for item in region.items:
+            if isinstance(item, Operation):
+                through = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))
+                for v in item.outputs:
+                    origins[v] = item.fragments or tuple(through)
+                continue
+            for inner, outer in item.entering:
+                origins.setdefault(inner, origins.get(outer, ()))
+            _find_origins(item.body, origins, item.carried)
+            for result, end in zip(item.results, item.body.outputs, strict=True):
+                origins[result] = origins.get(end, ())
+        for v, end in zip(carried, region.outputs, strict=False):
+            origins[v] = tuple(dict.fromkeys((*origins.get(end, ()), *origins.get(v, ()))))
