@@ -6,10 +6,7 @@ from fdg.errors import FdgError
 def split_address(address: str, named: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
     """Splits HOST:PORT into host and port.
 
-    Args:
-      address: the address; an IPv6 host in brackets.
-      named: the start of the error message: `--ray-address x`.
-      example: a valid address.
+    `named` begins the error message.
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))
@@ -21,9 +18,6 @@ def split_address(address: str, named: str | None = None, example: str = "10.0.0
     >>> split_address("far.away:ssh")
     Traceback (most recent call last):
     fdg.errors.FdgError: 'far.away:ssh': write HOST:PORT, such as 10.0.0.1:1234
-
-    Raises:
-      FdgError: it is invalid.
     """
     host, _, port = address.rpartition(":")
     # What is no ASCII is a digit to Python too.

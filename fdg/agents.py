@@ -147,11 +147,7 @@ def agents(algorithm: Any, n: int) -> Agents:
 
 
 def checked_name(algorithm: Any) -> str:
-    """The algorithm's name.
-
-    Raises:
-      GraphError: it is none, or a class in place of a value.
-    """
+    """The algorithm's name."""
     if isinstance(algorithm, type):
         raise GraphError(
             f"{algorithm.__name__} is a class, and an algorithm is a value of one:"
@@ -178,11 +174,7 @@ def checked_name(algorithm: Any) -> str:
 
 
 def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
-    """`num_seeds` agents of an algorithm; the algorithm itself if `num_seeds` is None.
-
-    Raises:
-      PlanError: `num_seeds` is no whole number from 1.
-    """
+    """`num_seeds` agents of an algorithm; the algorithm itself if `num_seeds` is None."""
     if num_seeds is None:
         return algorithm
     if not _is_number(num_seeds):
@@ -191,11 +183,7 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
 
 
 def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
-    """The algorithm of one agent and the number of agents: the inverse of `of_seeds`.
-
-    Raises:
-      PlanError: `num_seeds` is given, and the algorithm is of several agents already.
-    """
+    """The algorithm of one agent and the number of agents: the inverse of `of_seeds`."""
     if not isinstance(algorithm, Agents):
         return algorithm, num_seeds
     if num_seeds is not None:

@@ -71,11 +71,7 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
 def explain_frozen(cls: type, word: str) -> None:
     """Makes assignment to a field of a frozen dataclass raise an `FdgError` that says what to write instead.
 
-    So does an unknown attribute: see `explain_attributes`.
-
-    Args:
-      cls: the frozen dataclass, changed in place; what can be assigned stays the same.
-      word: what messages call an instance, such as "algorithm".
+    So does an unknown attribute: see `explain_attributes`. Messages call an instance `word`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -121,8 +117,7 @@ def explain_frozen(cls: type, word: str) -> None:
 def explain_attributes(cls: type) -> None:
     """Makes an unknown public attribute of a class an `FdgError` that names the nearest known ones.
 
-    Args:
-      cls: the class, changed in place; one with a `__getattr__` of its own stays as it is.
+    A class with a `__getattr__` of its own stays as it is.
 
     >>> class Run:
     ...     policy = None
@@ -167,14 +162,7 @@ class UnknownAttributeError(NoAttributeError):
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
     """Checks that a class or function accepts these arguments: none unknown, no required one missing.
 
-    Args:
-      cls: the class, or the function.
-      args: positional arguments, without `self`.
-      kwargs: keyword arguments.
-      what: what messages call an argument.
-
-    Raises:
-      FdgError: names the class and the argument.
+    `args` are without `self`; messages call an argument `what`.
     """
     function, args = (cls.__init__, (None, *args)) if isinstance(cls, type) else (cls, tuple(args))  # type: ignore[misc]
     _bound(function, inspect.signature(function), args, kwargs, getattr(cls, "__name__", ""), what)
@@ -183,13 +171,7 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
 def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
     """Checks that a user-defined function can be called with these positional arguments.
 
-    Args:
-      function: the user's function.
-      names: the names of the arguments.
-      what: what messages call the function, such as `Mine.step`.
-
-    Raises:
-      FdgError: it cannot; names its parameters and the required ones. Or it is a class, whose instances may.
+    Messages call the function `what`, such as `Mine.step`.
 
     >>> check_takes(lambda action: None, ("key", "state", "action"), "Maze.step")
     Traceback (most recent call last):
@@ -212,13 +194,7 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
 def check_order(function: Callable, names: Sequence[str], what: str) -> None:
     """Checks that a user-defined function's parameter names are in the order in which they will be passed.
 
-    Args:
-      function: the user's function; it is called with these as its first positional arguments.
-      names: the names of the arguments, in order.
-      what: what messages call the function, such as `Mine.step`.
-
-    Raises:
-      FdgError: the order differs; names both orders.
+    Messages call the function `what`.
 
     >>> check_order(lambda obs, key: None, ("key", "obs"), "it")
     Traceback (most recent call last):
@@ -307,13 +283,6 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Annotations that are
     protocols, type variables or `Any` are not checked.
 
-    Args:
-      function: the function that has the annotations.
-      given: its arguments by name, or some of them.
-
-    Raises:
-      FdgError: names the function, the argument, its value and what is expected.
-
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> check_arguments(play, {"episodes": "3"})
     Traceback (most recent call last):
@@ -336,11 +305,7 @@ def check_fields(instance: Any, *names: str) -> None:
 
 
 def check_at_least(least: int, **values: Any) -> None:
-    """Refuses arguments that are no integers of at least `least`; None passes.
-
-    Raises:
-      FdgError: names the first.
-    """
+    """Refuses arguments that are no integers of at least `least`; None passes."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
@@ -349,16 +314,9 @@ def check_at_least(least: int, **values: Any) -> None:
 def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     """Checks the types of options against the annotations of what takes them, else against its defaults.
 
-    Only options of type bool, int, float or str are checked.
-
-    Args:
-      where: the start of error messages, such as `environment 'maze'`.
-      takes: a function or class, possibly a library's or a user's; or a mapping from names to defaults. A
-        function's defaults are used only where they are bool.
-      given: options by name, or some of them.
-
-    Raises:
-      FdgError: names the option, its value and what is expected.
+    Only options of type bool, int, float or str are checked. `takes` is a function or class, possibly a
+    user's, or a mapping from names to defaults; a function's defaults count only where they are bool. `where`
+    begins the message.
 
     >>> check_options("environment 'maze'", {"slippery": False}, {"slippery": "no"})
     Traceback (most recent call last):
@@ -391,11 +349,6 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
 
 def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
     """The order of a function's arguments, as a fix, if two of those given fit each other's parameters.
-
-    Args:
-      function: has the annotations.
-      name: the parameter whose value does not fit.
-      given: all values by name.
 
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})

@@ -12,9 +12,7 @@ _common: int | None = None
 def share_among(processes: int, cores: int | None = None) -> None:
     """Records what the processes of a run found out together (called by `processes.distributed`).
 
-    Args:
-      processes: the largest number of processes that share cores.
-      cores: the fewest cores of any process; None for one process.
+    `processes` is the largest number that share cores, and `cores` the fewest of any process.
     """
     global _processes, _common
     _processes, _common = processes, cores

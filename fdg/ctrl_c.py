@@ -57,8 +57,7 @@ def set_resume_hint(text: str) -> None:
 def set_grace_period(seconds: float | None) -> None:
     """Sets how long running work may take to end by itself after the first Ctrl-C; a second ends it at once.
 
-    Args:
-      seconds: 0 to end at once; None if a signal handler ends the process.
+    0 ends it at once; None if a signal handler ends the process.
     """
     global _grace_s
     _grace_s = seconds
@@ -87,8 +86,7 @@ def set_peer_notifier(notify: Callable[[str], None]) -> None:
 def exit_interrupted(line: str | None = None) -> NoReturn:
     """Ends the process as Ctrl-C does, without the interpreter's teardown (C++ threads would abort it).
 
-    Args:
-      line: what to print; by default `interrupted: ` and the hint; "" for nothing.
+    Prints `line`, by default `interrupted: ` and the hint.
     """
     line = f"interrupted: {_hint}" if line is None else line
     if sys.__stdout__ is not None and sys.__stdout__.isatty():

@@ -224,9 +224,7 @@ def raised(error: BaseException) -> str:
 def own_code(what: str, code: Any) -> Iterator[None]:
     """Context manager: what a user's own code raises is an `FdgError` of one line, with a file and a line.
 
-    Args:
-      what: the start of the message: "--algo mine:Walk: preset('CartPole-v1')".
-      code: the class, or the function, whose line is named where none of its lines ran.
+    `what` begins the message; the line of `code` is named if none of its lines ran.
     """
     try:
         yield
@@ -267,12 +265,7 @@ def unknown_name(
 ) -> UnknownNameError:
     """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known names.
 
-    Args:
-      kind: what it was taken for.
-      name: what was given.
-      known: all that there are; few are listed.
-      listing: where many can be seen.
-      meant: names that go before the nearest ones.
+    `listing` says where all can be seen, and `meant` are names that go before the nearest ones.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)

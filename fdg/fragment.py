@@ -77,9 +77,7 @@ class FragmentMark(NamedTuple):
 def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) -> tuple[str, ...]:
     """The names of the fragments that equations call at any depth, in program order.
 
-    Args:
-      equations: equations of a jaxpr with unique fragment names, such as `FDG.jaxpr`.
-      outermost: whether to omit nested fragments.
+    `outermost` omits nested fragments.
     """
     found: list[str] = []
     for eqn in equations:
@@ -107,14 +105,8 @@ _SHARED = _Shared()
 def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
-    Args:
-      mark: the fragment's mark, for messages.
-      side: "in" for arguments, "out" for results.
-      axes: pytree prefix of `values`, of integers and None.
-      values: arrays, or arguments of `jax.numpy.asarray`.
-
-    Returns:
-      The values, and the size of the batch axis by the path of each array that has one.
+    `side` is "in" for arguments and "out" for results. Returns the values, and the size of the batch axis by
+    the path of each array that has one.
     """
     prefix = jax.tree.map(lambda axis: _SHARED if axis is None else axis, axes, is_leaf=lambda a: a is None)
     try:

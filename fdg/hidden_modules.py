@@ -11,11 +11,7 @@ _OURS = ("fdg", "algos", "envs", "policies")
 
 
 def shadowing_file(error: BaseException) -> str | None:
-    """A message if a file of the current or the script's folder hides a module and so causes the error.
-
-    Args:
-      error: an uncaught exception, such as a failed import or a missing attribute.
-    """
+    """A message if a file of the current or the script's folder hides a module and so causes the error."""
     if not isinstance(error, Exception):
         return None
     try:

@@ -21,10 +21,7 @@ class IdentityCache(Generic[Found]):
     def __call__(self, of: Any, how: Hashable, make: Callable[[], Found]) -> Found:
         """What `make` gives, or gave before for the same object and the same `how`.
 
-        Args:
-          of: told apart by identity; kept, so that nothing else gets its identity.
-          how: whatever else the result depends on; None for nothing.
-          make: works it out.
+        `of` is kept, so that no other object gets its identity.
         """
         key = id(of), how
         if key in self._known:

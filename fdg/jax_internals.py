@@ -20,11 +20,7 @@ ONE_TYPE: bool = _types[0] is _types[1]
 
 
 def internal(module: str, name: str, purpose: str) -> Any:
-    """A value from `jax._src` that has no public name.
-
-    Raises:
-      FdgError: this version of JAX has no such name.
-    """
+    """A value from `jax._src` that has no public name."""
     try:
         return getattr(importlib.import_module(f"jax._src.{module}"), name)
     except (ImportError, AttributeError):
@@ -39,11 +35,7 @@ HIGH_LEVEL = ("call_hi_primitive", "call_hi_primitive_linearized")
 
 
 def check_settings() -> None:
-    """Checks the JAX settings that change how it traces.
-
-    Raises:
-      GraphError: `jax_scan3` is on: fdg cannot read its loops, and JAX cannot map or differentiate them.
-    """
+    """Checks the JAX settings that change how it traces."""
     if getattr(jax.config, "jax_scan3", False):
         raise GraphError(
             "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be cut into fragments: unset it, or call"

@@ -24,12 +24,8 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     """Whether a value matches a type annotation.
 
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
-    protocol, a type variable or `Any`.
-
-    Args:
-      value: any value.
-      kind: the annotation.
-      leaf: called first, for the annotation and those nested in it; None means undecided.
+    protocol, a type variable or `Any`. `leaf` is called first, for the annotation and those nested in it; its
+    None means undecided.
 
     >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)
@@ -158,10 +154,7 @@ _TIMES = ("ms", "us", "ns", "seconds", "minutes", "hours")
 def as_number(word: Any, kind: Any, name: str = "") -> str:
     """A fix for text that means a number, such as ": write 5e5"; "" if the annotation takes no number.
 
-    Args:
-      word: the value that was given.
-      kind: the annotation.
-      name: the parameter; it may end in a unit, as `latency_ms` does.
+    `name` is the parameter, which may end in a unit, as `latency_ms` does.
 
     >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
     (': write 500_000 or 5e5', ': write 0.1', '', '')

@@ -14,11 +14,7 @@ from fdg.errors import FdgError, NoAttributeError
 def no_attribute(package: str, name: str, known: Iterable[str], meant: str | None = None) -> AttributeError:
     """The error for an unknown name of a package; an `FdgError` if it can suggest a fix.
 
-    Args:
-      package: the package's name.
-      name: the unknown name.
-      known: the package's public names.
-      meant: the fix, instead of the nearest known name.
+    `meant` is the fix, instead of the nearest known name.
 
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
@@ -61,9 +57,7 @@ class _Module(types.ModuleType):
 def explain_calls(package: str, classes: Mapping[str, str]) -> None:
     """Makes calls of modules raise an `FdgError` that names the class to call.
 
-    Args:
-      package: the package's name.
-      classes: names of classes by the name of their module.
+    `classes` are names of classes by the name of their module.
     """
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")

@@ -46,13 +46,8 @@ _THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "K
 def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
     """Connects to a cluster and returns the module `ray`.
 
-    Args:
-      address: HOST:PORT of the cluster's head; None for RAY_ADDRESS, a cluster that this machine is part of,
-        or a new one that ends with this process.
-      local_cpus: CPUs of a new cluster; None for all.
-
-    Raises:
-      FdgError: Ray is not installed, or there is no cluster at the address.
+    `address` is HOST:PORT of the cluster's head; None for RAY_ADDRESS, a cluster that this machine is part
+    of, or a new one of `local_cpus` that ends with this process.
     """
     ray = module()
     if ray.is_initialized():
@@ -86,11 +81,7 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
 
 
 def module() -> Any:
-    """The module `ray`.
-
-    Raises:
-      FdgError: it is not installed.
-    """
+    """The module `ray`."""
     if importlib.util.find_spec("ray") is None:
         raise FdgError("Ray is not installed: pip install 'fdg[ray]'")
     # A process that asks for no accelerator sees those that it saw before.

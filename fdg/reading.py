@@ -32,9 +32,6 @@ class EncodingError(FdgError):
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file, or a link to one, for reading.
 
-    Raises:
-      FdgError: it does not exist, cannot be opened, or is a directory, a FIFO, a device or a socket.
-
     >>> open_regular("/dev/zero")
     Traceback (most recent call last):
     fdg.errors.FdgError: /dev/zero: is a device: give a regular file
@@ -65,11 +62,7 @@ _KINDS = {
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
-
-    Raises:
-      FdgError: as `open_regular`; it is larger.
-    """
+    """The content of a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
         try:
             content = file.read(limit + 1)
@@ -81,22 +74,14 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> str:
-    """The text of a regular file in UTF-8.
-
-    Raises:
-      FdgError: as `read_bytes`; it is no UTF-8.
-    """
+    """The text of a regular file in UTF-8."""
     return _decoded(read_bytes(path, limit), path)
 
 
 def read_json(
     path: str | os.PathLike[str], limit: int = JSON_BYTES, any_number: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in a regular file: see `json_object`.
-
-    Raises:
-      FdgError: as `read_bytes` and `json_object`.
-    """
+    """The JSON object in a regular file: see `json_object`."""
     return json_object(read_bytes(path, limit), path, any_number)
 
 
@@ -104,14 +89,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     """Parses a JSON object without duplicate keys, NaN, integers above 64 bits, lone surrogates or deep
     nesting.
 
-    Args:
-      content: JSON in UTF-8.
-      where: the start of error messages.
-      any_number: accept NaN, infinity and larger integers too, as floats, if the caller checks each value.
-        Transformers writes `int(1e30)` and Infinity for "no limit".
-
-    Raises:
-      FdgError: it is not such an object.
+    With `any_number`, NaN, infinity and larger integers become floats, if the caller checks each value:
+    Transformers writes `int(1e30)` and Infinity for "no limit".
 
     >>> json_object(b'{"a": [1, 2.5]}', "some.json")
     {'a': [1, 2.5]}
@@ -170,12 +149,7 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
 def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
     """The tables in a regular file of TOML.
 
-    Args:
-      path: of the file.
-      fix: what ends errors about its text.
-
-    Raises:
-      FdgError: as `read_text`; it is no TOML.
+    `fix` ends errors about its text.
     """
     text = read_text(path)
     try:
@@ -196,9 +170,6 @@ def _decoded(content: bytes, where: object) -> str:
 def check_encoding(content: bytes, where: object) -> None:
     """Refuses text in UTF-16 or UTF-32, recognised by its first characters.
 
-    Raises:
-      EncodingError: it is.
-
     >>> check_encoding("{}".encode("utf-16"), "data.jsonl")
     Traceback (most recent call last):
     fdg.reading.EncodingError: data.jsonl: is UTF-16 and not UTF-8: save it as UTF-8
@@ -211,13 +182,7 @@ def check_encoding(content: bytes, where: object) -> None:
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
     """Refuses a run directory in place of a folder in Hugging Face's format.
 
-    Args:
-      directory: the folder.
-      what: what is wanted, for the message.
-      options: options of `fdg export`, followed by a blank.
-
-    Raises:
-      FdgError: it is a run directory; says how to export it.
+    `what` is wanted in its place; `options` are those of `fdg export`, followed by a blank.
     """
     try:
         said = read_json(os.path.join(directory, "config.json"), any_number=True)

@@ -25,11 +25,7 @@ _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that brok
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.train`: trains; returns the exit status.
-
-    Args:
-      argv: the flags; None for those of the process.
-    """
+    """`python -m fdg.train`: trains; returns the exit status."""
 
     def run(argv: Sequence[str]) -> int:
         from fdg.commands.parse import CommandLine

@@ -42,12 +42,7 @@ class Halved:
 
 
 def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
-    """Repeats the choice with each rate halved.
-
-    Args:
-      choose: the choice on a cluster, such as `lambda cluster: policies.auto(algorithm, cluster)`.
-      cluster: the cluster, with its original rates.
-    """
+    """Repeats the choice with each rate halved."""
     first = choose(cluster)
     kept = str(first.candidate), first.devices
     rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
@@ -127,11 +122,7 @@ ABOUT = (
 
 
 def take_flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Removes the flags of this module, and --devices, from the given flags; returns their values.
-
-    Raises:
-      FdgError: one of them is given without --cluster.
-    """
+    """Removes the flags of this module, and --devices, from the given flags; returns their values."""
     mine = {flag.name: given.pop(flag.name) for flag in FLAGS if flag.name in given}
     if mine and "cluster" not in mine:
         raise FdgError(
@@ -143,11 +134,7 @@ def take_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
-    """The lines to print about a job on a cluster.
-
-    Raises:
-      FdgError: the file, a number or a policy is invalid.
-    """
+    """The lines to print about a job on a cluster."""
     cluster = read_cluster(Path(given["cluster"]))
     counts = given.get("scale") or (given.get("devices") or cluster.devices,)
     wrong = next((count for count in counts if not 1 <= count <= cluster.devices), None)
@@ -196,11 +183,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
 
 
 def _policy(name: str, asked: Any) -> Any:
-    """The policy of a name, with the fields that the command line gives for `asked`.
-
-    Raises:
-      FdgError: it has no such field.
-    """
+    """The policy of a name, with the fields that the command line gives for `asked`."""
     cls, named = policies.Auto if name == "auto" else policies.get(name), _named(asked)
     if lacks := named.keys() - {field.name for field in dataclasses.fields(cls)}:
         raise FdgError(

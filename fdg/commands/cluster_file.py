@@ -50,11 +50,7 @@ _KNOWN = (*_WHOLE, *_NUMBERS, "kind", "inside", "between", "kinds", "links", "de
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Reads a cluster from a TOML file.
-
-    Raises:
-      FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
-    """
+    """Reads a cluster from a TOML file."""
     fix = "docs/scale.md has files to start from"
     try:
         content = read_toml(path, fix)
@@ -67,11 +63,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def cluster_from(content: Mapping[str, Any]) -> Cluster:
-    """The cluster that the content of such a file describes.
-
-    Raises:
-      FdgError: an entry is invalid.
-    """
+    """The cluster that the content of such a file describes."""
     for name in content:
         if name not in _KNOWN:
             raise unknown_name("setting of a cluster", name, _KNOWN)
@@ -137,12 +129,7 @@ def _number(
 ) -> float:
     """Checks a number of the file.
 
-    Args:
-      name: its key.
-      value: its value in the file.
-      what: what it is, with its unit.
-      example: a valid number.
-      odd: why it looks wrong; "" if it does not.
+    `odd` says why a number looks wrong; "" if it does not.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = parse_quantity(value) if isinstance(value, str) else None

@@ -94,11 +94,7 @@ def expected_goodput(job: Failing, interval: float) -> float:
 def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float:
     """Goodput in a simulation with random failures.
 
-    Args:
-      job: the job with its failure rates.
-      interval: seconds of work between checkpoints.
-      work: total seconds of work.
-      seed: the seed of the failures.
+    `interval` and `work` are seconds of work: between checkpoints, and in total.
     """
     random = np.random.default_rng(seed)
     most = 1e3 * (work + job.restart + job.save)
@@ -173,10 +169,7 @@ class Point:
 def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     """Predicts a plan with stragglers and failures.
 
-    Args:
-      plan: a plan on all devices of the cluster.
-      cluster: the cluster.
-      steps: environment steps of an iteration, of all agents together.
+    `steps` are those of an iteration, of all agents together.
     """
     alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slower = 1.0

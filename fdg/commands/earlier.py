@@ -24,14 +24,7 @@ _OF_EARLIER_RUN = ("eval_every", "stop_at")
 def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The configuration that a job starts from: of `--resume RUN`, `--from RUN` or `--config FILE`.
 
-    Args:
-      given: the flags read so far.
-
-    Returns:
-      The configuration's file and its content; nothing if the command line names no configuration.
-
-    Raises:
-      FdgError: there is no such run or file, it is not a configuration, or the flags exclude each other.
+    Returns its file and its content; nothing if the command line names no configuration.
     """
     start, config = given.get("start_from"), given.get("config")
     if given.get("out") == "":
@@ -83,11 +76,7 @@ def _checked(file: Path, config: Any) -> dict[str, Any]:
 
 
 def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Checks that flags do not contradict the resumed run.
-
-    Raises:
-      FdgError: one does; names it.
-    """
+    """Checks that flags do not contradict the resumed run."""
     found = contradiction(config, given)
     if found is not None:
         name, before, now = found

@@ -127,10 +127,8 @@ class _Words:
     def of(self, first: int, count: int, again: bool) -> list[str]:
         """The words for `fdg.train`.
 
-        Args:
-          first: the original number of processes.
-          count: the current number of processes; each keeps its number of devices.
-          again: whether the run is restarted; it starts afresh if it had not written any file.
+        `first` is the original number of processes; each keeps its number of devices. A restarted run
+        (`again`) starts afresh if it had not written any file.
         """
         try:
             config = read_config(self._directory) if again else None

@@ -30,11 +30,8 @@ _NAMES = ("algo", "env", "policy")
 def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Any:
     """The `Job` of a command line.
 
-    Args:
-      argv: the words after the program's name.
-      program: the program's name, for `--help`.
-      description: the description for `--help`.
-      runs: False for a job that is only planned, which may be shorter than an iteration.
+    With `runs=False` the job is only planned, and may be shorter than an iteration. Raises SystemExit after
+    `--help`.
 
     Raises:
       FdgError: with the line to print.
@@ -49,9 +46,7 @@ class CommandLine:
     Attributes:
       given: the given settings by name; `job` adds the others.
 
-    Args:
-      argv: the words after the program's name.
-      more: further flags, whose values are in `given`.
+    Flags of `more` are in `given`, too.
     """
 
     def __init__(self, argv: Sequence[str], more: Sequence[Flag] = ()):
@@ -60,11 +55,7 @@ class CommandLine:
         distributed.check(self.given)
 
     def join(self) -> None:
-        """Joins a multi-process run if the command line says so; before `job`, which may start JAX.
-
-        Raises:
-          FdgError: as `distributed.initialize`, or flags exclude each other.
-        """
+        """Joins a multi-process run if the command line says so; before `job`, which may start JAX."""
         given = self.given
         named = {flag.name: given.get(flag.name) for flag in fields_of(Processes) if flag.kind is not bool}
         triple = {name: value for name, value in named.items() if value is not None}
@@ -197,11 +188,7 @@ class CommandLine:
         return device_a_core() if chooses and devices is None and distributed.count() == 1 else None
 
     def _resolve(self, file: Path, base: Mapping[str, Any], before: Mapping[str, Any]) -> "_Resolved":
-        """Resolves the names on the command line, or else those of the configuration that it starts from.
-
-        Raises:
-          FdgError: a name is unknown or not trusted, or the algorithm cannot act in the environment.
-        """
+        """Resolves the names on the command line, or else those of the configuration that it starts from."""
         import envs
         from fdg.training.name_resolver import NameResolver
 

@@ -29,15 +29,8 @@ def chosen(
 ) -> Preset | None:
     """The preset that an algorithm starts from in an environment; None for its defaults.
 
-    Args:
-      cls: the algorithm's class.
-      asked: the value of `--preset`.
-      env_name: the name of the environment, without parameters.
-      env: the environment; None if the algorithm has its own.
-      given: hyperparameters of the command line or of its starting run; some select the preset.
-
-    Raises:
-      UnknownNameError: there is no preset with this name.
+    `env_name` is without parameters; `given` are hyperparameters of the command line or of its starting run,
+    some of which select the preset.
     """
     from algos import presets
     from fdg.settings.presets import HasPresets, own_preset
@@ -81,11 +74,7 @@ def known(cls: type) -> tuple[str, ...]:
 
 
 def check_allowed(asked: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
-    """Refuses `--preset` together with settings of a run or of a file.
-
-    Raises:
-      FdgError: both are given.
-    """
+    """Refuses `--preset` together with settings of a run or of a file."""
     name = asked.get("preset")
     if name is not None and (resumes or keeps):
         other = "--resume continues with" if resumes else "--config and --from start from"
@@ -128,12 +117,7 @@ def preset_table(
 ) -> str:
     """The output of `--show-preset`: each setting, and its default without the preset.
 
-    Args:
-      preset: the preset in use, or None.
-      algo: the algorithm's name on the command line.
-      env_name: the environment's name on the command line.
-      flags: the flags of the algorithm's hyperparameters, with the class's defaults.
-      known: the names of all presets of the algorithm; if `preset` is None, the families in it are listed.
+    Without a preset, the families among the `known` names are listed.
     """
     if preset is None:
         first = f"no preset of {algo} for {env_name}: the algorithm's defaults"

@@ -72,12 +72,8 @@ class Lengths:
 def distribution(text: str) -> Lengths:
     """Parses a distribution of lengths.
 
-    Args:
-      text: `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer, and is cut),
-        `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
-
-    Raises:
-      FdgError: it is none of these, or its mean or shortest is above its longest.
+    `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer, and is cut),
+    `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     >>> constant = distribution("constant:7")
     >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.said
@@ -107,11 +103,7 @@ def distribution(text: str) -> Lengths:
 
 
 def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
-    """Lognormal lengths with the mean and the longest of a run's last iterations.
-
-    Raises:
-      FdgError: the run has no lengths.
-    """
+    """Lognormal lengths with the mean and the longest of a run's last iterations."""
     found = [row for row in rows[-_LAST:] if row.get("response_length") and row.get("response_length_max")]
     if not found:
         raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_KINDS}")
@@ -199,12 +191,8 @@ def replay(
 ) -> Replay:
     """Simulates a stream's clock.
 
-    Args:
-      lengths: lengths of the responses.
-      sizes: the fields of `fdg.stream.Stream`, without its source.
-      lag: the policy's lag, in micro-batches.
-      max_age: with `late="mask"`; None for `ahead`.
-      iterations: measured iterations; earlier ones, which fill the slots, are dropped.
+    `sizes` are the fields of `fdg.stream.Stream` without its source, and `lag` is in micro-batches.
+    Iterations that fill the slots are not counted among `iterations`.
     """
     stream = Stream(_Ages(lengths.ticks), **sizes)
     before = 2 * (stream.ahead + 1)
@@ -325,11 +313,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
 
 
 def take_lengths(given: dict[str, Any]) -> str | None:
-    """Removes this flag from `given` and returns its value.
-
-    Raises:
-      FdgError: the value is neither a run directory nor a distribution.
-    """
+    """Removes this flag from `given` and returns its value."""
     drawn = given.pop(FLAG.name, None)
     if drawn is not None and not Path(drawn).is_dir():
         distribution(drawn)  # fails early, before tracing
@@ -337,11 +321,7 @@ def take_lengths(given: dict[str, Any]) -> str | None:
 
 
 def report_of(algorithm: Any, policy: Any, given: str) -> str:
-    """A report of the simulated stream of an algorithm under a policy.
-
-    Raises:
-      FdgError: the algorithm has no stream, or the value is neither a run directory nor a distribution.
-    """
+    """A report of the simulated stream of an algorithm under a policy."""
     if not hasattr(algorithm, "ahead"):
         raise FdgError(
             f"--lengths {given:.60}: {type(algorithm).__name__} generates no responses: use --algo grpo,"

@@ -10,11 +10,7 @@ from fdg.kinds import is_tuple, reader
 
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
-    """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values.
-
-    Raises:
-      FdgError: it does not parse, or one of its hyperparameters is also set by its own flag.
-    """
+    """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
     from fdg.training.space import grid_text, parse_grid
 
     grid = parse_grid(_with_full_names(text))
@@ -26,11 +22,7 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
 
 
 def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
-    """Normalises the value of `--search` as `config.json` stores it.
-
-    Raises:
-      FdgError: it is not a valid search space, or one of its hyperparameters is also set by its own flag.
-    """
+    """Normalises the value of `--search` as `config.json` stores it."""
     from fdg.training.space import space_text
 
     space = space_of(text, flags)
@@ -41,11 +33,7 @@ def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -
 
 
 def space_of(text: str, flags: Sequence[Flag]) -> Any:
-    """Parses the value of `--search` to a search space; values are parsed as those of hyperparameter flags.
-
-    Raises:
-      FdgError: it is not a valid search space.
-    """
+    """Parses the value of `--search`; its values are parsed as those of hyperparameter flags."""
     from fdg.training.space import parse_space
 
     kinds = {flag.name: flag.kind for flag in flags}
@@ -60,18 +48,7 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
 
 
 def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], resolver: Any) -> None:
-    """Checks a hyperparameter search before it starts.
-
-    Args:
-      algorithm: the algorithm whose hyperparameters are searched.
-      run: has `optuna`, the number of trials, and `search`, the space as text.
-      flags: the flags of its hyperparameters.
-      resolver: the `NameResolver` for the source of the settings (command line or file).
-
-    Raises:
-      FdgError: only one of `--optuna` and `--search` is given; a hyperparameter cannot be searched; or a
-        network is named only by a file.
-    """
+    """Checks a hyperparameter search before it starts."""
     trials, text = run["optuna"], run["search"]
     if (trials is None) != (text is None):
         lacks = (
@@ -90,11 +67,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
 
 
 def search_of(job: Any) -> Any:
-    """The search space of a job that is a hyperparameter search.
-
-    Raises:
-      FdgError: its stored configuration does not parse.
-    """
+    """The search space of a job that is a hyperparameter search."""
     from fdg.commands.flags import fields_of
     from fdg.training.sweep import unswept
 
@@ -102,11 +75,7 @@ def search_of(job: Any) -> Any:
 
 
 def member_of(run: Any, text: str) -> Any:
-    """Selects agents of a sweep by the value of `--member`: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`.
-
-    Raises:
-      FdgError: no agent matches, or the run is not a sweep.
-    """
+    """Selects agents of a sweep by the value of `--member`: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`."""
     if text == "best":
         return run.best
     from fdg.training.space import parse_grid

@@ -96,11 +96,7 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """Reads a study from a TOML file.
-
-    Raises:
-      FdgError: there is no such file, it is not TOML, or an entry is invalid; names it and the fix.
-    """
+    """Reads a study from a TOML file."""
     content = read_toml(path, "docs/how-to/compare.md has a file to start from")
     try:
         return study_of(content)
@@ -109,11 +105,7 @@ def read_study(path: Path) -> Study:
 
 
 def study_of(content: Mapping[str, Any]) -> Study:
-    """The study that the content of such a file describes.
-
-    Raises:
-      FdgError: an entry is invalid.
-    """
+    """The study that the content of such a file describes."""
     for name in content:
         if name not in _KNOWN:
             raise unknown_name("setting of a study", name, _KNOWN)
@@ -225,10 +217,6 @@ def carry_out_study(study: Study, out: Path) -> int:
 
     Each cell is a run directory in `out/cells`; `study.json` records the settings of each cell. A cell whose
     run fails (such as by losses that are not finite) is marked as failed, and the others continue.
-
-    Raises:
-      FdgError: a cell's settings are invalid (checked before any training), or `out` belongs to another
-        study.
     """
     _check(study, out)
     cells = files.make_folder(out / "cells")

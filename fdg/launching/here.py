@@ -19,11 +19,7 @@ from fdg.processes import lines, ports
 
 
 class Here:
-    """A launcher that starts `fdg.train` processes on this machine.
-
-    Args:
-      count: the number of processes.
-    """
+    """A launcher that starts `fdg.train` processes on this machine."""
 
     def __init__(self, count: int):
         self.count = count

@@ -46,13 +46,7 @@ class _Started:
 class OnRay:
     """A launcher that starts a process on each node of a Ray cluster.
 
-    Args:
-      address: the cluster's address; see `ray_cluster.connect`.
-      nodes: the number of nodes; None for all with room for a process.
-      cpus: CPUs that Ray reserves for a process.
-
-    Raises:
-      FdgError: there is no cluster, or it has too few nodes.
+    `nodes=None` takes all that have room for a process; `cpus` are those that Ray reserves for one.
     """
 
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):

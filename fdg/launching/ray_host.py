@@ -42,8 +42,7 @@ class Host:
     def start(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> tuple[int, str]:
         """Starts `python WORDS` in a folder, with additional environment variables.
 
-        Returns:
-          Its process id and ""; or 0 and the reason why it cannot be started.
+        Returns its process id and ""; or 0 and the reason why it cannot be started.
         """
         if not os.path.isdir(folder):
             return 0, f"there is no folder {folder} on that host: start from one that all hosts share"
@@ -68,9 +67,8 @@ class Host:
     def follow(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
         """Waits at most this long for output.
 
-        Returns:
-          Lines with their stream ("out", "err"), and the exit status once the process has ended and all of
-          its output was returned.
+        Returns lines with their stream ("out", "err"), and the exit status once the process has ended and all
+        of its output was returned.
         """
         assert self._process is not None
         lines: list[tuple[str, str]] = []

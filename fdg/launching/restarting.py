@@ -100,14 +100,8 @@ class Launcher(Protocol):
 def carry_out(launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int) -> int:
     """Runs, and restarts after failures.
 
-    Args:
-      launcher: starts the processes.
-      words: the words for `fdg.train`, from the original number of processes, the current number, and whether
-        this is a restart.
-      restarts: the most restarts.
-
-    Returns:
-      The exit status of the last run.
+    `words` takes the original number of processes, the current number, and whether this is a restart. Returns
+    the exit status of the last run.
     """
     first = count = launcher.reserve(True)
     for done in range(restarts + 1):

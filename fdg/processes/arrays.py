@@ -17,12 +17,7 @@ def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def committed(array: jax.Array, sharding: Any) -> jax.Array:
-    """The same array in the same memory, committed to where it lies.
-
-    Args:
-      array: of one device, if it is not committed yet.
-      sharding: of that device alone.
-    """
+    """The same array in the same memory, committed to where it lies."""
     if array.committed:
         return array
     return jax.make_array_from_single_device_arrays(array.shape, sharding, [array])
@@ -44,13 +39,7 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
 def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
-    """Broadcast: arrays that process `owner` makes, as copies in every process. All processes must call it.
-
-    Args:
-      owner: the process that calls `make`.
-      make: gives arrays on its own devices; typed keys too.
-      shapes: of the arrays.
-    """
+    """Broadcast: a copy in every process of arrays that process `owner` makes. All processes call it."""
     plain = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
@@ -64,9 +53,7 @@ def share(
 ) -> list[jax.Array]:
     """Gives every process a copy of each array, which process `owners[i]` has. All processes must call it.
 
-    Args:
-      values: copies on the devices of process `owners[i]`; anything in the other processes.
-      shapes: of the arrays.
+    In other processes than its owner, a value may be anything.
     """
     first: dict[int, jax.Device] = {}
     for device in jax.devices():

@@ -85,11 +85,7 @@ def initialize(
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Checks the flags of a multi-process run.
-
-    Raises:
-      FdgError: only some of the three flags are given, or a number is out of range.
-    """
+    """Checks the flags of a multi-process run."""
     names = ("coordinator_address", "num_processes", "process_id")
     there = [name for name in names if given.get(name) is not None]
     option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
@@ -124,8 +120,7 @@ def is_first() -> bool:
 def exchange(value: Any) -> list[Any]:
     """The values of all processes, in their order. A collective: all processes call it.
 
-    Args:
-      value: anything that JSON can hold.
+    `value` is anything that JSON can hold.
 
     Raises:
       peers.LostError: another process is gone.
@@ -136,8 +131,7 @@ def exchange(value: Any) -> list[Any]:
 def check_alike(digests: Mapping[str, str]) -> None:
     """Checks that all processes run the same programs; otherwise they would deadlock. A collective.
 
-    Args:
-      digests: a digest of each part of what this process will run, by its name in errors.
+    `digests` are of the parts of what this process will run, by their names in errors.
 
     Raises:
       FdgError: another process has other digests; names it, and the parts.
@@ -159,13 +153,8 @@ def fetch(tree: Any) -> Any:
     """Brings arrays to process 0, wherever they are. A collective: all processes call it.
 
     Each shard goes straight to process 0, and no other has to hold the whole. No XLA program runs, so the
-    arrays may belong to meshes that this process has no part in.
-
-    Args:
-      tree: pytree of global arrays, alike in all processes; typed keys come as their data.
-
-    Returns:
-      The tree with NumPy arrays on process 0 (copies: the arrays may be donated), None on the others.
+    arrays may belong to meshes that this process has no part in. Typed keys come as their data. Returns NumPy
+    arrays on process 0 (copies: the arrays may be donated), None on the others.
 
     Raises:
       peers.LostError: another process is gone.
@@ -204,8 +193,7 @@ def fetch(tree: Any) -> Any:
 def gather(tree: Any) -> Any:
     """Brings arrays to the first device of process 0; keys stay keys. A collective: all processes call it.
 
-    Returns:
-      The tree on process 0, None on the others.
+    Returns the tree on process 0, None on the others.
     """
     fetched = fetch(tree)
     if fetched is None:
@@ -233,10 +221,7 @@ def leave() -> None:
 def abandon(line: str, status: int, cause: str | None = None) -> None:
     """Ends this process and all others; does nothing where there is only one.
 
-    Args:
-      line: what to print on standard error.
-      status: of the exit.
-      cause: what the others say; None for what is `lost` already.
+    `line` is printed on standard error; the others say `cause`, None for what is `lost` already.
     """
     if _peers is not None:
         _peers.die(line, status, line if cause is None else f"{_peers.who} {cause}")

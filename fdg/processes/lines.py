@@ -83,10 +83,7 @@ class Line:
     def send(self, kind: bytes, data: bytes = b"", wait: float = -1) -> None:
         """Sends a message, in parts where it is long.
 
-        Args:
-          kind: one of `HELLO`, `BEAT`, `DATA`, `END`.
-          data: its content.
-          wait: seconds, if another thread is sending; -1 for as long as it takes.
+        While another thread is sending, waits `wait` seconds; -1 for as long as it takes.
         """
         if not self._sending.acquire(timeout=wait):
             raise TimeoutError
@@ -102,9 +99,7 @@ class Line:
     def read(self, seconds: float = BEAT_SECONDS, tries: int = SILENT_BEATS) -> tuple[bytes, bytes]:
         """The next message: its kind and its content.
 
-        Args:
-          seconds: to wait for it, and for each of its parts.
-          tries: the number of waits. Several short waits let a process that was suspended wait again.
+        Waits `seconds` up to `tries` times: several short waits let a process that was suspended wait again.
 
         Raises:
           TimeoutError: no message came.

@@ -38,16 +38,7 @@ class Peers:
 
     One thread watches each connection. When a process dies, disconnects or fails, process 0 tells the others
     which one. A blocking call here then raises `LostError`; a process that blocks elsewhere is ended after
-    `GRACE_SECONDS`.
-
-    Args:
-      address: HOST:PORT where process 0 listens.
-      count: the number of processes.
-      index: the index of this process.
-      notes: a JSON value from process 0, sent to every process when it joins.
-
-    Raises:
-      FdgError: not all processes connected in time.
+    `GRACE_SECONDS`. `notes` of process 0 are sent to every process when it joins.
     """
 
     def __init__(self, address: str, count: int, index: int, notes: Any = None):
@@ -103,10 +94,7 @@ class Peers:
     def die(self, line: str, status: int, cause: str) -> NoReturn:
         """Ends this process, and all others with it.
 
-        Args:
-          line: what to print on standard error.
-          status: of the exit.
-          cause: the error message of the other processes.
+        `line` is printed on standard error, and `cause` is the error message of the others.
         """
         self._dying.acquire()  # never released: only one thread may print and exit
         self._tell(cause, status)

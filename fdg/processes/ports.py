@@ -39,8 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 def keep_open(upstream: Sequence[Any]) -> int:
     """Forwards what connects to a port of this machine, and does not pass on that the other side closes.
 
-    Returns:
-      The port.
+    Returns the port.
     """
 
     def serve() -> None:

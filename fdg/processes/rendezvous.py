@@ -32,9 +32,6 @@ class Rendezvous:
 
     Attributes:
       refused: the number of refused connections.
-
-    Raises:
-      FdgError: the address is taken, or does not belong to this machine.
     """
 
     def __init__(self, host: str, port: int):
@@ -94,11 +91,7 @@ class Rendezvous:
 
 
 def connect(host: str, port: int, seconds: float) -> Line:
-    """Connects to process 0; retries until it listens. For the other processes.
-
-    Raises:
-      FdgError: process 0 did not listen within `seconds`, or the listener has another key.
-    """
+    """Connects to process 0; retries until it listens. For the other processes."""
     deadline = time.monotonic() + seconds
     while True:
         line = None

@@ -117,9 +117,6 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
 
     A number may be NumPy's, and a traced one where a float is expected. Integers are at most `MOST`,
     `total_steps` at most `MOST_STEPS`.
-
-    Raises:
-      FdgError: names the field, its value, what is expected and, if obvious, what to write.
     """
     cls: Any = type(algorithm)
     annotations = _annotations(cls)

@@ -69,17 +69,23 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
 
     An NNX or Equinox module holds its initial parameters; a class is called with random keys of the run.
     Equal modules give equal functions.
-
-    Raises:
-      FdgError: a class needs arguments, or a module has state besides parameters.
     """
-    match library_of(network):
-        case "linen":
-            module = network if is_instance(network) else _called(network)
-            return _LinenInit(module, field), _LinenApply(module)
-        case "nnx":
-            return _NnxInit(network, field), _NnxApply(network)
-    return _EquinoxInit(network, field), _EquinoxApply(network)
+    init, apply = _FUNCTIONS[library_of(network) or "equinox"]
+    if init is _linen_init and not is_instance(network):
+        network = _called(network)
+    return _Bound(init, network, field), _Bound(apply, network)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    """A function with its first arguments. Unlike a closure, it equals one of an equal module."""
+
+    function: Callable[..., Any]
+    network: Any
+    field: str = ""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(self.network, self.field, *arguments)
 
 
 def _called(network: Any, **random: Any) -> Any:
@@ -97,25 +103,15 @@ def _called(network: Any, **random: Any) -> Any:
     return network(**random)
 
 
-# Values and not closures, so that equal modules make equal networks.
-@dataclasses.dataclass(frozen=True)
-class _LinenInit:
-    module: Any
-    field: str
-
-    def __call__(self, key: jax.Array, *inputs: Any) -> Any:
-        variables = dict(self.module.init(key, *inputs))
-        parameters = variables.pop("params", {})
-        _refuse_state(self.field, sorted(variables))
-        return parameters
+def _linen_init(module: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
+    variables = dict(module.init(key, *inputs))
+    parameters = variables.pop("params", {})
+    _refuse_state(field, sorted(variables))
+    return parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class _LinenApply:
-    module: Any
-
-    def __call__(self, parameters: Any, *inputs: Any) -> Any:
-        return self.module.apply({"params": parameters}, *inputs)
+def _linen_apply(module: Any, field: str, parameters: Any, *inputs: Any) -> Any:
+    return module.apply({"params": parameters}, *inputs)
 
 
 def _make_nnx(network: Any, key: jax.Array) -> Any:
@@ -124,63 +120,52 @@ def _make_nnx(network: Any, key: jax.Array) -> Any:
     return network.module if isinstance(network, HeldModule) else _called(network, rngs=nnx.Rngs(key))
 
 
-@dataclasses.dataclass(frozen=True)
-class _NnxInit:
-    network: Any
-    field: str
+def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
+    from flax import nnx
 
-    def __call__(self, key: jax.Array, *inputs: Any) -> Any:
-        from flax import nnx
-
-        _, parameters, rest = nnx.split(_make_nnx(self.network, key), nnx.Param, ...)
-        _refuse_state(self.field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
-        return nnx.to_pure_dict(parameters)
+    _, parameters, rest = nnx.split(_make_nnx(network, key), nnx.Param, ...)
+    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
+    return nnx.to_pure_dict(parameters)
 
 
-@dataclasses.dataclass(frozen=True)
-class _NnxApply:
-    network: Any
+def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
+    from flax import nnx
 
-    def __call__(self, parameters: Any, *inputs: Any) -> Any:
-        from flax import nnx
-
-        # Of the module no more than its structure counts here: nothing is computed.
-        abstract = nnx.eval_shape(lambda: _make_nnx(self.network, jax.random.key(0)))
-        structure, state, _ = nnx.split(abstract, nnx.Param, ...)
-        nnx.replace_by_pure_dict(state, parameters)
-        return nnx.merge(structure, state)(*inputs)
+    # Only the structure of the module is used: nothing is computed.
+    abstract = nnx.eval_shape(lambda: _make_nnx(network, jax.random.key(0)))
+    structure, state, _ = nnx.split(abstract, nnx.Param, ...)
+    nnx.replace_by_pure_dict(state, parameters)
+    return nnx.merge(structure, state)(*inputs)
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
     return network.module if isinstance(network, HeldModule) else _called(network, key=key)
 
 
-@dataclasses.dataclass(frozen=True)
-class _EquinoxInit:
-    network: Any
-    field: str
+def _equinox_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
+    import equinox
 
-    def __call__(self, key: jax.Array, *inputs: Any) -> Any:
-        import equinox
-
-        leaves = jax.tree_util.tree_leaves_with_path(_make_equinox(self.network, key))
-        arrays = {jax.tree_util.keystr(path): leaf for path, leaf in leaves if equinox.is_array(leaf)}
-        floats = {path: leaf for path, leaf in arrays.items() if equinox.is_inexact_array(leaf)}
-        _refuse_state(self.field, sorted(arrays.keys() - floats.keys()))
-        return floats
+    leaves = jax.tree_util.tree_leaves_with_path(_make_equinox(network, key))
+    arrays = {jax.tree_util.keystr(path): leaf for path, leaf in leaves if equinox.is_array(leaf)}
+    floats = {path: leaf for path, leaf in arrays.items() if equinox.is_inexact_array(leaf)}
+    _refuse_state(field, sorted(arrays.keys() - floats.keys()))
+    return floats
 
 
-@dataclasses.dataclass(frozen=True)
-class _EquinoxApply:
-    network: Any
+def _equinox_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
+    import equinox
 
-    def __call__(self, parameters: Any, *inputs: Any) -> Any:
-        import equinox
+    skeleton = equinox.filter_eval_shape(_make_equinox, network, jax.random.key(0))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
+    filled = [parameters.get(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    return jax.vmap(jax.tree.unflatten(structure, filled))(*inputs)
 
-        skeleton = equinox.filter_eval_shape(_make_equinox, self.network, jax.random.key(0))
-        leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
-        filled = [parameters.get(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
-        return jax.vmap(jax.tree.unflatten(structure, filled))(*inputs)
+
+_FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "linen": (_linen_init, _linen_apply),
+    "nnx": (_nnx_init, _nnx_apply),
+    "equinox": (_equinox_init, _equinox_apply),
+}
 
 
 def _refuse_state(field: str, names: list[str]) -> None:

@@ -12,15 +12,7 @@ from fdg.errors import FdgError, structure_of
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
     """Checks that a result of a user's function has the structure, shapes and dtypes of a value.
 
-    Args:
-      what: the start of the message, such as "transform gives rows".
-      before: the expected arrays or shapes.
-      after: the function's result.
-      how: the fix if the structure differs; "" for the expected structure.
-      dtypes: whether to compare dtypes.
-
-    Raises:
-      FdgError: they differ; names the first leaf that does.
+    `what` begins the message, and `how` is its fix if the structure differs; "" for the expected structure.
 
     >>> check_same("it gives x", jnp.zeros(2), jnp.zeros(3))
     Traceback (most recent call last):

@@ -59,11 +59,8 @@ class HasPresets(_AnyFields):
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
         """Field values found good for an environment; empty if those are the defaults.
 
-        A user's subclass gets those of the algorithm that it is based on.
-
-        Args:
-          env_name: the name for `envs.make`.
-          env: the environment; its spaces decide if its name has no preset.
+        A user's subclass gets those of the algorithm that it is based on. The environment's spaces decide if
+        its name has no preset.
         """
         return cls.preset_table.of(cls.presets_of, env_name, env)
 
@@ -109,11 +106,7 @@ class HasPresets(_AnyFields):
 
 
 def own_preset(cls: type, env_name: str) -> dict[str, Any]:
-    """The result of a user's own method `preset` for an environment; empty without one.
-
-    Raises:
-      FdgError: it is not a class method, it fails, or its result is not a dictionary of field values.
-    """
+    """The result of a user's own method `preset` for an environment; empty without one."""
     method: Any = getattr(cls, "preset", None)
     if method is None:
         return {}

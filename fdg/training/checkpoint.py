@@ -58,10 +58,6 @@ class Checkpoints:
 
     The manifest also names the run, by the `id` in the `config.json` of the run directory around it: a
     checkpoint of another run is not used. A copy of a run directory has the same id.
-
-    Args:
-      directory: created when the first checkpoint is written.
-      keep: how many of the newest checkpoints to keep.
     """
 
     def __init__(self, directory: Path, keep: int = KEEP):
@@ -84,9 +80,6 @@ class Checkpoints:
         """The iteration of the newest usable checkpoint; None if there never was one.
 
         Warns (`FdgWarning`) of newer ones that are damaged, of another run, or removed.
-
-        Raises:
-          FdgError: no checkpoint can be used, or all were removed.
         """
         refused: list[str] = []
         there, newest = self.iterations(), self._newest()
@@ -203,11 +196,7 @@ class Checkpoints:
         return None
 
     def arrays(self, iteration: int) -> dict[str, np.ndarray]:
-        """The arrays of a checkpoint by name, as NumPy arrays; random keys as their words.
-
-        Raises:
-          FdgError: the checkpoint is damaged.
-        """
+        """The arrays of a checkpoint by name, as NumPy arrays; random keys as their words."""
         with self._reader(iteration) as (reader, where):
             return {name: np.asarray(value) for name, value in reader.restore(where).items()}
 
@@ -389,11 +378,7 @@ def _checkpointer() -> Any:
 
 
 def _checksums(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below a directory by its relative path, without the manifest.
-
-    Raises:
-      FdgError: an entry is neither a folder nor a regular file, such as a link or a FIFO.
-    """
+    """SHA-256 of every file below a directory by its relative path, without the manifest."""
     found = {}
     for path in sorted(directory.rglob("*")):
         name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode

@@ -397,11 +397,7 @@ def _area(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def check_folder(folder: str | Path) -> Path:
-    """Checks that a comparison can be written to a folder.
-
-    Raises:
-      FdgError: it cannot, or it is a run directory.
-    """
+    """Checks that a comparison can be written to a folder."""
     path = Path(folder)
     for name in FILES:
         check_writable(path / name)

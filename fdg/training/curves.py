@@ -239,11 +239,7 @@ def runs_in(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def runs_once(paths: Iterable[str | Path]) -> list[Path]:
-    """As `runs_in`, but refuses duplicates.
-
-    Raises:
-      FdgError: a run is given twice.
-    """
+    """As `runs_in`, but refuses duplicates."""
     folders = runs_in(paths)
     real = [one.resolve() for one in folders]
     twice = next((one for i, one in enumerate(folders) if real[i] in real[:i]), None)
@@ -285,11 +281,7 @@ def returns_table(curves: Sequence[Curves]) -> str:
 
 
 def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str] = ()) -> list[Curves]:
-    """Reads the curves of runs; runs that differ only in seeds are merged. Arguments as for `compare`.
-
-    Raises:
-      FdgError: there is no run, no run has the metric, or the number of labels is not that of the runs.
-    """
+    """Reads the curves of runs; runs that differ only in seeds are merged. Arguments as for `compare`."""
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]

@@ -21,9 +21,6 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
     """Copies an algorithm's data files into the directory of its run.
 
     Of files above 64 MiB only the digest is kept. Missing files are skipped: they were not read.
-
-    Raises:
-      FdgError: a file differs from the copy of an earlier session.
     """
     for field, path in _files(algorithm).items():
         if not os.path.isfile(path):
@@ -45,11 +42,7 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
 
 
 def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """An environment's file parameters, replaced by the copies in a run's directory.
-
-    Raises:
-      FdgError: neither the file nor a copy exists.
-    """
+    """An environment's file parameters, replaced by the copies in a run's directory."""
     found = {}
     for field, path in envs.files_of(name, parameters).items():
         copy = _copy(directory, field, path)

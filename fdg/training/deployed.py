@@ -28,10 +28,7 @@ _MASK = ("action_mask",)  # where a library's observation has its mask
 class Deployed:
     """A policy for one environment, with a memory between calls.
 
-    Args:
-      whose: the environment's name, for messages.
-      observation, action: descriptions; `action` is None in files of earlier versions, whose actions are a
-        single array.
+    `action` is None in files of earlier versions, whose actions are a single array.
     """
 
     def __init__(self, whose: str, observation: Description, action: Description | None):
@@ -56,14 +53,7 @@ class Deployed:
     ) -> Any:
         """An action for an observation, or actions for a batch of them.
 
-        Args:
-          observation: as for `Acting` and `Exported`.
-          start: bool, or `[N]`: whether an episode starts. None: at the first call, or if `N` changes.
-          empty_memory: makes the memory of `N` environments.
-          call: `(arrays, mask, memory, starts [N]) -> arrays of the action, memory`.
-
-        Raises:
-          FdgError: the observation does not match the environment, or is traced.
+        `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the memory.
         """
         arrays, mask, single = self._arrays(observation)
         count = len(arrays[0])

@@ -48,17 +48,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
 
 
 def rebuild(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> tuple[Any, Any]:
-    """Rebuilds the algorithm and the policy of a configuration.
-
-    Args:
-      config: from `describe`, or from a command line.
-      resolver: resolves the names in `config`; it imports modules only if their source is trusted.
-      where: the run, for error messages.
-
-    Raises:
-      FdgError: a value cannot be stored in a file, a name may only come from the caller, or the installed
-        code does not accept a value.
-    """
+    """Rebuilds the algorithm and the policy of a configuration."""
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
@@ -97,11 +87,7 @@ def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, where: str
 def read_fields(
     file: Path | None, part: str, config: Mapping[str, Any], cls: Any, owner: str
 ) -> dict[str, Any]:
-    """`policy_fields` or `hyperparameters` of a configuration, as Python values.
-
-    Raises:
-      FdgError: a field does not accept its value, or there is no such field.
-    """
+    """`policy_fields` or `hyperparameters` of a configuration, as Python values."""
     kinds = annotations_of(cls)
     fields = {field.name: field for field in dataclass_fields(cls) if field.init and field.name != "env"}
     found = {}
@@ -117,11 +103,7 @@ def read_fields(
 
 
 def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
-    """The algorithm of a configuration whose hyperparameters, with `env`, are Python values.
-
-    Raises:
-      FdgError: a hyperparameter is missing, or does not fit; or the algorithm cannot act in its environment.
-    """
+    """The algorithm of a configuration whose hyperparameters, with `env`, are Python values."""
     name, values = config["algo"], resolver.kept(config["hyperparameters"])
     env: Any = values.get("env")
     cls = resolver.algorithm_class(name)
@@ -144,12 +126,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
 
 
 def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:
-    """The policy of a configuration whose `policy_fields` are Python values.
-
-    Raises:
-      FdgError: a field does not fit, or there is a staleness or lag and the policy has none; names those
-        that do.
-    """
+    """The policy of a configuration whose `policy_fields` are Python values."""
     name, values = config["policy"], dict(config["policy_fields"])
     cls = resolver.policy_class(name)
     for delay in _DELAYS:
@@ -172,11 +149,7 @@ def _has(policy_class: Any, name: str) -> bool:
 
 
 def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
-    """An algorithm or a policy from its fields.
-
-    Raises:
-      FdgError: a field without a default is missing, or a value does not fit.
-    """
+    """An algorithm or a policy from its fields."""
     missing = [
         field.name
         for field in dataclass_fields(cls)

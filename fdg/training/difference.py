@@ -260,11 +260,7 @@ class _Replay:
         return until(self.stepper.borders(begin, self.leaves), last)
 
     def take(self, recorded: Border) -> None:
-        """Continues from a recorded state.
-
-        Raises:
-          FdgError: the state has other leaves.
-        """
+        """Continues from a recorded state."""
         found = list(recorded.arrays.items())
         mine = self.stepper.state(recorded.iteration, self.leaves).arrays
         for (name, value), shape in itertools.zip_longest(found, mine.values()):

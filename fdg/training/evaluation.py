@@ -163,11 +163,7 @@ def has_actor(algorithm: Any) -> bool:
 
 
 def require_actor(algorithm: Any, what: str) -> None:
-    """Checks that an algorithm has a method `actor` and an environment.
-
-    Raises:
-      FdgError: it has not; says what to add.
-    """
+    """Checks that an algorithm has a method `actor` and an environment."""
     name = type(algorithm).__name__
     if not callable(getattr(algorithm, "actor", None)):
         if callable(getattr(algorithm, "examples", None)):
@@ -233,13 +229,8 @@ def evaluation_keys(
 ) -> jax.Array:
     """The keys of an evaluation: one, or `[agents]`.
 
-    Agents with the same seed (in a sweep) play the same episodes.
-
-    Args:
-      seed: the run's seed.
-      agents: the number of agents; None without an axis of agents.
-      iteration: of an evaluation during training; None for the one after it.
-      algorithm: the run's algorithm, which may be a sweep.
+    Agents with the same seed (in a sweep) play the same episodes. `iteration` is None for the evaluation
+    after training.
     """
     seeds = agent_seeds(algorithm, seed, agents)
     keys = [jax.random.fold_in(jax.random.key(own), _STREAM) for own in seeds]
@@ -259,16 +250,8 @@ def evaluate(
 ) -> list[Evaluation]:
     """Evaluates a run's agents, once for each of `greedy` that the algorithm supports.
 
-    A collective: all processes call it; process 0 gets the results, the others an empty list.
-
-    Args:
-      job: the run's job.
-      engine: the run's engine.
-      state: the engine's state.
-      episodes: episodes of each agent.
-      iteration: None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
-      greedy: whether to take the most probable actions, for each evaluation.
-      failed: positions of failed agents.
+    A collective: all processes call it; process 0 gets the results, the others an empty list. `iteration` is
+    None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
     """
     kinds = [kind for kind in greedy if can_evaluate(job.algorithm, kind)]
     if not episodes or not kinds:
@@ -377,10 +360,8 @@ class PeriodicEvaluation:
     def evaluate(self, state: Any, iteration: int, failed: Sequence[int] = ()) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
 
-        A collective: all processes call it. Agents at positions `failed` count in no mean.
-
-        Returns:
-          The entries for `metrics.jsonl`; empty if the algorithm has no actor to evaluate.
+        A collective: all processes call it. Agents at positions `failed` count in no mean. Returns the
+        entries for `metrics.jsonl`; none if the algorithm has no actor to evaluate.
         """
         job = self._job
         most = getattr(job.algorithm, "episodes_while_training", EPISODES)

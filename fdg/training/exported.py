@@ -125,11 +125,7 @@ def load_exported(path: str | Path) -> Exported:
 
 
 def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
-    """Deserialises the program. JAX versions far from the one that wrote it cannot read it.
-
-    Raises:
-      FdgError: it is of such a version, is not a program, or calls functions that no policy needs.
-    """
+    """Deserialises the program. JAX versions far from the one that wrote it cannot read it."""
     wrote, version = facts.get("jax"), facts.get("calling_convention")
     oldest = jax.export.minimum_supported_calling_convention_version
     newest = jax.export.maximum_supported_calling_convention_version
@@ -151,11 +147,7 @@ def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
 
 
 def members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
-    """Reads the members of a zip, no further than the bounded sizes in its directory.
-
-    Raises:
-      FdgError: it has other members, inflates to too much, is encrypted, or has a wrong checksum.
-    """
+    """Reads the members of a zip, no further than the bounded sizes in its directory."""
     most, found = max(_ROOM, 8 * len(content)), {}
     with zipfile.ZipFile(io.BytesIO(content)) as package:
         if package.comment:
@@ -226,9 +218,6 @@ def _checked(exported: Any) -> Any:
 
     XLA runs custom calls by name with arguments from the program, such as a pointer to a Python function;
     `infeed` waits forever.
-
-    Raises:
-      FdgError: it contains such a call; names it.
     """
     text = exported.mlir_module()
     named = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)

@@ -39,21 +39,7 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 def export(
     algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True, run: str | None = None
 ) -> Path:
-    """Writes the policy of one agent, and its description, in a file of the same name in `.json`.
-
-    Args:
-      algorithm: has the actor and the environment.
-      state: the algorithm's state, of one agent.
-      path: the file; its extension gives the format, unless `format` does.
-      format: `jax` or `onnx`; None for the file's extension.
-      greedy: whether to take the most probable action; otherwise it is sampled from a seed, which becomes
-        the first argument (`jax` only).
-      run: the run's name, for the description.
-
-    Raises:
-      FdgError: there is no such format or ending, its package is missing, it cannot express this network, or
-        another file is where the description goes.
-    """
+    """Writes the policy of one agent, and its description, in a file of the same name in `.json`."""
     kind = path.suffix.removeprefix(".") if format is None else format
     if kind not in FORMATS:
         if format is not None:
@@ -76,11 +62,7 @@ def export(
 
 
 def _check_description(path: Path, description: Path) -> None:
-    """Checks that the description would not overwrite another file, such as a run's `config.json`.
-
-    Raises:
-      FdgError: it would; names the file.
-    """
+    """Checks that the description would not overwrite another file, such as a run's `config.json`."""
     if path == description:
         raise FdgError(f"{path}: that is where the description of a policy goes: give it another ending")
     check_writable(description)
@@ -105,9 +87,6 @@ def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -
     model's.
 
     `export_formats` of the algorithm has the functions for other formats, by name.
-
-    Raises:
-      FdgError: there is no such format, or a file is in the place of the folder.
     """
     ways = {None: algorithm.export, **getattr(algorithm, "export_formats", {})}
     if format not in ways:

@@ -21,13 +21,7 @@ def is_vital(name: str) -> bool:
 
 
 def failed_agents(last: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
-    """Positions of the agents whose losses or gradients are not finite in the last row.
-
-    Args:
-      last: the last row of `metrics.jsonl`, or None.
-      config: the run's configuration; before its `learning_starts` there are no losses.
-      agents: the number of agents; None for one.
-    """
+    """Positions of the agents whose losses or gradients are not finite in the last row."""
     begins = (config.get("hyperparameters") or {}).get("learning_starts")
     if last is None or last["env_steps"] <= (begins if isinstance(begins, int) else 0):
         return []
@@ -44,10 +38,7 @@ class Finite:
     """Checks the metrics of a run as they arrive.
 
     With several agents, training continues with a warning while at least one agent has finite losses.
-
-    Args:
-      job: the run's job; its `on_nan` is "stop" or "warn".
-      checkpoints: the run's checkpoints. Messages name the last finite one; it is kept if training continues.
+    Messages name the last finite checkpoint, which is kept if training continues.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints):

@@ -183,11 +183,7 @@ def make_job(
     total_steps: int | None = None,
     **settings: Any,
 ) -> Job:
-    """The job of `fit`, from its arguments and any others of `Settings`.
-
-    Raises:
-      FdgError: an argument is invalid.
-    """
+    """The job of `fit`, from its arguments and any others of `Settings`."""
     check_policy(policy)
     algorithm, settings["num_seeds"] = apart(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):

@@ -16,11 +16,7 @@ def is_on_hub(path: object) -> bool:
 
 
 def download(address: str) -> Path:
-    """Downloads a repository's files; returns their folder. They are cached by commit.
-
-    Raises:
-      FdgError: the address is invalid, `huggingface_hub` is not installed, or the repository cannot be read.
-    """
+    """Downloads a repository's files; returns their folder. They are cached by commit."""
     name, _, revision = address.removeprefix(SCHEME).partition("@")
     hub = _hub(address, name)
     try:
@@ -33,20 +29,12 @@ def download(address: str) -> Path:
 
 
 def check_name(name: str) -> Any:
-    """Checks a name to upload to; returns the library.
-
-    Raises:
-      FdgError: the name is invalid, or `huggingface_hub` is not installed.
-    """
+    """Checks a name to upload to; returns the library."""
     return _hub(f"--push {name}", name)
 
 
 def upload(folder: Path, name: str) -> str:
-    """Uploads a packed folder to a repository of the hub, which is created; returns its address.
-
-    Raises:
-      FdgError: the name is invalid, `huggingface_hub` is not installed, or the hub refuses it.
-    """
+    """Uploads a packed folder to a repository of the hub, which is created; returns its address."""
     hub = check_name(name)
     try:
         hub.HfApi().create_repo(name, exist_ok=True)

@@ -138,14 +138,7 @@ def steps_of(algorithm: Any) -> str:
 def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
     """The fields `num_iterations` and `steps_per_iteration` of a job.
 
-    Args:
-      algorithm: the algorithm.
-      name: its name, for messages.
-      total_steps: None if it is a hyperparameter of the algorithm.
-      runs: False for a job that is only planned: at least one iteration, and files are not checked.
-
-    Raises:
-      FdgError: there is less than one iteration, `steps_per_iteration` is missing or invalid, or a file is.
+    With `runs=False` the job is only planned: it may be shorter than an iteration, and files are not checked.
     """
     with own_code(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)

@@ -25,11 +25,7 @@ class Logger(Protocol):
 
 
 def check_installed(wanted: Sequence[Tracker]) -> None:
-    """Checks that the packages of trackers are installed, before anything slow starts.
-
-    Raises:
-      FdgError: one is missing; says what to install.
-    """
+    """Checks that the packages of trackers are installed, before anything slow starts."""
     for kind, _ in wanted:
         _package(kind)
 
@@ -39,14 +35,7 @@ def open_loggers(
 ) -> list[Logger]:
     """Opens the trackers of a job.
 
-    Args:
-      wanted: `Job.loggers`.
-      path: the run directory, for local files.
-      config: the run's configuration, which is logged.
-      steps: steps of one agent at the start or resume.
-
-    Raises:
-      FdgError: a tracker cannot be reached, or its package is missing.
+    `steps` are those of one agent at the start or resume.
     """
     makers: dict[str, Callable[..., Logger]] = {
         TENSORBOARD: TensorBoard,

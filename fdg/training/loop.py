@@ -119,14 +119,7 @@ def carry_out(
 ) -> Outcome:
     """Trains, evaluates and writes the run directory; prints progress.
 
-    All processes call it; process 0 writes.
-
-    Args:
-      job: what to train, and how.
-      devices: the devices to use; None for those of the job.
-      callbacks: called with each `recorder.Report` of new metrics.
-      quiet: print nothing.
-      brief: do not print the plan.
+    All processes call it; process 0 writes. `quiet` prints nothing, `brief` leaves out the plan.
 
     Raises:
       FdgError: the job is invalid; nothing has been written.

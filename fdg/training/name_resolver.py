@@ -49,19 +49,11 @@ class NameResolver:
     flags: Collection[str] | None = None
 
     def algorithm_class(self, name: Any) -> Any:
-        """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own.
-
-        Raises:
-          FdgError: there is no such class, only a file names it, or it has no `init` and `iterate`.
-        """
+        """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own."""
         return self._class("algo", name, algos, ("init", "iterate"), "init(key) and iterate(state)")
 
     def policy_class(self, name: Any) -> Any:
-        """The class of a policy: one of `policies`, that of `auto`, or `module:Class` of a user's own.
-
-        Raises:
-          FdgError: there is no such class, only a file names it, or it has no `place`.
-        """
+        """The class of a policy: one of `policies`, that of `auto`, or `module:Class` of a user's own."""
         if name in AUTO:
             return policies.Auto
         try:
@@ -70,12 +62,7 @@ class NameResolver:
             raise unknown_name("policy", name, (*policies.names(), *AUTO)) from None
 
     def environment(self, text: Any) -> tuple[str, dict[str, Any]]:
-        """The name and the parameters of an environment, for `envs.make`.
-
-        Raises:
-          FdgError: its syntax is wrong; only a file names it, and it is in no registry; or its data file is
-            missing.
-        """
+        """The name and the parameters of an environment, for `envs.make`."""
         name, parameters = envs.parse(text)
         if self.file is not None and (self.named or {}).get("env") != text:
             parameters = {**parameters, **kept_data(self.file.parent, name, parameters)}
@@ -90,11 +77,7 @@ class NameResolver:
         return {**values, **kept_dataset(self.file.parent, values)}
 
     def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:
-        """Refuses values of an algorithm's fields that would import a module.
-
-        Raises:
-          FdgError: a value names a network or looks like `module:name`, and only a file gives it.
-        """
+        """Refuses values of an algorithm's fields that would import a module."""
         holds = {field.name: field.metadata.get("holds") for field in dataclass_fields(cls)}
 
         def imports(name: str, text: str) -> bool:
@@ -108,22 +91,14 @@ class NameResolver:
                 raise self._refused(name, value, _imports(bad))
 
     def check_trackers(self, values: Mapping[str, Any]) -> None:
-        """Refuses to send metrics to a service that only a file names.
-
-        Raises:
-          FdgError: only a file names the service; the message says which.
-        """
+        """Refuses to send metrics to a service that only a file names."""
         for name in _TRACKERS:
             value = values.get(name)
             if value is not None and not self._is_named(name, value):
                 raise self._refused(name, value, "sends metrics to a service")
 
     def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
-        """Refuses a search over networks that only a file names.
-
-        Raises:
-          FdgError: only a file names the network; the message says which.
-        """
+        """Refuses a search over networks that only a file names."""
         if not self._is_named("search", text):
             for choices in (one for one in space if isinstance(one, Choices)):
                 self.check_fields(type(unswept(algorithm)), {choices.name: choices.values})

@@ -42,16 +42,7 @@ def to_onnx(
 ) -> bytes:
     """Converts a function to a serialised ONNX model.
 
-    Args:
-      function: a pure function of arrays to arrays.
-      arguments: shapes and dtypes; a first axis may be named "N".
-      name: the model's name.
-      inputs: names and dtypes of the model's inputs; they may have 64 bits where the function's have 32.
-      outputs: the model's outputs.
-      said: the model's metadata.
-
-    Raises:
-      FdgError: jax2onnx is not installed, or does not support an operation of the function.
+    `inputs` are names and dtypes; they may have 64 bits where the function's arguments have 32.
     """
     with _functions_of_libraries_kept():
         within = list(zip(inputs, arguments, strict=True)) if inputs else []

@@ -37,15 +37,8 @@ def pack(
 ) -> Path:
     """Packs a run into a new folder.
 
-    Args:
-      path: the run directory.
-      out: the folder, new or empty.
-      checkpoint: "last", "best", or an iteration.
-      trust: import your own modules that the run names.
-      episodes: episodes of each agent for the card's return; None for as many as after training.
-
-    Raises:
-      FdgError: there is no such run or checkpoint, the run keeps data files, or the folder is not empty.
+    `checkpoint` is "last", "best" or an iteration; `episodes` are those of each agent for the return on the
+    card, None for as many as after training.
     """
     path, out = Path(path), Path(out)
     config = read_config(path, prefix="")

@@ -38,11 +38,7 @@ def play(
     fps: int = 30,
     max_steps: int = MAX_STEPS,
 ) -> Path:
-    """Plays a batch of episodes and writes them side by side as a video.
-
-    Raises:
-      FdgError: a number is below one, the file extension is unknown, or the environment cannot be rendered.
-    """
+    """Plays a batch of episodes and writes them side by side as a video."""
     if path.suffix not in FORMATS:
         raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
     check_at_least(1, episodes=episodes, fps=fps, max_steps=max_steps)

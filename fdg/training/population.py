@@ -38,9 +38,6 @@ class Population:
       every: iterations between exchanges.
       bounds: `(name, lowest, highest)` of each hyperparameter.
       share: the share of agents that are replaced, and of those that are copied.
-
-    Raises:
-      FdgError: (construction) a number is out of range.
     """
 
     every: int

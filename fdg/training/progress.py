@@ -15,13 +15,8 @@ SECONDS = 30.0  # ... and one at least this often
 class Progress:
     """Shows iterations, steps, steps per second, the episode return, and elapsed and remaining time.
 
-    Use as a context manager; call `update` as results arrive.
-
-    Args:
-      num_iterations: iterations of the whole run.
-      steps_per_iteration: steps of all agents (responses for language models).
-      start: iterations completed before a resume.
-      file: the output; None for standard output.
+    Use as a context manager; call `update` as results arrive. `steps_per_iteration` are those of all agents,
+    and `start` the iterations before a resume.
     """
 
     def __init__(
@@ -56,11 +51,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, iteration: int, episode_return: float | None = None, stream: str = "") -> None:
-        """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return.
-
-        Args:
-          stream: a line about a stream (`stream_line`).
-        """
+        """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return."""
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
         if self._bar is not None:  # in lines that fit into 80 columns
@@ -99,9 +90,7 @@ class Progress:
 def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) -> str:
     """One line of statistics of a stream over some iterations; "" if there is no stream.
 
-    Args:
-      rows: of `metrics.jsonl`, one an iteration.
-      busy: of each group of devices, the share of the time in which it ran programs.
+    `busy` is the share of the time in which each group of devices ran programs.
 
     >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
     >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})

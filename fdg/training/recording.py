@@ -108,14 +108,8 @@ class Recording:
 def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Border], limit: int) -> Path:
     """Writes a recording.
 
-    Args:
-      path: the file, which is replaced.
-      facts: as in `Recording`.
-      borders: the borders of the recorded iterations, the initial state first.
-      limit: the most bytes of arrays to store besides the initial state, the earliest first.
-
-    Raises:
-      FdgError: the file cannot be written.
+    The borders begin with the initial state; of other arrays at most `limit` bytes are stored, the earliest
+    first.
     """
     digest, there, room = Digests(), set[str](), limit
     told: list[Any] = []
@@ -140,11 +134,7 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads a recording and checks its content.
-
-    Raises:
-      FdgError: the file is not a recording, or is damaged.
-    """
+    """Reads a recording and checks its content."""
     content = read_bytes(path, _MOST_BYTES)
     try:
         parts = members(content, None)
@@ -260,14 +250,8 @@ def array_difference(
 ) -> ArrayDifference | None:
     """The difference of two arrays, each a NumPy array or `Known`; None if they are equal.
 
-    NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0.
-
-    Args:
-      name: the name of both arrays.
-      a: the first array.
-      b: the second array.
-      tolerance: floats x and y are equal where |x - y| <= tolerance * (1 + |y|).
-      digests: a cache of digests of arrays.
+    NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0. Floats x and y are equal where
+    |x - y| <= tolerance * (1 + |y|).
     """
     kinds = _dtype_and_shape(a), _dtype_and_shape(b)
     if kinds[0] != kinds[1]:

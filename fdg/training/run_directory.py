@@ -61,11 +61,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
-        """Creates the directory of a new run, and its parents.
-
-        Raises:
-          FdgError: it cannot be written, or holds a run already.
-        """
+        """Creates the directory of a new run, and its parents."""
         check_free(path)
         run = cls(path)
         try:
@@ -79,12 +75,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
-        """Opens the directory of an earlier run to resume it.
-
-        Raises:
-          FdgError: another process is training in it, it cannot be written, or one of a run's files is not a
-            regular file.
-        """
+        """Opens the directory of an earlier run to resume it."""
         run = cls(path)
         try:
             run._acquire()
@@ -132,11 +123,7 @@ class RunDirectory:
         return last
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replaces `config.json`.
-
-        Raises:
-          FdgError: it cannot be written.
-        """
+        """Replaces `config.json`."""
         try:
             files.replace(self.path / "config.json", json_line(config, indent=2)[:-1])
         except OSError as error:
@@ -250,12 +237,7 @@ class Unwritten(RunDirectory):
 def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> RunError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
-    Args:
-      path: the run directory.
-      what: what cannot be written, as a sentence.
-      why: the system's message.
-      is_gone: whether the directory was removed or moved.
-      fix: the fix for system messages without a known one.
+    `why` is the system's message, and `fix` the fix for one without a known fix.
     """
     if is_gone:
         return RunError(
@@ -276,11 +258,7 @@ _FIXES = {
 
 
 def check_free(path: Path) -> None:
-    """Checks that a path can become the directory of a new run; creates nothing.
-
-    Raises:
-      FdgError: it is a file or below one, cannot be written, or holds a run.
-    """
+    """Checks that a path can become the directory of a new run; creates nothing."""
     check_spelled(path)
     try:
         if path.exists() and not path.is_dir():
@@ -306,11 +284,7 @@ def check_free(path: Path) -> None:
 
 
 def check_spelled(path: Path) -> None:
-    """Checks that a path is UTF-8, as TensorStore requires.
-
-    Raises:
-      FdgError: it is not UTF-8, or this process's file system encoding cannot represent it.
-    """
+    """Checks that a path is UTF-8, as TensorStore requires."""
     try:
         str(path.absolute()).encode()
         os.fsencode(path)
@@ -322,11 +296,7 @@ def check_spelled(path: Path) -> None:
 
 
 def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
-    """Reads the configuration of the run in `path`; error messages start with `prefix`.
-
-    Raises:
-      FdgError: there is no run, or its configuration is damaged.
-    """
+    """Reads the configuration of the run in `path`; error messages start with `prefix`."""
     check_spelled(path)
     file = path / "config.json"
     try:
@@ -355,11 +325,7 @@ _DEEPEST = 20  # the most levels of nesting; our files have three
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
-    """Checks the types of a configuration's values, so that later code can rely on them.
-
-    Raises:
-      FdgError: a value has another type, or it is no configuration of a run.
-    """
+    """Checks the types of a configuration's values, so that later code can rely on them."""
     if not isinstance(said, dict):
         raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
     for name, value in said.items():
@@ -406,11 +372,7 @@ _SUMMARY: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without unreadable lines.
-
-    Raises:
-      FdgError: it is not a regular file, or cannot be opened.
-    """
+    """The rows of a `metrics.jsonl`, without unreadable lines."""
     if not os.path.lexists(path):
         return
     with open_regular(path) as lines:

@@ -29,10 +29,8 @@ def write_samples(
     """Writes the table of one iteration, of the first agent. A collective: all processes call it; process 0
     writes.
 
-    `iteration` is the number of iterations before `state`.
-
-    Returns:
-      The rows; empty if the algorithm has no examples, or another process writes them.
+    `iteration` is the number of iterations before `state`. Returns the rows; none if the algorithm has no
+    examples, or another process writes them.
     """
     if not callable(getattr(job.algorithm, "examples", None)):
         return []

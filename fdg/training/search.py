@@ -131,11 +131,7 @@ RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
 
 
 def check_search(algorithm: Any, space: Space) -> None:
-    """Checks that a search space names only hyperparameters, and none that is already swept.
-
-    Raises:
-      FdgError: names the one that cannot be searched.
-    """
+    """Checks that a search space names only hyperparameters, and none that is already swept."""
     own = unswept(algorithm)
     if not dataclasses.is_dataclass(own):
         raise FdgError(f"search: {type(own).__name__} has no fields: give an algorithm that is a dataclass")
@@ -151,11 +147,7 @@ def check_search(algorithm: Any, space: Space) -> None:
 
 
 def require_optuna() -> None:
-    """Checks that Optuna is installed.
-
-    Raises:
-      FdgError: it is not; says how to install it.
-    """
+    """Checks that Optuna is installed."""
     if importlib.util.find_spec("optuna") is None:
         raise FdgError("--optuna needs Optuna, which is not installed: pip install 'fdg[optuna]'")
 
@@ -165,11 +157,7 @@ def carry_out_search(
 ) -> tuple[Path, list[Trial], int | None]:
     """Runs trials until the job's number is reached; trials before a resume count.
 
-    Returns:
-      The search's directory, its trials, and the signal that interrupted it, or None.
-
-    Raises:
-      FdgError: the search is invalid; nothing has been written.
+    Returns its directory, its trials, and the signal that interrupted it, or None.
     """
     require_optuna()
     check_search(job.algorithm, space)

@@ -260,11 +260,7 @@ def kept_settings(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
 
 
 def check_range(name: str, value: Any) -> None:
-    """Refuses a number that is out of a setting's range; None passes.
-
-    Raises:
-      FdgError: the number is out of range; the message names the flag.
-    """
+    """Refuses a number that is out of a setting's range; None passes."""
     field, _ = kept_settings(Names, Settings)[name]
     least, most = field.metadata.get("least"), field.metadata.get("most")
     if value is None or least is None or isinstance(value, str):
@@ -276,11 +272,7 @@ def check_range(name: str, value: Any) -> None:
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuses invalid settings of a run, given by name.
-
-    Raises:
-      FdgError: a setting is out of its range, or needs another setting.
-    """
+    """Refuses invalid settings of a run, given by name."""
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
     if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would silently reduce it modulo 2**32
         raise FdgError(f"--seed {seed}: seeds are below {_SEEDS}")
@@ -294,11 +286,7 @@ def check(settings: Mapping[str, Any]) -> None:
 
 
 def check_divides(devices: int | None, processes: int) -> None:
-    """Refuses a number of devices that does not divide by the number of processes.
-
-    Raises:
-      FdgError: it does not divide; the message has the nearest numbers that do.
-    """
+    """Refuses a number of devices that does not divide by the number of processes."""
     if devices is not None and devices % processes:
         raise FdgError(
             f"--devices {devices} does not divide by the {processes} processes:"
@@ -313,11 +301,7 @@ def nearest_multiples(number: int, of: int) -> str:
 
 
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the settings at the top level of a configuration to Python values.
-
-    Raises:
-      FdgError: a setting has an invalid value.
-    """
+    """Converts the settings at the top level of a configuration to Python values."""
     found = {}
     for name, (field, kind) in kept_settings(Names, Settings).items():
         if name in config:
@@ -330,11 +314,7 @@ def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_value(file: Path | None, name: str, value: Any, kind: Any) -> Any:
-    """Converts a JSON value to a Python value of the annotation `kind`.
-
-    Raises:
-      FdgError: the value does not match the annotation; the message names the file.
-    """
+    """Converts a JSON value to a Python value of the annotation `kind`."""
     try:
         return from_json(kind, value)
     except ValueError as error:

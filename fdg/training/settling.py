@@ -44,9 +44,6 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
 
     Host devices share one thread pool. It is sized here, before anything is compiled
     (`running.host_devices`).
-
-    Raises:
-      FdgError: there are fewer devices than requested, or the policy cannot be carried out on them.
     """
     devices = available_devices(job.devices)
     count, why = job.devices_chosen or job.devices, ""
@@ -60,11 +57,7 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
 
 
 def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> tuple[int, str]:
-    """The number of host devices that is predicted to be fastest, and the reason.
-
-    Raises:
-      PlanError: the policy cannot be carried out on any number of them.
-    """
+    """The number of host devices that is predicted to be fastest, and the reason."""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         return 1, "1: a program that calls Python functions on the host runs on one device"
     choice = policies.auto(
@@ -99,9 +92,6 @@ def available_devices(count: int | None) -> list[jax.Device]:
     """The first `count` devices, or all; with several processes, the same number from each.
 
     On a CPU, configures that many host devices, unless JAX has started already.
-
-    Raises:
-      FdgError: there are fewer devices.
     """
     processes = distributed.count()
     if count is not None:
@@ -206,11 +196,7 @@ class Settled:
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     """Chooses a job's policy if it is `auto`, or its lag. A collective: process 0 chooses for all.
 
-    Args:
-      plans_only: the job is only planned, so the devices of `--devices` need not exist.
-
-    Raises:
-      FdgError: there is nothing to choose from.
+    With `plans_only`, the devices of `--devices` need not exist.
     """
     if job.described.get("lag") == AUTO_LAG:
         return _with_lag(job, graph, plans_only)

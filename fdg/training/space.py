@@ -37,9 +37,6 @@ _MOST = 10_000  # values of one name, and points of a grid
 def parse_grid(text: str) -> Grid:
     """Parses a grid.
 
-    Raises:
-      FdgError: a word is invalid; says which, and what it should be.
-
     >>> parse_grid("learning_rate=1e-3,3e-3 entropy_coefficient=0")
     (('learning_rate', (0.001, 0.003)), ('entropy_coefficient', (0.0,)))
     >>> [f"{value:g}" for value in parse_grid("learning_rate=log:1e-4..1e-2x3")[0][1]]
@@ -50,9 +47,6 @@ def parse_grid(text: str) -> Grid:
 
 def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     """Makes a grid from values by name: numbers, a range as text, or one number.
-
-    Raises:
-      FdgError: there are no values, a value is not a number, or one is given twice.
 
     >>> make_grid({"learning_rate": [1e-3, 3e-3], "discount": "lin:0.5..1x2"})
     (('learning_rate', (0.001, 0.003)), ('discount', (0.5, 1.0)))
@@ -186,11 +180,7 @@ _RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, inclusive, on a logarithmic (`log`) or linear scale.
-
-    Raises:
-      FdgError: (construction) the range is invalid.
-    """
+    """All numbers from `low` to `high`, inclusive, on a logarithmic (`log`) or linear scale."""
 
     name: str
     low: float
@@ -220,11 +210,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """A set of values.
-
-    Raises:
-      FdgError: (construction) there are no values, or one is given twice.
-    """
+    """A set of values."""
 
     name: str
     values: tuple[Any, ...]
@@ -259,13 +245,8 @@ def space_text(space: Space) -> str:
 def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], bool, bool]]) -> Space:
     """Parses a search space.
 
-    Args:
-      text: words `NAME=VALUES`, separated by spaces.
-      read: maps a hyperparameter's name to a function that parses one value (its ValueError says what was
-        expected), whether it is a tuple, and whether it is an integer.
-
-    Raises:
-      FdgError: a word is invalid; says which, and what it should be.
+    `read` maps a name to a function that parses one value (its ValueError says what was expected), whether it
+    is a tuple, and whether it is an integer.
     """
     found: list[Range | Choices] = []
     for raw_name, values in _pairs(text, "search", "NAME=VALUES (hidden=64,64/128,128)"):
@@ -287,10 +268,6 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
 def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space:
     """Makes a space from values by name: a sequence of choices, or a range as text.
 
-    Args:
-      values: choices or ranges by name.
-      whole: whether a hyperparameter is an integer, by its name.
-
     >>> print(space_text(make_space({"hidden": [(64, 64), (128,)], "size": "lin:1..8"}, "size".__eq__)))
     hidden=64,64|128 size=lin:1..8
     """
@@ -311,11 +288,7 @@ def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space
 
 
 def named_once(space: Sequence[Range | Choices]) -> Space:
-    """Checks that a space is not empty and has no name twice.
-
-    Raises:
-      FdgError: it is, or has.
-    """
+    """Checks that a space is not empty and has no name twice."""
     if not space:
         raise FdgError("search: nothing to try: give values, such as hidden=64,64|128,128")
     names = [one.name for one in space]
@@ -326,11 +299,7 @@ def named_once(space: Sequence[Range | Choices]) -> Space:
 
 
 def check_choices(space: Space, trials: int) -> None:
-    """Warns about a name with a single tuple as its only choice: several numbers may have been meant.
-
-    Raises:
-      FdgError: the space has one point, and there are several trials.
-    """
+    """Warns about a name with a single tuple as its only choice: several numbers may have been meant."""
     for one in space:
         if isinstance(one, Choices) and len(one.values) == 1:
             alone, is_tuple = len(space) == 1 and trials > 1, isinstance(one.values[0], tuple)

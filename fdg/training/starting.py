@@ -144,13 +144,6 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. From
     a sweep, the best point's agents are taken; if the new run has as many agents as the sweep, agent i
     starts from agent i.
-
-    Args:
-      job: the new run's job.
-      graph: its algorithm's graph, which has the batch axis of each leaf of the state.
-
-    Raises:
-      FdgError: there is no such run, or its arrays have other shapes.
     """
     if job.start_from is None:
         return None

@@ -60,10 +60,7 @@ class Border:
 class Stepper:
     """Runs iterations of a graph call by call.
 
-    Args:
-      graph: the traced iteration.
-      plan: the placement of fragments; None for all on JAX's first device.
-      devices: the plan's devices.
+    Without a plan, all fragments run on JAX's first device.
     """
 
     def __init__(self, graph: FDG, plan: Plan | None = None, devices: Sequence[jax.Device] = ()):

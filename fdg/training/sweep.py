@@ -355,11 +355,7 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
 
 
 def check_names(algorithm: Any, names: Sequence[str]) -> None:
-    """Checks that names are hyperparameters that can be swept.
-
-    Raises:
-      FdgError: one is not; says how to try its values.
-    """
+    """Checks that names are hyperparameters that can be swept."""
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
     cls = type(algorithm)

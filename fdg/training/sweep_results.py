@@ -83,14 +83,8 @@ def point_results(
     """The results of each point, in the order of the sweep's points.
 
     In a population, whose hyperparameters change, each agent is a point with its final hyperparameters.
-
-    Args:
-      sweep: the run's algorithm.
-      rows: the rows of `metrics.jsonl`.
-      evaluated: `[agents]`, mean returns of the evaluation after training; None to use the last tenth of the
-        training.
-      failed: positions of failed agents, which have no return.
-      seed: the run's seed.
+    `evaluated` has the mean returns `[agents]` of the evaluation after training; None takes the last tenth of
+    the training. Agents at positions `failed` have no return.
     """
     steps, curves = per_agent(rows, sweep.agents)
     late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
@@ -266,11 +260,7 @@ def draw_schedules(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Reads `sweep.json` of a run.
-
-    Raises:
-      FdgError: the run is no sweep, or has not ended.
-    """
+    """Reads `sweep.json` of a run."""
     try:
         return read_json(path / "sweep.json", 64 << 20)
     except FdgError as error:

@@ -12,11 +12,7 @@ from fdg.files import check_own, refusal
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context in which a file is written; creates its folders, and turns the system's errors into one line.
-
-    Raises:
-      FdgError: it cannot be written.
-    """
+    """A context in which a file is written: creates its folders; an OSError becomes an `FdgError`."""
     check_writable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,10 +23,6 @@ def writing(path: Path) -> Iterator[None]:
 
 def check_writable(path: Path) -> None:
     """Checks that a file can be written; creates nothing.
-
-    Raises:
-      FdgError: it is a folder, a FIFO or a link in a run directory, it or its folder is read-only, or a file
-        is in the place of its folder.
 
     >>> check_writable(Path("/dev/null/video.gif"))
     Traceback (most recent call last):
