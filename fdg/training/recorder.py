@@ -36,13 +36,8 @@ class ConstantReturns:
     """Detects that all episodes of the first tenth of a run have the same return.
 
     An example is a car that never reaches the top of its hill. The return stays at its worst value, gradients
-    are noise, and longer training with the same settings will not help.
-
-    Args:
-      num_iterations: the iterations of the whole run.
-      start: iterations before this call; a resumed run does not repeat the hint.
-      advice: what the hint suggests; None for a suggestion that suits most algorithms.
-      after: iterations before the check; None for a tenth of the run.
+    are noise, and longer training with the same settings will not help. A resumed run does not repeat the
+    hint; `after` are the iterations before the check, by default a tenth of the run.
     """
 
     def __init__(
@@ -51,56 +46,23 @@ class ConstantReturns:
         self._after = math.ceil(num_iterations / _PART) if after is None else after
         self._done = start >= self._after
         self._advice = advice or _ADVICE
-        self._count, self._lowest, self._highest = 0, math.inf, -math.inf
+        self._count, self._values = 0, set[float]()
 
     def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
         """The hint as a line to print, once; else None.
 
-        Args:
-          iteration: the number of completed iterations.
-          env_steps: environment steps so far.
-          returns: mean episode return of each iteration since the last call; NaN if no episode ended.
+        `returns` are the mean episode returns of the iterations since the last call; NaN if no episode ended.
         """
-        for value in returns:
-            if math.isfinite(value):
-                self._count += 1
-                self._lowest, self._highest = min(self._lowest, value), max(self._highest, value)
+        known = [] if self._done else [value for value in returns if math.isfinite(value)]
+        self._count, self._values = self._count + len(known), self._values.union(known)
+        self._done = self._done or len(self._values) > 1
         if self._done or iteration < self._after or self._count < _MIN_RETURNS:
             return None
         self._done = True
-        if self._lowest < self._highest:
-            return None
         return (
-            f"hint: after {env_steps:,} steps every episode has returned {format_numbers(self._lowest)[0]},"
+            f"hint: after {env_steps:,} steps every episode has returned {format_numbers(*self._values)[0]},"
             f" so there is nothing to learn from yet: {self._advice}"
         )
-
-
-class NoAction:
-    """Detects observations that allow no action, by the metric `no_action_step` (`algos.rollout`).
-
-    Args:
-      env: the name of the environment, for the message.
-    """
-
-    def __init__(self, env: str):
-        self._env, self._done = env, False
-
-    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The warning, once; else None.
-
-        Args:
-          rows: the metrics of each iteration since the last call.
-        """
-        for row in () if self._done else rows:
-            if math.isfinite(step := row.get("no_action_step", math.nan)):
-                self._done = True
-                return (
-                    f"environment '{self._env}' allows no action in an observation of iteration"
-                    f" {row['iteration']}, after step {step:.0f} of the rollout; such a mask is ignored: let"
-                    " it allow an action, or end the episode there"
-                )
-        return None
 
 
 class LargeUpdates:
@@ -108,9 +70,6 @@ class LargeUpdates:
 
     One update with an unsuitable step size or batch size can ruin a good checkpoint. Then `approx_kl` is far
     above that of a clipped update, or the entropy collapses without a gain in return.
-
-    Args:
-      learning_rate: the learning rate of the run, for the message; None if it has none.
     """
 
     def __init__(self, learning_rate: Any = None):
@@ -119,11 +78,7 @@ class LargeUpdates:
         self._first: Mapping[str, Any] = {}
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The hint as a line to print, once; else None.
-
-        Args:
-          rows: the metrics of each iteration since the last call.
-        """
+        """The hint as a line to print, once, from the metrics of each iteration since the last call."""
         for row in rows:
             if self._done or row["iteration"] > _FIRST:
                 return None
@@ -149,13 +104,22 @@ class LargeUpdates:
         return None
 
 
+def _without_actions(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
+    """The warning about an observation that allows no action (`no_action_step` of `algos.rollout`)."""
+    for row in rows:
+        if math.isfinite(step := row.get("no_action_step", math.nan)):
+            return (
+                f"environment '{env}' allows no action in an observation of iteration {row['iteration']},"
+                f" after step {step:.0f} of the rollout; such a mask is ignored: let it allow an action, or end"
+                " the episode there"
+            )
+    return None
+
+
 class LostEpisodes:
     """Counts the episodes lost to failed environment workers, over all sessions of a run.
 
     Only host environments with `restarts` lose episodes: one that ran in a failed worker counts as truncated.
-
-    Args:
-      env: the run's environment, or None.
     """
 
     def __init__(self, env: Any):
@@ -222,10 +186,6 @@ class Recorder:
     Attributes:
       wall_s: seconds of training up to the last recorded call.
       wants_to_stop: whether a callback asked to end the run.
-
-    Args:
-      eta: the most updates by which a token of a stream may be older than the newest parameters, a column of
-        the metrics; None without a stream.
     """
 
     def __init__(
@@ -259,7 +219,7 @@ class Recorder:
             getattr(job.algorithm, "iterations_without_rewards", None),
         )
         self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
-        self._no_action = NoAction(getattr(getattr(job.algorithm, "env", None), "name", "?"))
+        self._has_warned = False
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -327,7 +287,9 @@ class Recorder:
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:
                 self._progress.say(line)
-        if said := self._no_action.look(rows):
+        env = getattr(getattr(self._job.algorithm, "env", None), "name", "?")
+        if not self._has_warned and (said := _without_actions(rows, env)):
+            self._has_warned = True
             warnings.warn(said, FdgWarning, stacklevel=2)
         self._tell(rows, evaluation)
 

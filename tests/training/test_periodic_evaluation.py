@@ -128,12 +128,10 @@ class Experiments:
     """What is used of the package `mlflow`: it remembers what is created, and what is logged where."""
 
     runs: ClassVar[list] = []
+    logged: ClassVar[list] = []
 
     class entities:
         Param = Metric = lambda *values: values
-
-    def __init__(self, tracking_uri=None):
-        self.logged = []
 
     MlflowClient = classmethod(lambda cls, tracking_uri: cls())
 
@@ -154,9 +152,11 @@ class Experiments:
 
 def test_mlflow_goes_on_with_the_run_of_that_name_and_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiments, "runs", [])
-    config = {"env": "x", "rate": 1}
+    monkeypatch.setitem(sys.modules, "mlflow", Experiments)
 
-    def logger(steps, name="run"):
-        return loggers.MLflow(Experiments, tmp_path / name, None, config, steps)._id
+    def logged_to(steps, name="run"):
+        (mlflow,) = loggers.open_loggers([("mlflow", None)], tmp_path / name, {"env": "x"}, steps)
+        mlflow.log(steps, {"loss": 1.0})
+        return Experiments.logged[-1][0]
 
-    assert [logger(0), logger(5), logger(0), logger(5, "other")] == ["run-0", "run-0", "run-1", "other-2"]
+    assert [logged_to(0), logged_to(5), logged_to(0), logged_to(5, "other")] == ["run-0", "run-0", "run-1", "other-2"]
