@@ -16,11 +16,7 @@ from typing import IO
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Raises if `path` exists and is not a regular file (or, with `is_folder`, not a real directory).
-
-    Raises:
-      OSError: it is a link or a special file, a folder in place of a file, or a file in place of a folder.
-    """
+    """Raises if `path` exists and is not a regular file (or, with `is_folder`, not a real directory)."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -46,11 +42,7 @@ def refusal(there: Path) -> OSError | None:
 
 
 def make_folder(path: Path) -> Path:
-    """Creates a folder unless it exists, and returns it; its parent must exist.
-
-    Raises:
-      OSError: it cannot be created, or something else has its name.
-    """
+    """Creates a folder unless it exists, and returns it; its parent must exist."""
     check_own(path, is_folder=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir()
@@ -58,11 +50,7 @@ def make_folder(path: Path) -> Path:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """Opens a regular file for appending; creates it if it is missing.
-
-    Raises:
-      OSError: it cannot be opened, or is not a regular file.
-    """
+    """Opens a regular file for appending; creates it if it is missing."""
     check_own(path)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "ab")
@@ -70,11 +58,7 @@ def open_to_append(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A context with a new file that atomically replaces `path` at its end; on failure nothing is left.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """A context with a new file that atomically replaces `path` at its end; on failure nothing is left."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
         try:
             yield file
@@ -90,21 +74,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file atomically, replacing one of the same name.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Writes a file atomically, replacing one of the same name."""
     with replacing(path) as file:
         file.write(content)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a folder with its contents, or a symlink (not its target).
-
-    Raises:
-      OSError: it cannot be removed.
-    """
+    """Removes a file, a folder with its contents, or a symlink (not its target)."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -21,19 +21,12 @@ from fdg.training.settings import AUTO_LAG
 
 @dataclasses.dataclass(frozen=True)
 class Halved:
-    """The prediction with one rate of the cluster halved.
+    """The prediction with one rate of the cluster halved."""
 
-    Attributes:
-      rate: the rate's name; "" for none.
-      seconds: of an iteration of the policy that was chosen with the original rates.
-      chosen: the policy that is chosen now, and its number of devices.
-      best_seconds: of an iteration of the new choice.
-    """
-
-    rate: str
-    seconds: float
-    chosen: str
-    best_seconds: float
+    rate: str  # the rate's name; "" for none
+    seconds: float  # of an iteration of the policy that was chosen with the original rates
+    chosen: str  # the policy that is chosen now, and its number of devices
+    best_seconds: float  # of an iteration of the new choice
 
     @property
     def loses(self) -> float:

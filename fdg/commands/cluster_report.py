@@ -26,17 +26,11 @@ from fdg.training.curves import figure_of, finish, style
 
 @dataclasses.dataclass(frozen=True)
 class Failing:
-    """A job with failures.
+    """A job with failures."""
 
-    Attributes:
-      between: mean seconds between failures of the whole job; infinite for none.
-      save: seconds to save a checkpoint, in which nothing else runs.
-      restart: seconds from a failure until the last checkpoint is loaded.
-    """
-
-    between: float
-    save: float
-    restart: float
+    between: float  # mean seconds between failures of the whole job; infinite for none
+    save: float  # seconds to save a checkpoint, in which nothing else runs
+    restart: float  # seconds from a failure until the last checkpoint is loaded
 
     def __post_init__(self) -> None:
         for name in ("between", "save", "restart"):
@@ -137,33 +131,20 @@ _WORK = 200.0  # times the mean time between failures: the work of a simulated j
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan on a cluster.
+    """A plan on a cluster."""
 
-    Attributes:
-      devices: number of devices of the plan.
-      policy: the policy, as text.
-      prediction: the predicted iteration without stragglers.
-      straggling: slow-down of an iteration by stragglers; 1 for none.
-      steps_per_s: environment steps per second, with stragglers, without failures.
-      job: its failures.
-      save_every: best seconds of work between checkpoints: (Young, Daly, best simulated).
-      goodput: (by Daly's formula, simulated).
-      price_per_million: price of a million steps, with failures.
-      memory: estimated peak bytes on a device of each group (`Plan.memory`).
-      idle: sentences about devices that the placement does not use.
-    """
-
-    devices: int
-    policy: str
-    prediction: Prediction
-    straggling: float
-    steps_per_s: float
-    job: Failing
+    devices: int  # number of devices of the plan
+    policy: str  # the policy, as text
+    prediction: Prediction  # the predicted iteration without stragglers
+    straggling: float  # slow-down of an iteration by stragglers; 1 for none
+    steps_per_s: float  # environment steps per second, with stragglers, without failures
+    job: Failing  # its failures
+    # best seconds of work between checkpoints: (Young, Daly, best simulated)
     save_every: tuple[float, float, float]
-    goodput: tuple[float, float]
-    price_per_million: float
-    memory: dict[str, int]
-    idle: tuple[str, ...] = ()
+    goodput: tuple[float, float]  # (by Daly's formula, simulated)
+    price_per_million: float  # price of a million steps, with failures
+    memory: dict[str, int]  # estimated peak bytes on a device of each group (`Plan.memory`)
+    idle: tuple[str, ...] = ()  # sentences about devices that the placement does not use
 
 
 def point(plan: Plan, cluster: Cluster, steps: int) -> Point:

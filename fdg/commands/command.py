@@ -17,20 +17,15 @@ RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": 
 class Command:
     """A command: called with the words after its name (None for those of the process), it returns the exit
     status.
-
-    Attributes:
-      name: program and command, for `--help`: "fdg pack".
-      about: the description for `--help`.
-      flags: the command's flags.
-      act: called with the values of all flags and positional words by name; returns the exit status, or None
-        for 0. Its `FdgError`s name flags.
-      takes: positional words by name, with arguments of `argparse.ArgumentParser.add_argument`.
     """
 
-    name: str
-    about: str
-    flags: Sequence[Flag]
+    name: str  # program and command, for `--help`: "fdg pack"
+    about: str  # the description for `--help`
+    flags: Sequence[Flag]  # the command's flags
+    # called with the values of all flags and positional words by name; returns the exit status, or None for
+    # 0. Its `FdgError`s name flags.
     act: Callable[[dict[str, Any]], int | None]
+    # positional words by name, with arguments of `argparse.ArgumentParser.add_argument`
     takes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:

@@ -323,17 +323,11 @@ def add_earlier(parser: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class JobFlags:
-    """The flags of a job: those of every job (`fdg.training.settings`), of its policy and of its algorithm.
+    """The flags of a job: those of every job (`fdg.training.settings`), its policy and its algorithm."""
 
-    Attributes:
-      policy: flags of the policy's fields.
-      own: flags of the algorithm's hyperparameters.
-      has_length: whether `total_steps` is a setting of the run instead of a hyperparameter.
-    """
-
-    policy: Sequence[Flag] = ()
-    own: Sequence[Flag] = ()
-    has_length: bool = False
+    policy: Sequence[Flag] = ()  # flags of the policy's fields
+    own: Sequence[Flag] = ()  # flags of the algorithm's hyperparameters
+    has_length: bool = False  # whether `total_steps` is a setting of the run instead of a hyperparameter
 
     @classmethod
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":

@@ -253,27 +253,16 @@ class CommandLine:
 
 @dataclasses.dataclass(frozen=True)
 class _Resolved:
-    """The classes and the environment that a job's names stand for.
+    """The classes and the environment that a job's names stand for."""
 
-    Attributes:
-      resolver: the `NameResolver` of these names.
-      algo: the algorithm's name.
-      cls: its class.
-      policy: the policy's name.
-      policy_class: its class.
-      env_name: the environment's name, with its parameters.
-      registered: its name without parameters.
-      env: the environment; None if the algorithm has its own.
-    """
-
-    resolver: Any
-    algo: str
-    cls: type
-    policy: str
-    policy_class: type
-    env_name: str
-    registered: str
-    env: Any
+    resolver: Any  # the `NameResolver` of these names
+    algo: str  # the algorithm's name
+    cls: type  # its class
+    policy: str  # the policy's name
+    policy_class: type  # its class
+    env_name: str  # the environment's name, with its parameters
+    registered: str  # its name without parameters
+    env: Any  # the environment; None if the algorithm has its own
 
     @property
     def title(self) -> str:

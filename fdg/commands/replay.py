@@ -48,15 +48,10 @@ _KINDS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Lengths of responses in tokens.
+    """Lengths of responses in tokens."""
 
-    Attributes:
-      tokens: the length of each response, `[_DRAWN]`.
-      said: where they come from.
-    """
-
-    tokens: np.ndarray
-    said: str
+    tokens: np.ndarray  # the length of each response, `[_DRAWN]`
+    said: str  # where they come from
 
     @property
     def step(self) -> int:
@@ -163,23 +158,14 @@ class _Ages:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The simulated stream in its steady state.
+    """The simulated stream in its steady state."""
 
-    Attributes:
-      ticks: ticks of an iteration.
-      busy: share of busy slots.
-      lag: mean age of tokens in updates.
-      oldest: the largest age.
-      masked: share of tokens that `late="mask"` gives no weight.
-      rate: trained tokens per tick.
-    """
-
-    ticks: float
-    busy: float
-    lag: float
-    oldest: int
-    masked: float
-    rate: float
+    ticks: float  # ticks of an iteration
+    busy: float  # share of busy slots
+    lag: float  # mean age of tokens in updates
+    oldest: int  # the largest age
+    masked: float  # share of tokens that `late="mask"` gives no weight
+    rate: float  # trained tokens per tick
 
 
 def replay(

@@ -51,22 +51,14 @@ _MOST_CELLS = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class StudyCell:
-    """One algorithm with its settings in one environment, for one budget and all seeds.
+    """One algorithm with its settings in one environment, for one budget and all seeds."""
 
-    Attributes:
-      algo, env: as on the command line.
-      side: its name in the comparison.
-      budget: the name of its budget; "" if there is one budget.
-      total_steps: steps of each seed.
-      words: further flags of `fdg train`.
-    """
-
-    algo: str
+    algo: str  # as on the command line
     env: str
-    side: str
-    budget: str
-    total_steps: int
-    words: tuple[str, ...]
+    side: str  # its name in the comparison
+    budget: str  # the name of its budget; "" if there is one budget
+    total_steps: int  # steps of each seed
+    words: tuple[str, ...]  # further flags of `fdg train`
 
     @property
     def name(self) -> str:
@@ -82,17 +74,11 @@ class StudyCell:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The content of a study file.
+    """The content of a study file."""
 
-    Attributes:
-      cells: all cells.
-      seeds: the seeds of each cell.
-      random_episodes: episodes of random actions in each environment; 0 for none.
-    """
-
-    cells: Sequence[StudyCell]
-    seeds: range
-    random_episodes: int
+    cells: Sequence[StudyCell]  # all cells
+    seeds: range  # the seeds of each cell
+    random_episodes: int  # episodes of random actions in each environment; 0 for none
 
 
 def read_study(path: Path) -> Study:

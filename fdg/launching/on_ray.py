@@ -73,12 +73,7 @@ class OnRay:
         return self._ray.get_runtime_context().gcs_address
 
     def reserve(self, first: bool) -> int:
-        """Reserves room for a process on each node; in later calls, on the remaining nodes.
-
-        Raises:
-          FdgError: the nodes have no room.
-          RunError: no node is left.
-        """
+        """Reserves room for a process on each node; in later calls, on the remaining nodes."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._release()
@@ -267,7 +262,8 @@ def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """Collects signals to forward to the processes, which save first. A third one ends this process at
-    once."""
+    once.
+    """
     asked: list[int] = []
 
     def keep(number: int, _: Any) -> None:

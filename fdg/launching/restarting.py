@@ -15,17 +15,12 @@ _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A process of a run that has ended.
+    """A process of a run that has ended."""
 
-    Attributes:
-      who: its name in errors.
-      status: exit status, the negative number of the signal that killed it, or None if it vanished.
-      how: what happened to it, if `status` is None.
-    """
-
-    who: str
+    who: str  # its name in errors
+    # exit status, the negative number of the signal that killed it, or None if it vanished
     status: int | None
-    how: str = ""
+    how: str = ""  # what happened to it, if `status` is None
 
     def reason(self) -> str:
         """Why it ended; "" if the process printed its own error."""
@@ -38,17 +33,11 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The end of all processes of a run.
+    """The end of all processes of a run."""
 
-    Attributes:
-      status: the exit status; 0 for success.
-      reason: which process failed first and how; "" if it printed its own error.
-      asked: whether the user ended it.
-    """
-
-    status: int
-    reason: str = ""
-    asked: bool = False
+    status: int  # the exit status; 0 for success
+    reason: str = ""  # which process failed first and how; "" if it printed its own error
+    asked: bool = False  # whether the user ended it
 
     @property
     def may_go_on(self) -> bool:

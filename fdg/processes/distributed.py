@@ -1,7 +1,8 @@
 """Multi-process runs on `jax.distributed`: joining, JSON all-gather, and gathering arrays on process 0.
 
 All processes run the same program; only process 0 (`is_first`) writes and prints. With a single process all
-functions work too. See `docs/decisions/011-processes.md`.
+functions work too. Collectives raise `LostError` if another process is gone. See
+`docs/decisions/011-processes.md`.
 """
 
 import atexit
@@ -121,9 +122,6 @@ def exchange(value: Any) -> list[Any]:
     """The values of all processes, in their order. A collective: all processes call it.
 
     `value` is anything that JSON can hold.
-
-    Raises:
-      peers.LostError: another process is gone.
     """
     return [value] if _peers is None else _peers.exchange(value)
 
@@ -132,10 +130,6 @@ def check_alike(digests: Mapping[str, str]) -> None:
     """Checks that all processes run the same programs; otherwise they would deadlock. A collective.
 
     `digests` are of the parts of what this process will run, by their names in errors.
-
-    Raises:
-      FdgError: another process has other digests; names it, and the parts.
-      peers.LostError: another process is gone.
     """
     first, *others = exchange(dict(digests))
     for i, other in enumerate(others, 1):
@@ -155,9 +149,6 @@ def fetch(tree: Any) -> Any:
     Each shard goes straight to process 0, and no other has to hold the whole. No XLA program runs, so the
     arrays may belong to meshes that this process has no part in. Typed keys come as their data. Returns NumPy
     arrays on process 0 (copies: the arrays may be donated), None on the others.
-
-    Raises:
-      peers.LostError: another process is gone.
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [keys.words(leaf) for leaf in leaves]

@@ -17,17 +17,11 @@ else:
 
 
 class HasPresets(_AnyFields):
-    """Base of the settings of algorithms.
+    """Base of the settings of algorithms."""
 
-    Attributes:
-      default_env: the environment of the command line if it names none.
-      presets_of: the algorithm whose presets the class uses; "" for none.
-      preset_table: the presets: `of`, `named` and `followed` of `algos.presets`.
-    """
-
-    default_env: ClassVar[str] = "CartPole-v1"
-    presets_of: ClassVar[str] = ""
-    preset_table: ClassVar[Any]
+    default_env: ClassVar[str] = "CartPole-v1"  # the environment of the command line if it names none
+    presets_of: ClassVar[str] = ""  # the algorithm whose presets the class uses; "" for none
+    preset_table: ClassVar[Any]  # the presets: `of`, `named` and `followed` of `algos.presets`
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")

@@ -162,11 +162,7 @@ class Checkpoints:
         return bool(distributed.exchange(cheap)[0])
 
     def save(self, iteration: int, state: Any) -> None:
-        """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns.
-
-        Raises:
-          RunError: this checkpoint or the previous one cannot be written.
-        """
+        """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns."""
         arrays = _arrays_by_name(state)
         if distributed.count() > 1:
             arrays = distributed.fetch(arrays)
@@ -245,11 +241,7 @@ class Checkpoints:
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
-        """Waits for the last write.
-
-        Raises:
-          RunError: the last checkpoint could not be written.
-        """
+        """Waits for the last write."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:

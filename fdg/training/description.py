@@ -33,9 +33,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     found = {
         "algo": _name_of(type(algorithm), {name: algos.get(name) for name in algos.names()}),
         "env": None if env is None else _env_name(env),
-        "policy": _name_of(type(policy), {name: policies.get(name) for name in policies.names()}),
-        "policy_fields": _fields(policy),
-        **{delay: getattr(policy, delay, 0) for delay in _DELAYS},
+        **describe_policy(policy),
         "hyperparameters": _fields(algorithm),
     }
     try:
@@ -45,6 +43,15 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     except Exception:  # a user's class may raise anything
         found["rebuilds"] = False
     return found
+
+
+def describe_policy(policy: Any) -> dict[str, Any]:
+    """The name and fields of a policy."""
+    return {
+        "policy": _name_of(type(policy), {name: policies.get(name) for name in policies.names()}),
+        "policy_fields": _fields(policy),
+        **{delay: getattr(policy, delay, 0) for delay in _DELAYS},
+    }
 
 
 def rebuild(config: Mapping[str, Any], resolver: NameResolver, where: str = "this run") -> tuple[Any, Any]:

@@ -49,12 +49,7 @@ class Finite:
         self._silent = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
 
     def look(self, before: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Checks the metrics of the iterations after `before`: `[n]` or `[n, agents]`.
-
-        Raises:
-          RunError: a loss is infinite or NaN and the run stops; names the iteration, the metric and the last
-            good checkpoint.
-        """
+        """Checks the metrics of the iterations after `before`: `[n]` or `[n, agents]`."""
         found = {}
         for name, values in metrics.items():
             if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):

@@ -16,35 +16,21 @@ Tracker = tuple[str, str | None]  # which, and of wandb and mlflow the project o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Settings):
-    """What to train and how: the settings of a run, its algorithm and its policy.
+    """What to train and how: the settings of a run, its algorithm and its policy."""
 
-    Attributes:
-      algorithm: the algorithm, built from presets and flags.
-      policy: the distribution policy.
-      described: both as in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `staleness`,
-        `hyperparameters`.
-      num_iterations: iterations of the whole run.
-      steps_per_iteration: steps of one agent in an iteration.
-      total_steps: None if it is a hyperparameter of the algorithm.
-      resumes: whether to resume the run in `out`.
-      start_from: a run whose weights initialise this one, or None.
-      trust: whether that run's files may name code outside fdg (`fdg.training.name_resolver`).
-      cores: the number of host devices to choose from; None for no choice.
-      explains: whether to print the candidates of `auto`, or only the reason.
-      record: further entries of `config.json`: the sources of values, and how the run was started.
-    """
-
-    algorithm: Any
-    policy: Any
+    algorithm: Any  # the algorithm, built from presets and flags
+    policy: Any  # the distribution policy
+    # both as in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `staleness`, `hyperparameters`
     described: Mapping[str, Any]
-    num_iterations: int
-    steps_per_iteration: int
-    total_steps: int | None = None
-    resumes: bool = False
-    start_from: Path | None = None
-    trust: bool = False
-    cores: int | None = None
-    explains: bool = True
+    num_iterations: int  # iterations of the whole run
+    steps_per_iteration: int  # steps of one agent in an iteration
+    total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
+    resumes: bool = False  # whether to resume the run in `out`
+    start_from: Path | None = None  # a run whose weights initialise this one, or None
+    trust: bool = False  # whether that run's files may name code outside fdg (`fdg.training.name_resolver`)
+    cores: int | None = None  # the number of host devices to choose from; None for no choice
+    explains: bool = True  # whether to print the candidates of `auto`, or only the reason
+    # further entries of `config.json`: the sources of values, and how the run was started
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -84,25 +84,15 @@ _FEW_ROWS = 32  # a data file with fewer rows gets a hint
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-      run: the run directory.
-      engine: the engine that ran it.
-      state: the engine's final state; None if the run was already complete.
-      iteration: completed iterations.
-      caught: the signal that ended the run early, or None.
-      stopped: any other reason for an early end, or None.
-      evaluation: the greedy evaluation at the end, or None.
-    """
-
-    run: RunDirectory
-    engine: fdg.Engine
-    state: Any
-    iteration: int
-    caught: int | None = None
-    stopped: str | None = None
-    evaluation: Evaluation | None = None
+    run: RunDirectory  # the run directory
+    engine: fdg.Engine  # the engine that ran it
+    state: Any  # the engine's final state; None if the run was already complete
+    iteration: int  # completed iterations
+    caught: int | None = None  # the signal that ended the run early, or None
+    stopped: str | None = None  # any other reason for an early end, or None
+    evaluation: Evaluation | None = None  # the greedy evaluation at the end, or None
 
 
 def say(line: Any = "") -> None:

@@ -33,19 +33,15 @@ _TRACKERS = ("wandb", "mlflow")
 
 @dataclasses.dataclass(frozen=True)
 class NameResolver:
-    """Resolves the names that one source gives: the caller (the default), or a file.
+    """Resolves the names that one source gives: the caller (the default), or a file."""
 
-    Attributes:
-      file: the source; None for the caller (command line or Python), who may name anything.
-      named: values that the caller gives as well, by field (`algo`, `env`, `policy`, a hyperparameter); None
-        if the caller cannot give any.
-      trust: whether the caller trusts the file, which may then name anything.
-      flags: fields that the caller has a flag for, which messages name; None for all.
-    """
-
+    # the source; None for the caller (command line or Python), who may name anything
     file: Path | None = None
+    # values that the caller gives as well, by field (`algo`, `env`, `policy`, a hyperparameter); None if
+    # the caller cannot give any
     named: Mapping[str, Any] | None = None
-    trust: bool = False
+    trust: bool = False  # whether the caller trusts the file, which may then name anything
+    # fields that the caller has a flag for, which messages name; None for all
     flags: Collection[str] | None = None
 
     def algorithm_class(self, name: Any) -> Any:

@@ -33,16 +33,11 @@ class Population:
     """When and how agents copy from each other: `fdg.agents.BetweenAgents`.
 
     States are those of `fdg.training.sweep.Sweep`: `hyperparameters`, `state`, `membership`.
-
-    Attributes:
-      every: iterations between exchanges.
-      bounds: `(name, lowest, highest)` of each hyperparameter.
-      share: the share of agents that are replaced, and of those that are copied.
     """
 
-    every: int
-    bounds: tuple[tuple[str, float, float], ...]
-    share: float = 0.2
+    every: int  # iterations between exchanges
+    bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
+    share: float = 0.2  # the share of agents that are replaced, and of those that are copied
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:

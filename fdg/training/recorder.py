@@ -110,8 +110,8 @@ def _without_actions(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
         if math.isfinite(step := row.get("no_action_step", math.nan)):
             return (
                 f"environment '{env}' allows no action in an observation of iteration {row['iteration']},"
-                f" after step {step:.0f} of the rollout; such a mask is ignored: let it allow an action, or end"
-                " the episode there"
+                f" after step {step:.0f} of the rollout; such a mask is ignored: let it allow an action, or"
+                " end the episode there"
             )
     return None
 

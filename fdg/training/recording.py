@@ -40,17 +40,12 @@ _SIDES = ("input", "result", "state")
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """An array of a recording.
-
-    Attributes:
-      digest: the digest of its bits.
-      array: the array; None if only its digest was stored.
-    """
+    """An array of a recording."""
 
     dtype: str
     shape: tuple[int, ...]
-    digest: str
-    array: np.ndarray | None = None
+    digest: str  # the digest of its bits
+    array: np.ndarray | None = None  # the array; None if only its digest was stored
 
 
 class Digests:
@@ -88,16 +83,11 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Recorded iterations.
+    """Recorded iterations."""
 
-    Attributes:
-      facts: `of` (the run), `iteration` (completed before it), `iterations` (recorded), `versions`,
-        `settings`.
-      recorded: the borders; their arrays are `Known`.
-    """
-
+    # `of` (the run), `iteration` (completed before it), `iterations` (recorded), `versions`, `settings`
     facts: Mapping[str, Any]
-    recorded: tuple[Border, ...]
+    recorded: tuple[Border, ...]  # the borders; their arrays are `Known`
 
     @property
     def start(self) -> Border:
@@ -293,19 +283,13 @@ def array_difference(
 
 @dataclasses.dataclass(frozen=True)
 class BorderDifference:
-    """The first border at which two programs differ.
+    """The first border at which two programs differ."""
 
-    Attributes:
-      border: the border of the first program, or of the second if the first has ended.
-      other: the second program's place in the iteration if the two programs run different calls; else None.
-      arrays: the arrays that differ.
-      compared: the number of equal arrays before this border.
-    """
-
-    border: Border
+    border: Border  # the border of the first program, or of the second if the first has ended
+    # the second program's place in the iteration if the two programs run different calls; else None
     other: str | None
-    arrays: tuple[ArrayDifference, ...]
-    compared: int
+    arrays: tuple[ArrayDifference, ...]  # the arrays that differ
+    compared: int  # the number of equal arrays before this border
 
 
 def first_difference(

@@ -36,23 +36,14 @@ _ROUNDS = 6  # of each job, as a cell of `bench.costs` has in two passes
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceJob:
-    """An algorithm in an environment under a policy.
+    """An algorithm in an environment under a policy."""
 
-    Attributes:
-      algorithm: the name of its class.
-      env: as in `envs.make`.
-      fields: the algorithm's fields.
-      policy: the name of its class.
-      sizes: the policy's fields.
-      devices: the number of devices.
-    """
-
-    algorithm: str
-    env: str
-    fields: tuple[tuple[str, Any], ...]
-    policy: str
-    sizes: tuple[tuple[str, Any], ...]
-    devices: int
+    algorithm: str  # the name of its class
+    env: str  # as in `envs.make`
+    fields: tuple[tuple[str, Any], ...]  # the algorithm's fields
+    policy: str  # the name of its class
+    sizes: tuple[tuple[str, Any], ...]  # the policy's fields
+    devices: int  # the number of devices
 
     @classmethod
     def of_key(cls, key: str) -> "ReferenceJob":

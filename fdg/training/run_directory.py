@@ -142,11 +142,7 @@ class RunDirectory:
         self.publish(name, lambda file: file.write(json_line(content, indent=2)))
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replaces a file of the run atomically by what `write` writes.
-
-        Raises:
-          RunError: the file cannot be written.
-        """
+        """Replaces a file of the run atomically by what `write` writes."""
         path = self.path / name
         with self._mended(name):
             if path.parent != self.path:
@@ -155,11 +151,7 @@ class RunDirectory:
                 write(file)
 
     def check_there(self) -> None:
-        """Checks that the directory still exists.
-
-        Raises:
-          RunError: it was removed or moved.
-        """
+        """Checks that the directory still exists."""
         if self._is_gone():
             raise unwritable(self.path, "", "", is_gone=True)
 

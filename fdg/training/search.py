@@ -40,23 +40,14 @@ from fdg.training.sweep_results import best_of, first_rows, point_results, shown
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One trial.
+    """One trial."""
 
-    Attributes:
-      run: its folder below `trials/`.
-      values: hyperparameters by name, as in the search space.
-      state: "done", "ended early" (pruned) or "refused" (it could not be trained).
-      value: mean return (of a sweep, that of its best point); NaN unless the trial is done.
-      returns: the return of each agent.
-      refused: the error, if the state is "refused".
-    """
-
-    run: str
-    values: Mapping[str, Any]
-    state: str
-    value: float
-    returns: tuple[float, ...] = ()
-    refused: str | None = None
+    run: str  # its folder below `trials/`
+    values: Mapping[str, Any]  # hyperparameters by name, as in the search space
+    state: str  # "done", "ended early" (pruned) or "refused" (it could not be trained)
+    value: float  # mean return (of a sweep, that of its best point); NaN unless the trial is done
+    returns: tuple[float, ...] = ()  # the return of each agent
+    refused: str | None = None  # the error, if the state is "refused"
 
     @property
     def interval(self) -> tuple[float, float] | None:

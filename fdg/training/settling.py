@@ -32,7 +32,9 @@ from fdg.processes import distributed
 from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
 from fdg.running.program_cache import kept_in
 from fdg.tracing.trace import side_by_side
+from fdg.training.description import describe_policy, rebuild_policy
 from fdg.training.job import Job
+from fdg.training.name_resolver import CALLER
 from fdg.training.settings import AUTO_LAG, nearest_multiples
 from fdg.training.sweep import unswept
 
@@ -45,15 +47,20 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
     Host devices share one thread pool. It is sized here, before anything is compiled
     (`running.host_devices`).
     """
-    devices = available_devices(job.devices)
-    count, why = job.devices_chosen or job.devices, ""
-    if count is None and job.cores is not None and devices[0].platform == "cpu":
-        count, why = quickest_count(job, graph, devices[: job.cores])
+    devices, why = _chosen_devices(job, graph)
+    count = job.devices_chosen or job.devices or (len(devices) if why else None)
     if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
         if threads := threads_of(side_by_side(graph, job.agents), job.policy, count):
             restart_cpu_backend(count, threads)
-        devices = available_devices(None)
-    return with_host(job.policy, devices[:count]), why
+        devices = available_devices(None)[:count]
+    return with_host(job.policy, devices), why
+
+
+def _chosen_devices(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
+    devices, count, why = available_devices(job.devices), job.devices_chosen, ""
+    if job.devices is None and count is None and job.cores is not None and devices[0].platform == "cpu":
+        count, why = quickest_count(job, graph, devices[: job.cores])
+    return devices[:count], why
 
 
 def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> tuple[int, str]:
@@ -180,17 +187,11 @@ _Found = tuple[Any, int, str]  # policy, number of devices, reason
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A job whose policy is chosen.
+    """A job whose policy is chosen."""
 
-    Attributes:
-      job: the job with the chosen policy, devices and algorithm.
-      graph: its algorithm's graph.
-      said: the candidates or the reason, to print; "" if nothing was chosen.
-    """
-
-    job: Job
-    graph: fdg.FDG
-    said: str
+    job: Job  # the job with the chosen policy, devices and algorithm
+    graph: fdg.FDG  # its algorithm's graph
+    said: str  # the candidates or the reason, to print; "" if nothing was chosen
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
@@ -202,11 +203,9 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         return _with_lag(job, graph, plans_only)
     if not isinstance(job.policy, policies.Auto):
         return Settled(job, graph, "")
-    devices: Any = job.devices
-    if not plans_only or devices is None:
-        devices = available_devices(job.devices)
-        if job.devices is None and job.cores is not None:
-            devices = devices[: job.cores]
+    devices: Any = job.devices if plans_only and job.devices else available_devices(job.devices)
+    if job.devices is None and job.cores is not None:
+        devices = devices[: job.cores]
     if not job.explains:
         return _by_default(job, graph, devices)
     choice = _chosen(job, graph, devices, job.devices is not None or distributed.count() > 1)
@@ -230,10 +229,7 @@ def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
         )
     devices: Any = job.devices
     if not plans_only or devices is None:
-        devices = available_devices(job.devices)
-        if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
-            devices = devices[: job.devices_chosen or quickest_count(job, graph, devices[: job.cores])[0]]
-        devices = with_host(job.policy, devices)
+        devices = with_host(job.policy, _chosen_devices(job, graph)[0])
     choice = quickest_lag(graph, job.policy, devices, cluster_for(devices), job.agents)
     lag, said = choice.lag, choice.table
     if distributed.count() > 1:
@@ -332,28 +328,19 @@ def _worth_it(choice: Choice) -> _Found:
 
 def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
     """The job with the chosen policy and `count` devices (None: the number is chosen later)."""
-    fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
-    staleness, lag = fields.pop("staleness", 0), fields.pop("lag", 0)
     hyperparameters = {
         name: getattr(job.algorithm, name) if name in asked.changeable else value
         for name, value in job.described["hyperparameters"].items()
     }
     described = {
         **job.described,
-        "policy": _name(policy),
+        **describe_policy(policy),
         "policy_asked": job.described["policy"],
-        "policy_fields": fields,
-        "staleness": staleness,
-        "lag": lag,
         "hyperparameters": hyperparameters,
     }
     is_chosen = count is not None and job.devices is None and distributed.count() == 1
     chosen = count if is_chosen else job.devices_chosen
     return dataclasses.replace(job, policy=policy, described=described, devices_chosen=chosen)
-
-
-def _name(policy: Any) -> str:
-    return next(name for name in policies.names() if policies.get(name) is type(policy))
 
 
 # --- cached choices ---
@@ -393,9 +380,8 @@ def _write(file: Path | None, policy: Any, devices: int, reason: str) -> None:
 
 
 def _as_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
-    fields = dataclasses.asdict(policy)
-    return {"policy": _name(policy), "fields": fields, "devices": devices, "reason": reason}
+    return {**describe_policy(policy), "devices": devices, "reason": reason}
 
 
 def _from_json(said: Any) -> _Found:
-    return policies.get(said["policy"])(**said["fields"]), int(said["devices"]), str(said["reason"])
+    return rebuild_policy(said, CALLER), int(said["devices"]), str(said["reason"])

@@ -117,15 +117,10 @@ _OF_THE_SWEEP = "sweep"  # prefix of the names of a sweep's own leaves
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of an earlier run that initialise a new one.
+    """Weights of an earlier run that initialise a new one."""
 
-    Attributes:
-      arrays: arrays on the host, by the position of the leaf in the algorithm's state.
-      said: a line to print: where they come from.
-    """
-
-    arrays: dict[int, np.ndarray]
-    said: str
+    arrays: dict[int, np.ndarray]  # arrays on the host, by the position of the leaf in the algorithm's state
+    said: str  # a line to print: where they come from
 
 
 def compiled_and_begun(engine: fdg.Engine, seed: int) -> Any:

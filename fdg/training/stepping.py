@@ -33,22 +33,14 @@ _CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """The arrays before or after one call of a fragment, or the state around an iteration.
+    """The arrays before or after one call of a fragment, or the state around an iteration."""
 
-    Attributes:
-      iteration: the iteration; for a state, the completed iterations.
-      fragment: the fragment; "" for the state.
-      call: the call of the fragment in the iteration, from 1.
-      inside: the fragment that contains this one; "" at the top level.
-      side: "input", "result" or "state".
-      arrays: arrays by name, random keys as their words; in a recording, their descriptions.
-    """
-
-    iteration: int
-    fragment: str
-    call: int
-    inside: str
-    side: str
+    iteration: int  # the iteration; for a state, the completed iterations
+    fragment: str  # the fragment; "" for the state
+    call: int  # the call of the fragment in the iteration, from 1
+    inside: str  # the fragment that contains this one; "" at the top level
+    side: str  # "input", "result" or "state"
+    # arrays by name, random keys as their words; in a recording, their descriptions
     arrays: Mapping[str, Any]
 
     @property

@@ -26,21 +26,13 @@ _ROWS = 20  # of the printed table; the files hold all
 
 @dataclasses.dataclass(frozen=True)
 class PointResult:
-    """The results of one combination of values.
+    """The results of one combination of values."""
 
-    Attributes:
-      values: the hyperparameters.
-      agents: positions of its agents in the run.
-      returns: `[seeds]` float, the final return of each agent; NaN if unknown.
-      training: mean return over the whole training and all agents, which shows how fast it learned.
-      failed_seeds: seeds of agents whose final losses are not finite.
-    """
-
-    values: Mapping[str, float]
-    agents: Sequence[int]
-    returns: np.ndarray
-    training: float
-    failed_seeds: Sequence[int] = ()
+    values: Mapping[str, float]  # the hyperparameters
+    agents: Sequence[int]  # positions of its agents in the run
+    returns: np.ndarray  # `[seeds]` float, the final return of each agent; NaN if unknown
+    training: float  # mean return over the whole training and all agents, which shows how fast it learned
+    failed_seeds: Sequence[int] = ()  # seeds of agents whose final losses are not finite
 
     @property
     def mean(self) -> float:
