@@ -304,12 +304,9 @@ class Agent(HasPresets):
         self._check_types()
         check_parts(self)
         require_within(self, 0, 1, "discount")
-        hidden = getattr(self, "hidden", None)
-        require(
-            self,
-            all(width > 0 for width in hidden or ()),
-            f"hidden={hidden}: widths are above zero",
-        )
+        for name in ("hidden", "critic_hidden"):
+            widths = getattr(self, name, None)
+            require(self, all(width > 0 for width in widths or ()), f"{name}={widths}: widths are above zero")
         agents, space = num_agents(self.env), self.env.action_space
         if (agents is not None) != self.several_agents:
             of = "one agent" if agents is None else f"{agents} agents"

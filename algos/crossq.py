@@ -33,11 +33,7 @@ from algos.sac import Apart, Entropy, Parameters
 from envs import Box, Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
-from fdg.settings.fields import (
-    hyperparameter,
-    require,
-    require_within,
-)
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_within
 
 # --- networks with batch renormalisation (Ioffe 2017, arXiv 1702.03275) ---
 
@@ -252,12 +248,7 @@ class CrossQ(Agent):
         off_policy.check(self)
         require_within(self, 0, 1, "first_moment_decay", "norm_decay")
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
-        require(self, self.renorm_after >= 0, f"renorm_after={self.renorm_after}: it is below zero")
-        require(
-            self,
-            all(width > 0 for width in self.critic_hidden or ()),
-            f"critic_hidden={self.critic_hidden}: widths are above zero",
-        )
+        require_not_negative(self, "renorm_after")
 
     # --- what all have that learn off policy: `algos/off_policy.py` ---
 

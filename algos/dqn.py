@@ -9,7 +9,7 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,13 @@ import fdg
 from algos import distributions, networks, q_learning
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, sizes
-from algos.explorers import ExplorerChoice, Remembered, begin, stored_memory
+from algos.explorers import ExplorerChoice, Remembered, State, begin, empty, first_state
 from algos.layers import Layers
 from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import (
     Exploration,
-    Learned,
     StepPriorities,
     TargetUpdates,
     choices,
@@ -34,26 +33,12 @@ from algos.q_learning import (
     for_each_choice,
     over_choices,
 )
-from algos.recurrent import RecurrentNetwork, remembering_trunk
-from algos.replay import Replay, ReplayState, ReplayUpdates, Transition, whole_updates
+from algos.recurrent import RecurrentNetwork, remembering_trunk, step_types
+from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
 from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceMemory, memory_after, one_step, over_sequences
-from envs import Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
+from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require
-
-
-class State(NamedTuple):
-    """All that the next iteration needs."""
-
-    learned: Learned
-    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
-    replay: ReplayState
-    env_state: Any  # leading axis B
-    observation: Observation  # [B, *obs]
-    key: jax.Array
-    iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
-    recollection: Recollection | None = None  # [B], of a network with a memory, or an explorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,17 +105,8 @@ class DQN(Agent):
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         recollection = self._first_recollection(self.num_envs)
         action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
-        return State(
-            learned=q_learning.begin(parameters, self._optimizer),
-            observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self.buffer.init(observation, action, *stored_memory(recollection)),
-            env_state=env_state,
-            observation=observation,
-            key=key,
-            iteration=jnp.int32(0),
-            bonus=self._first_bonus(observation),
-            recollection=recollection,
-        )
+        learned = q_learning.begin(parameters, self._optimizer)
+        return first_state(self, learned, env_state, observation, action, recollection, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
@@ -154,7 +130,7 @@ class DQN(Agent):
             remembered = () if memory == () else Remembered(after, explorer)
             return self._for_environment(action), remembered
 
-        return Actor(self._empty_memory, act)
+        return Actor(lambda num_envs: empty(self._first_recollection(num_envs)), act)
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -184,10 +160,6 @@ class DQN(Agent):
             return self._values(parameters, observation), None
         observed = one_step(observation, recollection.memory.network, recollection.start)
         return self._values(parameters, observed), memory_after(self._recurrent, parameters, observed)
-
-    def _empty_memory(self, num_envs: int) -> Any:
-        recollection = self._first_recollection(num_envs)
-        return () if recollection is None else recollection.memory
 
     def _first_recollection(self, num_envs: int) -> Recollection | None:
         """What is remembered before the first step; None if nothing ever is."""
@@ -240,10 +212,7 @@ class DQN(Agent):
         if self._recurrent is None:
             q_learning.check_values(self._network, parameters, self.env, self.num_envs, space)
             return
-        features = composite.types(self.env.observation_space, (1, self.num_envs))
-        memory, start = state.recollection.memory.network, state.recollection.start
-        begins = jax.ShapeDtypeStruct((1, *start.shape), bool)
-        found = jax.eval_shape(self._recurrent.unroll, parameters, memory, features, begins)
+        found = step_types(self._recurrent, parameters, state, state.recollection.memory.network)
         distributions.check_remembered_values(found, sum(sizes(space)), (1, self.num_envs))
 
     @property

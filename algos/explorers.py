@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from algos.distributions import Categorical, check_two
 from algos.networks import by_name
-from algos.replay import Step
+from algos.replay import ReplayState, Step
 from algos.rollout import Policy, Recollection, episode_metrics, rollout, rollout_with_memory
+from envs import Observation
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
 from fdg.settings.given import check_same
@@ -138,6 +139,43 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
 # --- rollouts for replay: with a memory or without, the bonus on them, and what of them is stored ---
 
 
+class State(NamedTuple):
+    """The state of an algorithm with replay."""
+
+    learned: Any  # all that an update changes
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
+    replay: ReplayState  # rows of B
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
+    recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
+
+
+def first_state(
+    algorithm: Any,
+    learned: Any,
+    env_state: Any,
+    observation: Any,
+    action: jax.Array,
+    recollection: Recollection | None,
+    key: jax.Array,
+) -> State:
+    """The initial state; its replay buffer is made for `observation [B, *obs]` and `action [B, *action]`."""
+    return State(
+        learned=learned,
+        observation_statistics=algorithm.normalizers.begin(algorithm.env.observation_space),
+        replay=algorithm.buffer.init(observation, action, *stored_memory(recollection)),
+        env_state=env_state,
+        observation=observation,
+        key=key,
+        iteration=jnp.int32(0),
+        bonus=algorithm._first_bonus(observation),
+        recollection=recollection,
+    )
+
+
 class Collected(NamedTuple):
     """The results of a rollout."""
 
@@ -204,6 +242,11 @@ def begin(network_memory: Any, explorer: Any, num_envs: int) -> Recollection | N
     if network_memory is None and explorer is None:
         return None
     return Recollection(Remembered(network_memory, explorer), jnp.ones(num_envs, bool))
+
+
+def empty(recollection: Recollection | None) -> Any:
+    """The memory of an actor without steps so far; `()` without one."""
+    return () if recollection is None else recollection.memory
 
 
 def stored_memory(recollection: Recollection | None) -> tuple[Any, ...]:

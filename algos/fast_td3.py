@@ -21,8 +21,8 @@ from algos.layers import Layers
 from algos.networks import Network
 from algos.normalize import ObservationNormalizer
 from algos.replay import ReplayUpdates, Transition
-from algos.td3 import TD3, Learned, Parameters
-from fdg.settings.fields import hyperparameter, require, require_positive
+from algos.td3 import TD3, Parameters
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +71,7 @@ class FastTD3(TD3):
             f"smallest_noise={self.smallest_noise} is above exploration_noise={self.exploration_noise}",
         )
         require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
-        require(self, self.weight_decay >= 0, f"weight_decay={self.weight_decay}: it is below zero")
-        require(
-            self,
-            all(width > 0 for width in self.critic_hidden or ()),
-            f"critic_hidden={self.critic_hidden}: widths are above zero",
-        )
+        require_not_negative(self, "weight_decay")
 
     # --- fragments ---
 
@@ -100,24 +95,14 @@ class FastTD3(TD3):
         uniform = jax.vmap(self._uniform)(keys)
         return jnp.where(learning, policy.sample(keys), uniform)
 
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, learned, is_due):
-        """One step of AdamW; the target critics follow, and the actor moves only where it is due."""
-        parameters, targets, state, updates = learned
-        critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
-        actor, actor_state = jax.tree.map(
-            lambda new, old: jnp.where(is_due, new, old),
-            self._one_update(gradient.actor, state.actor, parameters.actor),
-            (parameters.actor, state.actor),
-        )
-        targets = Parameters(
-            optax.incremental_update(actor, targets.actor, 1.0),  # the actor itself
-            optax.incremental_update(critics, targets.critics, self.target_rate),
-        )
-        states = Parameters(actor_state, critics_state)
-        return Learned(Parameters(actor, critics), targets, states, updates + 1)
-
     # --- parts ---
+
+    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+        """The actor itself, and critics that follow at every update."""
+        return Parameters(
+            optax.incremental_update(parameters.actor, targets.actor, 1.0),
+            optax.incremental_update(parameters.critics, targets.critics, self.target_rate),
+        )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Minus the lower critic's value of what the actor does."""

@@ -41,11 +41,7 @@ _LARGEST_SPAN = 2.0**16  # bounds of integers that are further apart say nothing
 
 @dataclasses.dataclass(frozen=True)
 class Layers(Part):
-    """The layers of the networks that an algorithm makes where none is given.
-
-    Raises:
-      FdgError: (`sized`) no such activation.
-    """
+    """The layers of an algorithm's default networks."""
 
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Activation = hyperparameter("tanh", "activation function of the layers")
@@ -75,11 +71,10 @@ class PolicyLayers(Layers):
 class Trunk(nn.Module):
     """Dense layers and a head, of what `features` gives, to `[N, outputs]`; images are convolved first.
 
-    With `layers.torso` of "simba" they are SimbaV2's (`algos/layers.py`), which have neither an
-    activation of choice nor dropout. With `layers.layer_norm` each layer but the head is normalised before
-    its activation (Ba et al. 2016, arXiv 1607.06450). `more [N, G]`, if given, joins the features that the
-    dense layers see. With a rate of `dropout` and `keys [N]`, features of the dense layers are dropped
-    (`dropped`).
+    With `layers.torso` of "simba" they are SimbaV2's, which have neither an activation of choice nor dropout.
+    With `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016,
+    arXiv 1607.06450). `more [N, G]`, if given, joins the features that the dense layers see. With a rate of
+    `dropout` and `keys [N]`, features of the dense layers are dropped (`dropped`).
     """
 
     layers: Layers
@@ -178,7 +173,6 @@ def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.A
 
 
 def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
-    """SimbaV2's residual blocks, in place of dense layers: `[N, F]` to `[N, hidden[-1]]`."""
     if len(set(hidden)) > 1:
         raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
     x = embedding(x, hidden[0])
@@ -213,7 +207,6 @@ def _is_image(space: Space) -> bool:
 
 
 def _is_large(image_shape: tuple[int, ...]) -> bool:
-    """Whether an image `[H, W, C]` is large enough for the convolutions of DQN."""
     return min(image_shape[:2]) >= _LARGE_FROM
 
 
@@ -279,7 +272,7 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
 
 
 def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """What is taken from integers, and what they are divided by, float32: scalars, or `[1, *shape]`."""
+    """The offset and the divisor of integers, float32: scalars, or `[1, *shape]`."""
     low, high = (np.asarray(side, np.float32) for side in (space.low, space.high))
     span = np.asarray(np.maximum(high - low, 1.0), np.float32)
     if not space.is_bounded or span.max() > _LARGEST_SPAN:
@@ -379,9 +372,8 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def projected(parameters: Any) -> Any:
-    """Parameters after an update, with each column of each `UnitDense` of length one again.
-
-    All others are as they were. Matrices may have leading axes, `[..., F, D]`.
+    """Parameters after an update, with each column of each `UnitDense` kernel `[..., F, D]` of length one
+    again.
     """
 
     def one(path: Any, x: Any) -> Any:
@@ -435,10 +427,7 @@ def embedding(x: jax.Array, width: int) -> jax.Array:
 
 
 def block(x: jax.Array, depth: int) -> jax.Array:
-    """A step from features `[N, D]` towards what two layers make of them.
-
-    `depth` is the number of blocks of the network.
-    """
+    """One of `depth` residual blocks, on features of length one `[N, D]`."""
     width = x.shape[-1]
     inner = nn.relu(_scaled(UnitDense(_EXPANSION * width)(x)))
     towards = unit(UnitDense(width)(inner)) - x

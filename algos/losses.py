@@ -44,11 +44,8 @@ class ProximalLoss(Part):
     def of(
         self, policy: Distribution, value: jax.Array, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a minibatch, and its parts (`proximal_loss`).
-
-        Args:
-          policy, value: of each sample, now.
-          minibatch: any tuple with the fields `action`, `decision`, `advantage` and `target`.
+        """The loss over a minibatch with the fields `action`, `decision`, `advantage` and `target`, and its
+        terms.
         """
         return proximal_loss(
             policy,
@@ -85,15 +82,12 @@ def proximal_loss(
 
     Args:
       policy: the current policy's distribution of each sample.
-      value: `[...]` float32, V of each sample by the current value function.
+      value, target: `[...]` float32, V of each sample now, and its regression target.
       action: `[..., *action]`, the actions taken.
       old_log_prob, old_value: `[...]` float32, as recorded by the actor.
       advantage: `[...]` float32.
-      target: `[...]` float32, the regression target of `value`.
-      clip_ratio: the paper's epsilon.
-      clip_value: whether to clip the change of the value by the same epsilon.
-      normalize_advantage: whether to scale advantages to zero mean and unit variance over these samples.
-      value_coefficient, entropy_coefficient: weights of the value loss and the entropy bonus.
+      clip_ratio, clip_value, normalize_advantage, value_coefficient, entropy_coefficient: as in
+        `ProximalLoss`.
     """
     log_ratio = policy.log_prob(action) - old_log_prob
     if normalize_advantage:
@@ -123,7 +117,7 @@ class WeightedLoss(Part):
     def of(
         self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss and its parts, scalars (`weighted_sum`)."""
+        """The loss and its terms, scalars (`weighted_sum`)."""
         return weighted_sum(
             policy_loss, value_loss, entropy, self.value_coefficient, self.entropy_coefficient
         )
@@ -149,12 +143,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: fl
     """Clipped surrogate objective of PPO, negated (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
     The minimum of `ratio * advantage` and the same with the ratio clipped to `1 - clip_ratio` to
-    `1 + clip_ratio`. So the policy gains nothing by moving further from the one that acted.
-
-    Args:
-      log_ratio: `[...]` float32, log-probability of the action under the current policy minus that recorded.
-      advantage: `[...]` float32.
-      clip_ratio: the paper's epsilon.
+    `1 + clip_ratio`. `log_ratio` and `advantage` are `[...]` float32.
 
     >>> # The action is twice as likely as before, so the ratio 2 is clipped to 1.2.
     >>> print(f"{clipped_surrogate(jnp.log(jnp.array([2.0])), jnp.array([1.0]), clip_ratio=0.2):.2f}")
@@ -175,10 +164,10 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) -> jax.Array:
-    """How far quantiles `[N, K]` are from targets `[N, K']`, every one from every other: `[N]`.
+    """Quantile regression of quantiles `[N, K]` on targets `[N, K']`: `[N]` float32.
 
-    Quantile regression (Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10): the sum over quantiles of
-    the mean over targets. Errors are squares up to the `threshold` kappa, and lines from there on.
+    Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10: the sum over quantiles of the mean over targets.
+    Errors are squared up to the `threshold` kappa, and linear beyond.
     """
     error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
     size = jnp.abs(error)
@@ -192,10 +181,9 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
 
 
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
-    """`value_error` with clipping: a value gains nothing by moving further than `clip` from `old_value`.
+    """`value_error` with clipping to within `clip` of `old_value`: the larger of both errors of each sample.
 
-    For each sample, the larger of two errors: that of `value`, and that of `value` clipped to within `clip`
-    of `old_value`. It is not in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
+    Not in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
 
     >>> one = jnp.ones(1)
     >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
@@ -211,9 +199,7 @@ def standardize(advantage: jax.Array) -> jax.Array:
 
 
 def approximate_kl(log_ratio: jax.Array) -> jax.Array:
-    """Estimates KL(acting policy || current policy) from the actions taken.
-
-    It is the unbiased low-variance estimator k3 of Schulman (2020, joschu.net/blog/kl-approx.html).
+    """Estimates KL(acting policy || current policy) by Schulman's k3 (2020, joschu.net/blog/kl-approx.html).
 
     >>> float(approximate_kl(jnp.zeros(3)))
     0.0
@@ -227,10 +213,8 @@ def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric, not a loss.
-
-    >>> print(f"{explained_variance(jnp.array([1.0, 3.0]), jnp.array([1.0, 3.0])):.1f}")
-    1.0
+    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric, not a
+    loss.
     """
     return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)
 
@@ -272,15 +256,8 @@ def generalized_advantage_estimation(
 
     `advantage[t] = delta[t] + discount * lambda_ * advantage[t + 1]`, cut where the episode ended at `t`,
     with `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]` (equation 11).
-
-    Args:
-        reward: `[T, B]` float32, paid by step t.
-        value: `[T, B]` float32, V(s_t).
-        next_value: `[T, B]` float32, V of the observation that step t led to, before any automatic reset.
-        terminated: `[T, B]` bool (or 0/1 float), step t ended the process.
-        truncated: `[T, B]` bool (or 0/1 float), step t was the last before a time limit.
-        discount: scalar in [0, 1], the gamma of the paper.
-        lambda_: scalar in [0, 1]; 0 gives the one-step error, 1 the Monte-Carlo return minus the value.
+    Arguments as in `algos.returns`; `lambda_` 0 gives the one-step error, 1 the Monte-Carlo return minus the
+    value.
 
     Returns:
         `advantage` and `target`, both `[T, B]` float32; `target = advantage + value` is the lambda-return
@@ -304,10 +281,9 @@ def not_ended(ended: jax.Array) -> jax.Array:
 
 
 def accumulated_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
-    """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`.
+    """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`: `[T, B]`; `last` is `[B]`.
 
-    `term` and `weight` are `[T, B]`, `last` is `[B]`, the result `[T, B]`. A plain scan: on a CPU
-    (T = 128; B = 4, 64, 1024) neither an unrolled nor an associative scan was faster.
+    A plain scan: on a CPU (T = 128; B = 4, 64, 1024) neither an unrolled nor an associative scan was faster.
     """
 
     def step(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

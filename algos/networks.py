@@ -1,9 +1,8 @@
 """Networks as pairs of pure functions: those that a user gives, and the default ones.
 
-An algorithm takes a `Network` and knows nothing else about it. Its field `network` takes such a pair, or one
-of these: a Linen module; an NNX or Equinox module, whose parameters are the initial ones; a module class or a
-`functools.partial` of one, which is called with random keys of the run; or the name of any of these,
-`"my.module:name"`. The default ones are an actor-critic, actors, twin critics and values of actions.
+An algorithm's field `network` takes a `Network`; a Linen module; an NNX or Equinox module, whose parameters
+are the initial ones; a module class or a `functools.partial` of one, which is called with random keys of the
+run; or the name of any of these, `"my.module:name"`.
 """
 
 import dataclasses
@@ -56,8 +55,7 @@ class Network(NamedTuple):
     `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
     Critics of actions (`twin_critics`) take an action with the observation, in both.
 
-    Networks made by `actor_critic` are equal, and hash alike, if their arguments were; others compare by the
-    identity of their functions.
+    Default networks are equal, and hash alike, if their arguments were; others compare by their functions.
     """
 
     init: Callable[..., Any]
@@ -178,28 +176,22 @@ def actor_critic(
 
     `apply(parameters, observation [N, *obs])` returns `(distribution_parameters [N, P], value [N])`, both
     float32; `distributions.for_space(action_space)` makes a distribution of the former and says what `P` is.
-    For a `Box` the logs of the standard deviations are parameters of their own that do not depend on the
-    observation.
-
-    A critic alone needs no function of its own: `apply(parameters, observation)[1]` inside a `jit` costs the
-    critic only, because no operation of the actor feeds the value and XLA drops what is not used (the tests
-    measure it).
+    For a `Box` the logs of the standard deviations are parameters that do not depend on the observation. A
+    critic alone needs no function of its own: XLA drops the actor from a `jit` that uses only the value.
 
     Args:
-        observation_space: `Box`: all become float32. Integers that are codes (`Box.codes`: of at most 64
+        observation_space: `Box`: converted to float32. Integers that are codes (`Box.codes`: of at most 64
             kinds) are one-hot, others between bounds are scaled to 0 and 1 (uint8: divided by 255);
             three axes `[height, width, channels]` are an image, with stacked frames along its channels, two
             axes of codes are a map, and both get convolutions first: one of 3 x 3, or from 36 x 36 on the
             three of DQN; all other shapes are flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and
-            `Tuple`: every part so, and what comes of it side by side. The actor does not see what is
-            `privileged`.
+            `Tuple`: every part so, concatenated. The actor does not see what is `privileged`.
         action_space: any that `distributions.for_space` knows.
         hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`; after the
             convolutions of a small image `(128,)`, of a large one `(512,)`.
         activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
         initial_log_std: for a `Box` action space.
-        convolve: images are convolved; else they are flattened as all other shapes are, which is quicker, and
-            enough where they are small.
+        convolve: images are convolved; else they are flattened, which is faster, and enough for small ones.
         layer_norm: normalise each layer but the heads before its activation.
         torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one for each
             of `hidden`, whose widths are equal.
@@ -228,11 +220,6 @@ def gaussian_actor(
 
     `apply(parameters, observation [N, *obs])` returns `[N, 2 * D]` float32 for actions of `D` components:
     means, then logs of standard deviations. Arguments as for `actor_critic`.
-
-    >>> network = gaussian_actor(Box(-1.0, 1.0, (4,)), Box(-1.0, 1.0, (3,)))
-    >>> observation = jnp.zeros((8, 4))
-    >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
-    (8, 6)
     """
     size = math.prod(action_space.shape)
     return of_module(
@@ -247,10 +234,7 @@ def deterministic_actor(
     activation: Activation = "relu",
     **more: Any,
 ) -> Network:
-    """An actor that gives actions themselves, before what bounds them: `[N, D]` float32 for `D` components.
-
-    Arguments as for `actor_critic`.
-    """
+    """An actor that gives actions before their tanh: `[N, D]` float32. Arguments as for `actor_critic`."""
     size = math.prod(action_space.shape)
     return of_module(
         GaussianActor(observation_space, size, _sized(observation_space, hidden, activation, **more))
@@ -267,14 +251,8 @@ def twin_critics(
     """Two independent critics of an observation and an action together.
 
     `init(key, observation, action)`; `apply(parameters, observation [N, *obs], action [N, *action])` returns
-    two values, each `[N]` float32; or where more than one of `outputs` is asked for, twice `[N, outputs]`.
-    Actions join the observation's features before the dense layers. Arguments as for `actor_critic`.
-
-    >>> network = twin_critics(Box(-1.0, 1.0, (4,)))
-    >>> inputs = jnp.zeros((8, 4)), jnp.ones((8, 3))
-    >>> first, second = network.apply(network.init(jax.random.key(0), *inputs), *inputs)
-    >>> first.shape, bool(jnp.any(first == second))
-    ((8,), False)
+    two values, each `[N]` float32, or `[N, outputs]` with several `outputs`. Actions join the observation's
+    features before the dense layers. Arguments as for `actor_critic`.
     """
     layers = _sized(observation_space, hidden, activation, **more)
     return of_module(TwinCritics(observation_space, layers, outputs))
@@ -289,10 +267,6 @@ def state_value(
     """A critic of observations alone: `apply(parameters, observation [N, *obs])` returns `[N]` float32.
 
     Arguments as for `actor_critic`; it sees what is `privileged` too.
-
-    >>> network, observation = state_value(Box(-1.0, 1.0, (4,))), jnp.zeros((8, 4))
-    >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
-    (8,)
     """
     return of_module(StateValue(observation_space, _sized(observation_space, hidden, activation, **more)))
 
@@ -307,20 +281,15 @@ def q_network(
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
-    Where an action is several choices, the values of all of them one after the other, `n = sum(nvec)`.
-
-    Initialised as the critic of `actor_critic`, and with the same layers.
+    Of several choices the values of all, one after the other, `n = sum(nvec)`. What is `privileged` is not
+    seen.
 
     Args:
-        observation_space: any that `actor_critic` knows. What is `privileged` is not seen, for who acts by
-            these values has not got it.
+        observation_space, hidden, activation, **more: as for `actor_critic`.
         action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
-        hidden: widths of the dense layers. Default: as in `actor_critic`.
-        activation: as in `actor_critic`.
         dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
             1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
             each its A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
-        **more: `convolve`, `layer_norm` and `torso`, as in `actor_critic`.
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))
@@ -350,13 +319,8 @@ def of_module(module: nn.Module) -> Network:
 def policy_and_value(
     network: Network, parameters: Any, observation: Observation, action_space: Space
 ) -> tuple[Distribution, jax.Array]:
-    """Distribution over the actions that are allowed, and value `[N]`, of an actor-critic.
-
-    Args:
-        network: as of `actor_critic`.
-        parameters: of the network.
-        observation: `[N, *obs]`, with a mask or without.
-        action_space: what the network was made for.
+    """Distribution over the allowed actions, and value `[N]`, of an actor-critic for observations
+    `[N, *obs]`.
     """
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
@@ -456,10 +420,7 @@ class QNetwork(nn.Module):
 
 
 def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:
-    """Observations `[N, *obs]` as an actor sees them: `features` without what is privileged.
-
-    Observations that lack it already will do as well.
-    """
+    """`features` of observations `[N, *obs]` without what is privileged, which they may lack already."""
     return features(composite.public_part(space, observation), composite.public(space), convolve)
 
 

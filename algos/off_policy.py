@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,30 +21,16 @@ import optax
 import fdg
 from algos import distributions, networks
 from algos.distributions import stretched
-from algos.explorers import Remembered, begin, collect, stored_memory
+from algos.explorers import Remembered, State, begin, collect, empty, first_state
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
 from algos.recurrent import RecurrentNetwork, remembering_critics, remembering_trunk
 from algos.replay import Replay, ReplayState, Transition
 from algos.rollout import Actor, Recollection, chosen
 from algos.sequences import memory_after, one_step, over_sequences
-from envs import Box, Observation, composite
+from envs import Box, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
-
-
-class State(NamedTuple):
-    """The state of an off-policy algorithm."""
-
-    learned: Any  # all that an update changes
-    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
-    replay: ReplayState  # rows of B
-    env_state: Any  # leading axis B
-    observation: Observation  # [B, *obs]
-    key: jax.Array
-    iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
-    recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +102,8 @@ def init(self: Any, key: jax.Array) -> State:
     env_state, observation = self._reset(env_key)
     action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
     recollection = first_recollection(self, self.num_envs)
-    return State(
-        learned=self._first(actor_key, critics_key, observation, action),
-        observation_statistics=self.normalizers.begin(self.env.observation_space),
-        replay=self.buffer.init(observation, action, *stored_memory(recollection)),
-        env_state=env_state,
-        observation=observation,
-        key=key,
-        iteration=jnp.int32(0),
-        bonus=self._first_bonus(observation),
-        recollection=recollection,
-    )
+    learned = self._first(actor_key, critics_key, observation, action)
+    return first_state(self, learned, env_state, observation, action, recollection, key)
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -204,11 +181,7 @@ def actor(self: Any, state: State) -> Actor:
         action, explorer = self.explorer.drawn(policy, policy.sample, recollection, keys, progress)
         return self._for_environment(action), Remembered(network, explorer)
 
-    def memory(num_envs):
-        recollection = first_recollection(self, num_envs)
-        return () if recollection is None else recollection.memory
-
-    return Actor(memory, act)
+    return Actor(lambda num_envs: empty(first_recollection(self, num_envs)), act)
 
 
 def first_recollection(self: Any, num_envs: int) -> Recollection | None:
@@ -341,7 +314,7 @@ def twin_critics(self: Any, layers: Layers | None = None) -> Network:
     if self._recurrent is not None:
         return over_sequences(self._recurrent[1], 1)
     default = networks.twin_critics(
-        self.env.observation_space, outputs=self.grid.reading.outputs, **vars(layers or self.layers)
+        self.env.observation_space, outputs=_outputs(self), **vars(layers or self.layers)
     )
     return self._computing(self._own("critic_network", "critic") or default)
 
@@ -391,8 +364,7 @@ def valued(self: Any, learned: Any, observation: Any, action: jax.Array) -> Any:
 
 def check_twins(self: Any, found: Any) -> None:
     """Refuses critics that do not return two values, each `[N]`, or logits of a grid of returns."""
-    grid, count = getattr(self, "grid", None), self.num_envs
-    numbers = 1 if grid is None else grid.reading.outputs
+    count, numbers = self.num_envs, _outputs(self)
     for value in distributions.check_two("critic_network", found, f"it gives two values, each [{count}]"):
         if numbers > 1:
             why = f"{numbers} numbers (atoms) for each sample"
@@ -401,3 +373,9 @@ def check_twins(self: Any, found: Any) -> None:
             distributions.check_value(
                 "critic_network gives a value as", value, (count,), "one for each sample"
             )
+
+
+def _outputs(self: Any) -> int:
+    """Numbers that a critic returns for a sample; more than one for a grid of returns."""
+    grid = getattr(self, "grid", None)
+    return 1 if grid is None else grid.reading.outputs

@@ -31,6 +31,7 @@ from algos.layers import (
 )
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_and_critic_features, actor_features
+from envs import features_and_mask
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -163,6 +164,17 @@ def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool =
 def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 2) -> RecurrentNetwork | None:
     """A network of either kind as one with a memory; None stays None. Arguments as for `without_memory`."""
     return without_memory(network, leading_axes) if isinstance(network, Network) else network
+
+
+def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
+    """Shapes and dtypes of what `unroll` returns for the next step of a state's environments.
+
+    `memory`: the network's; None for that of `state.recollection`.
+    """
+    steps = features_and_mask(state.observation)[0], state.recollection.start
+    steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)
+    memory = state.recollection.memory if memory is None else memory
+    return jax.eval_shape(network.unroll, parameters, memory, *steps)
 
 
 class Memory(NamedTuple):

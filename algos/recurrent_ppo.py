@@ -29,13 +29,14 @@ from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
+from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, step_types, with_memory
 from algos.rollout import (
     Actor,
     Recollection,
     environment_major,
     episode_metrics,
     rollout_with_memory,
+    time_first,
     values_after,
 )
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
@@ -289,12 +290,7 @@ class RecurrentPPO(Agent):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose results do not fit the action space."""
-        features, start = features_and_mask(state.observation)[0], state.recollection.start
-        first, begins = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (features, start)
-        )
-        memory = state.recollection.memory
-        output = jax.eval_shape(self._network.unroll, state.parameters, memory, first, begins)
+        output = step_types(self._network, state.parameters, state)
         each = (1, self.num_envs, *self._agents)
         distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
@@ -316,11 +312,11 @@ class RecurrentPPO(Agent):
         memory = minibatch.memory
         if minibatch.burn_in is not None:
             # R2D2, section 3: the first part of a sequence only brings the memory up to date.
-            _, _, memories = self._unroll(parameters, memory, *jax.tree.map(_time_first, minibatch.burn_in))
+            _, _, memories = self._unroll(parameters, memory, *jax.tree.map(time_first, minibatch.burn_in))
             memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
-        steps = jax.tree.map(_time_first, (minibatch.observation, minibatch.start))
+        steps = jax.tree.map(time_first, (minibatch.observation, minibatch.start))
         policy, value, _ = self._unroll(parameters, memory, *steps)
-        return jax.tree.map(_time_first, (policy, value))
+        return jax.tree.map(time_first, (policy, value))
 
     def _next_value(self, parameters, statistics, value, time_step, memories):
         """Value of what each step led to, before any reset: `[T, B]`.
@@ -370,7 +366,7 @@ class RecurrentPPO(Agent):
         """The steps before each sequence: observations `[S, K, *obs]` as networks see them, and starts."""
         if past is None:
             return None
-        earlier = jax.tree.map(_time_first, (past.observation, past.start))
+        earlier = jax.tree.map(time_first, (past.observation, past.start))
         # Counted from the oldest step, those before the sequence that starts at step `t` are `t` to `t + K`.
         starts = range(0, self.num_steps, self._length)
         rows = jnp.stack([jnp.arange(t, t + self.burn_in) for t in starts])
@@ -383,7 +379,7 @@ class RecurrentPPO(Agent):
         """What the next rollout's first sequences burn in from: the last steps of this one."""
         if not self.burn_in:
             return None
-        last = jax.tree.map(lambda x: _time_first(x[-self.burn_in :]), (observation, start))
+        last = jax.tree.map(lambda x: time_first(x[-self.burn_in :]), (observation, start))
         return Past(jax.tree.map(lambda x: x[-self.burn_in], before), *last)
 
     @property
@@ -416,11 +412,6 @@ class RecurrentPPO(Agent):
     @property
     def _remembers(self) -> MemoryKind:
         return self.remembering.of(self.memory or "gru")
-
-
-def _time_first(x: jax.Array) -> jax.Array:
-    """`[S, L, ...]` to `[L, S, ...]`, and back."""
-    return x.swapaxes(0, 1)
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:

@@ -57,18 +57,9 @@ class Ensemble(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses an empty ensemble, widths that are not positive, and a share outside [0, 1)."""
+        """Refuses an empty ensemble and a share outside [0, 1)."""
         require_positive(algorithm, "num_critics")
-        require(
-            algorithm,
-            all(width > 0 for width in self.critic_hidden or ()),
-            f"critic_hidden={self.critic_hidden}: widths are above zero",
-        )
-        require(
-            algorithm,
-            0 <= self.dropout < 1,
-            f"dropout={self.dropout}: it must be from 0 to below 1",
-        )
+        require(algorithm, 0 <= self.dropout < 1, f"dropout={self.dropout}: it must be from 0 to below 1")
         require(
             algorithm,
             self.dropout == 0 or (algorithm.critic_network is None and algorithm.torso == "dense"),

@@ -28,7 +28,14 @@ from algos import buffers
 from algos.buffers import BufferSpec, ReplayBuffer
 from algos.returns import n_step_sums
 from envs import Observation, TimeStep
-from fdg.settings.fields import hyperparameter, is_traced, require, require_positive, require_within
+from fdg.settings.fields import (
+    hyperparameter,
+    is_traced,
+    require,
+    require_not_negative,
+    require_positive,
+    require_within,
+)
 from fdg.settings.parts import Part
 
 
@@ -46,9 +53,7 @@ class ReplayUpdates(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses sizes that are not positive, and gradient steps that are no whole number."""
         require_positive(algorithm, "batch_size")
-        require(
-            algorithm, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero"
-        )
+        require_not_negative(algorithm, "learning_starts")
         whole_updates(algorithm)
 
 

@@ -1,14 +1,16 @@
 """Returns and targets of several steps: discounted, lambda, n-step, V-trace.
 
-Arrays are time-major, `[T, B]`: `T` steps of `B` environments. A step's `next_value` is the value of the
-state that the step led to, before any automatic reset; with it, episode ends inside a trajectory need no
-special case. An episode ends in one of two ways:
+Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all functions:
 
-- *terminated*: the process ended; the value after it is zero.
-- *truncated*: only the recording ended (a time limit); the value after it is `next_value`.
+- `reward`, `value`, `next_value`: `[T, B]` float32. `value` is V of the observation before a step,
+  `next_value` V of the observation that the step led to, before any automatic reset.
+- `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). A step that terminated ended the process, and the
+  value after it is zero; one that was truncated ended only the recording (a time limit), and the value after
+  it is `next_value`. Either way the next row belongs to another episode, so no reward and no error flows back
+  across the end (Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
+- `discount`, `lambda_`: scalars in [0, 1].
 
-In both cases the next row belongs to another episode, so no reward and no error flows back across the end
-(Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
+Results are `[T, B]` float32.
 """
 
 from typing import NamedTuple
@@ -40,19 +42,8 @@ def discounted_returns(
     """Discounted sum of rewards to the end of the episode; a value stands for rewards that are not recorded.
 
     `return[t] = reward[t] + discount * return[t + 1]` with, in place of `return[t + 1]`: zero where step t
-    terminated, `next_value[t]` where it was truncated, `bootstrap_value` after the last row
-    (Sutton and Barto 2018, equation 3.9; truncation as in the module's docstring).
-
-    Args:
-        reward: `[T, B]` float32.
-        bootstrap_value: `[B]` float32, V of the observation that the last step led to.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        next_value: `[T, B]` float32, V of the observation that step t led to; read only where truncated.
-        discount: scalar in [0, 1].
-
-    Returns:
-        `[T, B]` float32.
+    terminated, `next_value[t]` where it was truncated, `bootstrap_value [B]` after the last row
+    (Sutton and Barto 2018, equation 3.9). `next_value` is read only where truncated.
     """
     # A step that both terminated and ran out of time has terminated: nothing follows it.
     cut_short = jnp.logical_and(truncated, jnp.logical_not(terminated))
@@ -74,20 +65,8 @@ def lambda_returns(
     `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`. The second
     term is zero after a termination, and `discount * next_value[t]` after a truncation and in the last row.
 
-    With `next_value = V` these are the targets of `generalized_advantage_estimation`, which needs `value` as
-    well. With `next_value = max over actions of Q` they are Peng and Williams's Q(lambda) (1994,
-    Machine Learning 22), which PQN learns from (Gallici et al. 2024, arXiv 2407.04811).
-
-    Args:
-        reward: `[T, B]` float32.
-        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        lambda_: scalar in [0, 1]; 0 gives one-step targets, 1 discounted returns.
-
-    Returns:
-        `[T, B]` float32.
+    With `next_value = V` these are the targets of `generalized_advantage_estimation`; with `max over actions
+    of Q` Peng and Williams's Q(lambda) (1994, Machine Learning 22), which PQN learns from.
 
     >>> reward, next_value, never = jnp.ones((2, 1)), jnp.full((2, 1), 4.0), jnp.zeros((2, 1), bool)
     >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
@@ -109,17 +88,10 @@ class NStep(NamedTuple):
 def n_step_sums(
     reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
 ) -> NStep:
-    """Discounted rewards of up to `n` steps from each row; fewer at the end of the episode or trajectory.
+    """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of the episode or
+    trajectory.
 
-    Unlike `n_step_returns`, it needs no values: one-step methods on replayed sequences need only the value at
-    `last`.
-
-    Args:
-        reward: `[T, B]` float32.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        n: steps, at least 1.
+    It needs no values: learners from replay compute only the value at `last`.
 
     >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
     >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
@@ -147,21 +119,10 @@ def n_step_returns(
     discount: float | jax.Array,
     n: int,
 ) -> jax.Array:
-    """Discounted rewards of `n` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
+    """Discounted rewards of `n >= 1` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
 
     Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
     truncation and after the last row it is `next_value` of that step.
-
-    Args:
-        reward: `[T, B]` float32.
-        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        n: steps, at least 1.
-
-    Returns:
-        `[T, B]` float32.
     """
     sums = n_step_sums(reward, terminated, truncated, discount, n)
     return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)
@@ -188,25 +149,18 @@ def v_trace(
     `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]`.
 
     The advantage is that of section 4.2, `rho[t] * (reward[t] + discount * following[t] - value[t])`, with
-    `following[t] = lambda_ * target[t + 1] + (1 - lambda_) * next_value[t]`, as in rlax (`target[t + 1]` for
-    `lambda_ = 1`). If both policies are equal (`ratio = 1`, clips of at least 1), advantage and target are
-    those of `generalized_advantage_estimation`.
+    `following[t] = lambda_ * target[t + 1] + (1 - lambda_) * next_value[t]`, as in rlax. If both policies are
+    equal (`ratio = 1`, clips of at least 1), results are those of `generalized_advantage_estimation`.
 
     Args:
-        ratio: `[T, B]` float32, importance ratio: probability of the action under the evaluated policy,
-            divided by that under the acting policy.
-        reward: `[T, B]` float32.
-        value: `[T, B]` float32, V(s_t).
-        next_value: `[T, B]` float32, V of the observation that step t led to, before any automatic reset.
-        terminated: `[T, B]` bool (or 0/1 float).
-        truncated: `[T, B]` bool (or 0/1 float).
-        discount: scalar in [0, 1].
-        lambda_: scalar in [0, 1] (Remark 2).
+        ratio: `[T, B]` float32, probability of the action under the evaluated policy over that under the
+            acting one.
+        reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
         rho_clip: above 0, rho-bar of the paper: decides to which policy's value the targets converge.
         c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far back errors are carried.
 
     Returns:
-        `advantage` and `target`, both `[T, B]` float32. Gradients flow through both; use `stop_gradient`.
+        `advantage` and `target`. Gradients flow through both; use `stop_gradient`.
     """
     rho = jnp.minimum(rho_clip, ratio)
     c = lambda_ * jnp.minimum(c_clip, ratio)

@@ -1,8 +1,5 @@
 """Acting in an environment: actors, rollouts for training, whole episodes for evaluation.
 
-A trained algorithm acts by a value, an `Actor`; evaluation, videos, exports and your own loops use it. An
-algorithm defines it by one method: `actor(state) -> Actor`.
-
 Letters in shapes: `T` steps, `B` or `N` environments, `A` agents in each (multi-agent environments only).
 """
 
@@ -28,10 +25,9 @@ class Actor(_Actor):
 
     - `memory(N) -> memory`: the initial memory, a pytree with leading axis `N`; `()` without memory.
     - `act(memory, observation [N, (A,) *obs], start [N] bool, keys [N], greedy) -> action [N, (A,) *action],
-    memory`.
-      Actions are within the environment's bounds. Where `start` is True an episode begins, and the previous
-      memory is ignored. `greedy` is a Python bool: the most probable (or best) action, else one sampled as in
-      training, with a key for each environment.
+      memory`. Actions are within the environment's bounds. Where `start` is True an episode begins, and the
+      previous memory is ignored. `greedy` is a Python bool: the most probable (or best) action, else one
+      sampled as in training.
 
     Raises:
       FdgError: (construction) a function takes other arguments, or in another order; (acting) `act` returns
@@ -71,11 +67,9 @@ class Policy(Protocol):
 def without_memory(
     policy: Callable[[Observation], Policy], deliver: Callable[[jax.Array], jax.Array]
 ) -> Actor:
-    """The actor of a feed-forward policy.
+    """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
 
-    Args:
-      policy: maps observations `[N, *obs]` to a distribution over actions, `[N]`.
-      deliver: maps its actions to the environment's, such as by clipping.
+    `deliver` maps its actions to the environment's, such as by clipping.
     """
 
     def act(memory, observation, start, keys, greedy):
@@ -126,10 +120,9 @@ def rollout(
 
     Args:
       act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras)`; extras is any pytree.
-      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its halves `(send, recv)`: `send`
-        takes the same and starts the step, `recv` takes its result and waits for the step. A third, `ready`,
-        waits for any part of a ring: `(results of send [R, ...], waiting [R] bool) -> int32`, the index of a
-        part whose step has finished.
+      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`; or its halves `(send, recv)`, of which
+        `recv` waits for the step that `send` started. A third, `ready`, waits for any part of a ring:
+        `(results of send [R, ...], waiting [R] bool) -> int32`, the index of a part whose step has finished.
       key: one key.
       env_state: leading axis B.
       observation: `[B, ...]`, the first input of `act`; an array or a pytree.
@@ -142,8 +135,7 @@ def rollout(
 
     Returns:
       The environments' state and observation after the last step, and `((observation, action), extras,
-      time_step)` of each step, stacked over time `[T, B, ...]`; the time step's `observation` is None, since
-      it is the next row's.
+      time_step)` of each step, `[T, B, ...]`; the time step's `observation` is None, it is the next row's.
     """
 
     def act_from_observation(observation, _, keys):
@@ -174,20 +166,19 @@ def rollout_with_memory(
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
     """`rollout` for a recurrent actor: it also carries the memory, and a flag where an episode starts.
 
-    The memory is not reset here: `act` resets it where `start` is True, so the final memory of an episode is
-    available.
+    `act` resets the memory where `start` is True, so the final memory of an episode is available.
 
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
       recollection: the initial memory and start flags; None for an actor without memory.
       step, key, env_state, observation, num_steps, rings: as for `rollout`.
-      segment: refused: workers that act have no memory.
+      segment: refused.
 
     Returns:
       As `rollout`, with the `Recollection` after the last step as third result.
 
     Raises:
-      FdgError: there is a `segment`.
+      FdgError: there is a `segment`: workers that act have no memory.
     """
     if segment is not None:
         raise FdgError("acts=True: workers act without a memory: leave acts out, or use no memory")
@@ -214,7 +205,6 @@ def rollout_with_memory(
 
 
 def _joined(send: Callable, recv: Callable) -> Callable:
-    """A step made of its two halves."""
     return lambda keys, env_state, action: recv(send(keys, env_state, action))
 
 
@@ -320,8 +310,7 @@ def values_after(
     has). After a termination the result is meaningless.
 
     Args:
-      value: `[T, B, ...]` float32, the value of the observation before each step, `[T, B]`, or for each
-        agent, `[T, B, A]`.
+      value: `[T, B]` float32, the value of the observation before each step; of several agents `[T, B, A]`.
       time_step: `[T, B]`.
       value_of: `final [B, ...] -> [B, ...]`.
       final: `[T, B, ...]`, the input of `value_of`; None for `time_step.final_observation`. A recurrent
@@ -354,20 +343,17 @@ def evaluate(
     greedy: bool = True,
     max_steps: int = 10_000,
 ) -> dict[str, Any]:
-    """Plays whole episodes, each in its own environment.
+    """Plays `episodes` whole episodes, each in its own environment with an empty memory at first.
 
     Args:
-      actor: the actor; every episode starts with an empty memory.
-      episodes: B.
       greedy: take the most probable actions, else sample them as in training.
       max_steps: the length after which episodes are scored if the environment has no time limit.
 
     Returns:
-      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
-      `[B]` int32. In
-      multi-agent environments, returns are means over agents; with a wrapper that changes rewards they are
-      those of the inner environment, as in training (`TimeStep.episode_return`). `infos`: episode metrics by
-      name, `[B]` float32; NaN for cut episodes.
+      `return`, `return_std`, `length`: scalars over the episodes; `returns` `[B]` float32, `lengths` `[B]`
+      int32; `infos`: episode metrics by name, `[B]` float32; NaN for cut episodes. In multi-agent
+      environments, returns are means over agents; with a wrapper that changes rewards they are those of the
+      inner environment.
     """
     names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
@@ -413,7 +399,6 @@ def evaluate(
 
 
 def _of_the_team(reward: jax.Array) -> jax.Array:
-    """Rewards `[B]` unchanged, or the mean over agents of rewards `[B, A]`."""
     return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)
 
 
@@ -452,7 +437,6 @@ def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
 
 
 def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
-    """The mean over episodes with a known value."""
     known = done & ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))
 
@@ -466,6 +450,11 @@ def environment_major(x: jax.Array) -> jax.Array:
     [1, 2, 3, 10, 20, 30]
     """
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+
+def time_first(x: jax.Array) -> jax.Array:
+    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+    return x.swapaxes(0, 1)
 
 
 def time_major(x: jax.Array, num_steps: int) -> jax.Array:

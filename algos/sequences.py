@@ -25,8 +25,9 @@ from algos.networks import Network
 from algos.recurrent import RecurrentNetwork
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.returns import n_step_sums
+from algos.rollout import time_first
 from envs import Observation, features_and_mask
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 # --- networks with a memory, over sequences ---
 
@@ -86,7 +87,6 @@ def separated(observation: Any) -> tuple[Any, jax.Array | None]:
 def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
     """Outputs `[L, N, ...]` of the steps after the burn-in, and memories after each."""
     memory, (earlier, begins) = observed.memory, observed.burn_in
-    time_first = _time_first
     if begins.shape[1]:
         held = jax.lax.stop_gradient(parameters)
         # Whatever else the network takes changes no memory.
@@ -108,11 +108,11 @@ class _ApplyOverSequences:
         if self.part is not None:
             observed = observed._replace(memory=observed.memory[self.part])
         count, length = observed.start.shape
-        steps = [_time_first(x.reshape(count, length, *x.shape[1:])) for x in more]
+        steps = [time_first(x.reshape(count, length, *x.shape[1:])) for x in more]
         output, memories = _unrolled(self.network, parameters, observed, *steps)
         if observed.final is None:
-            return jax.tree.map(lambda x: _rows(_time_first(x)), output)
-        memories = jax.tree.map(_time_first, memories)
+            return jax.tree.map(lambda x: _rows(time_first(x)), output)
+        memories = jax.tree.map(time_first, memories)
         if observed.last is not None:
             memories = jax.tree.map(
                 lambda x: jax.vmap(lambda steps, at: steps[at])(x, observed.last), memories
@@ -131,11 +131,6 @@ class _InitRows:
 
     def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
         return self.network.init(key, *jax.tree.map(lambda x: x[None], (observation, *more)))
-
-
-def _time_first(x: jax.Array) -> jax.Array:
-    """`[N, L, ...]` to `[L, N, ...]`, and back."""
-    return x.swapaxes(0, 1)
 
 
 def _rows(x: jax.Array) -> jax.Array:
@@ -314,7 +309,7 @@ class SequenceMemory(MemorySizes):
             length is None or (length > 0 and steps % length == 0),
             f"sequence_length={length} does not divide num_steps={steps}: choose a divisor",
         )
-        require(algorithm, self.burn_in >= 0, f"burn_in={self.burn_in}: it is below zero")
+        require_not_negative(algorithm, "burn_in")
 
     def sizes(self, algorithm: Any, remembers: bool) -> dict[str, Any]:
         """Arguments of `ReplayChoice.of` for a network that remembers, or does not."""

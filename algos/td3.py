@@ -28,11 +28,7 @@ from algos.recurrent import RecurrentNetwork
 from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
 from algos.sequences import SequenceMemory
 from envs import Box, Environment
-from fdg.settings.fields import (
-    hyperparameter,
-    require,
-    require_positive,
-)
+from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 from fdg.settings.parts import Part
 
 
@@ -82,9 +78,7 @@ class DelayedTargets(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses deviations below zero, and an exploration that has none."""
         require_positive(algorithm, "exploration_noise")
-        for name in ("target_noise", "target_noise_clip"):
-            value = getattr(self, name)
-            require(algorithm, value >= 0, f"{name}={value}: it is below zero")
+        require_not_negative(algorithm, "target_noise", "target_noise_clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +163,15 @@ class TD3(Agent):
             (actor, actor_state), (parameters.actor, optimizer_state.actor),
         )  # fmt: skip
         parameters = Parameters(actor, critics)
-        rate = jnp.where(is_due, self.target_rate, 0.0)
-        targets = optax.incremental_update(parameters, targets, rate)
+        targets = self._followed(targets, parameters, is_due)
         return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)
 
     # --- parts ---
+
+    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+        """The targets after an update."""
+        rate = jnp.where(is_due, self.target_rate, 0.0)
+        return optax.incremental_update(parameters, targets, rate)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""

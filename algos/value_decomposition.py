@@ -35,10 +35,17 @@ from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
-from algos.recurrent import AgentValues, MemoryTrunk, RecurrentNetwork, of_module, without_memory
+from algos.recurrent import (
+    AgentValues,
+    MemoryTrunk,
+    RecurrentNetwork,
+    of_module,
+    step_types,
+    without_memory,
+)
 from algos.replay import ReplayState
 from algos.returns import lambda_returns
-from algos.rollout import Actor, Recollection
+from algos.rollout import Actor, Recollection, environment_major, time_first, time_major
 from algos.sequences import SequenceReplay, Sequences
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
@@ -182,12 +189,7 @@ class ValueDecomposition(Agent):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
-        features, start = features_and_mask(state.observation)[0], state.recollection.start
-        first, begins = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (features, start)
-        )
-        agents, memory = state.learned.parameters.agents, state.recollection.memory
-        found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
+        found = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
         distributions.check_remembered_values(found, actions, (1, self.num_envs, self._agents))
 
@@ -213,7 +215,7 @@ class ValueDecomposition(Agent):
 
     def loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
         """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
-        sequences = jax.tree.map(_time_first, minibatch._replace(memory=None))
+        sequences = jax.tree.map(time_first, minibatch._replace(memory=None))
         steps = sequences.steps
         values, memories = self._unroll(
             parameters.agents, minibatch.memory, steps.observation, sequences.start
@@ -247,7 +249,7 @@ class ValueDecomposition(Agent):
         # A memory after a step, before any reset, values the observation that the step led to: where an
         # episode was cut short, that is the memory it ended with.
         def following(agents: Any, memories: Any) -> jax.Array:
-            rows = jax.tree.map(_rows, (steps.final_observation, Recollection(memories, start)))
+            rows = jax.tree.map(environment_major, (steps.final_observation, Recollection(memories, start)))
             goes_on = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
             values, _ = self._one_step(agents, rows[0], goes_on)
             return values  # [N * L, A, ..., n]
@@ -256,11 +258,11 @@ class ValueDecomposition(Agent):
         # Double Q-learning: van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4.
         choosing = following(parameters.agents, memories) if self.double else values
         best = of_action(values, jnp.argmax(choosing, axis=-1))
-        final = jax.tree.map(_rows, steps.final_observation)
+        final = jax.tree.map(environment_major, steps.final_observation)
         next_value = self._mixed(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
         return lambda_returns(
             self.reward_scale * jnp.mean(steps.reward, axis=-1),
-            _time_first(next_value.reshape(-1, self._length)),
+            time_major(next_value, self._length),
             steps.terminated,
             steps.truncated,
             self.discount,
@@ -269,8 +271,8 @@ class ValueDecomposition(Agent):
 
     def _together(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
         """`_mixed` of sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
-        rows = jax.tree.map(_rows, (values.reshape(*values.shape[:2], -1), observation))
-        return _time_first(self._mixed(mixer, *rows).reshape(-1, values.shape[0]))
+        rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
+        return time_major(self._mixed(mixer, *rows), values.shape[0])
 
     def _state_of(self, observation: Observation) -> jax.Array:
         """What all agents see, side by side, privileged parts too: `[N, A, *obs]` to `[N, S]` float32."""
@@ -338,16 +340,6 @@ class ValueDecomposition(Agent):
     @property
     def _remembers(self) -> MemoryKind | None:
         return None if self.memory is None else self.remembering.of(self.memory)
-
-
-def _time_first(x: jax.Array) -> jax.Array:
-    """`[N, L, ...]` to `[L, N, ...]`, and back."""
-    return x.swapaxes(0, 1)
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    """Steps `[L, N, ...]` as rows `[N * L, ...]`: a split of the sequences stays a split of the rows."""
-    return _time_first(x).reshape(-1, *x.shape[2:])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,10 @@ import fdg
 from algos import distributions, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import stretched
-from algos.explorers import ExplorerChoice
+from algos.explorers import ExplorerChoice, State
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer
-from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
 from algos.optimizers import OptimizerSettings

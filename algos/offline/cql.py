@@ -27,7 +27,7 @@ from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Entropy, Parameters
 from envs import Box, Environment
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CQL(Agent):
         self._check()
         off_policy.check(self)
         require_positive(self, "num_actions")
-        require(self, self.conservatism >= 0, f"conservatism={self.conservatism}: it is below zero")
+        require_not_negative(self, "conservatism")
 
     # --- what all have that learn from data: `algos/offline/learning.py` ---
 

@@ -28,7 +28,7 @@ from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Learned
 from envs import Box, Environment, Observation
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 
 class Parameters(NamedTuple):
@@ -80,7 +80,7 @@ class IQL(Agent):
         require_positive(self, "largest_weight")
         inside = (self.expectile > 0) & (self.expectile < 1)
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
-        require(self, self.advantage_scale >= 0, f"advantage_scale={self.advantage_scale}: it is below zero")
+        require_not_negative(self, "advantage_scale")
 
     # --- what all have that learn from data: `algos/offline/learning.py` ---
 
@@ -89,7 +89,7 @@ class IQL(Agent):
     buffer = property(learning.buffer)
     init, iterate, actor = learning.init, learning.iterate, off_policy.actor
     act, learn = off_policy.act, off_policy.learn
-    _actor = property(off_policy.gaussian_actor)
+    _actor, _critics = property(off_policy.gaussian_actor), property(off_policy.twin_critics)
     _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
     _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
     _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
@@ -151,11 +151,6 @@ class IQL(Agent):
     def _policy(self, actor: Any, observation: Observation) -> BoundedNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return BoundedNormal.of(self._actor.apply(actor, observation), self.env.action_space.shape)
-
-    @property
-    def _critics(self) -> Network:
-        default = networks.twin_critics(self.env.observation_space, **vars(self.layers))
-        return self._computing(self._own("critic_network", "critic") or default)
 
     @property
     def _value(self) -> Network:

@@ -26,7 +26,7 @@ from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
 from algos.td3 import TD3, DelayedTargets, Parameters
 from envs import Box, Environment, Observation
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, require_not_negative
 
 
 class Followed(NamedTuple):
@@ -98,9 +98,7 @@ class ReBRAC(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        for name in ("actor_penalty", "critic_penalty"):
-            value = getattr(self, name)
-            require(self, value >= 0, f"{name}={value}: it is below zero")
+        require_not_negative(self, "actor_penalty", "critic_penalty")
 
     # --- what all have that learn from data: `algos/offline/learning.py` ---
 
@@ -116,6 +114,7 @@ class ReBRAC(Agent):
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    _followed = TD3._followed
     check_when_traced, _acts, _valued = TD3.check_when_traced, TD3._acts, TD3._valued
     _check_critics = TD3._check_critics
     _actor, _for_environment, _default_optimizer = TD3._actor, TD3._for_environment, TD3._default_optimizer

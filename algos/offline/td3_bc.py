@@ -25,7 +25,7 @@ from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.td3 import TD3, DelayedTargets
 from envs import Box, Environment
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, require_not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TD3BC(Agent):
     def __post_init__(self):
         self._check()
         off_policy.check(self)
-        require(self, self.value_weight >= 0, f"value_weight={self.value_weight}: it is below zero")
+        require_not_negative(self, "value_weight")
 
     # --- what all have that learn from data: `algos/offline/learning.py` ---
 
@@ -83,6 +83,7 @@ class TD3BC(Agent):
 
     gradient, update = TD3.gradient, TD3.update
     _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
+    _followed = TD3._followed
     check_when_traced, _acts, _valued = TD3.check_when_traced, TD3._acts, TD3._valued
     _check_critics = TD3._check_critics
     _actor, _critics = TD3._actor, TD3._critics

@@ -15,7 +15,7 @@ from algos.rlhf import losses, streaming, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
-from algos.rlhf.responses import scores
+from algos.rlhf.responses import rewarded, scores
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -98,7 +98,9 @@ class DPO(PreferenceAgent, JudgedAgent):
 
             speaking = state._replace(parameters=respondent)
             (rollout, pairs, known), stream, _ = streaming.rollouts(self, speaking, self.num_prompts, judged)
-            said = {**self._said(rollout), **streaming.measures(self, state.stream, stream)}
+            responses, reward = rollout.responses, rollout.reward
+            said = self._said(responses, reward, rewarded(responses))
+            said |= streaming.measures(self, state.stream, stream)
             if self.respondent == "policy":
                 said |= streaming.staleness(rollout.version, state.iteration, rollout.responses.own)
         trained, optimizer_state, metrics = self.learn(

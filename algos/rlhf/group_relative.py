@@ -269,13 +269,8 @@ class GRPO(JudgedAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
-
-    @fdg.fragment("reference", in_axes=(None, 0))
-    def refer(self, parameters, responses):
-        """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
-        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return updates.mapped(score, responses, self.at_once)
+    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are those of
+    # every `JudgedAgent` ---
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
@@ -315,15 +310,6 @@ class GRPO(JudgedAgent):
         }
         metrics = {**self._measured(batch, iteration), **whole, "gradient_norm": optax.tree.norm(gradient)}
         return trained, optimizer_state, metrics
-
-    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
-    def gradient(self, parameters, is_first, minibatch):
-        """The share of the gradient, and of the measures, of the responses `[n]` of a minibatch."""
-
-        def loss(trained):
-            return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
-
-        return jax.grad(loss, has_aux=True)(self._trained(parameters))
 
     # --- parts ---
 
@@ -377,8 +363,7 @@ class GRPO(JudgedAgent):
         wanted, mask = self.objective, batch.weight_mask
         old = batch.sampled_log_prob  # looked at where no other is needed, if at all
         if self._needs_old:
-            score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-            old = updates.mapped(score, batch.responses, self.at_once)
+            old = self._log_probs(parameters, batch.responses)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
         reward = wanted.reward(batch.reward.total, lengths, self.longest)
         given = rewarded(batch.responses)
@@ -410,9 +395,7 @@ class GRPO(JudgedAgent):
         reward, given = batch.reward, rewarded(batch.responses)
         differ = informative(reward.total, self.group_size, given)
         return {
-            "episode_return": losses.masked_mean(reward.total, given),
-            **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
-            **self._lengths(batch.responses),
+            **self._said(batch.responses, reward, given),
             "informative": jnp.mean(differ, dtype=jnp.float32),
             **streaming.staleness(batch.version, iteration, batch.responses.own),
         }
@@ -431,9 +414,6 @@ class GRPO(JudgedAgent):
     def _weights(self, mask: jax.Array) -> jax.Array:
         wanted = self.objective
         return losses.token_weights(mask, wanted.aggregation, self.longest, wanted.count_empty)
-
-    def _shares(self, mask: jax.Array) -> jax.Array:
-        return losses.token_weights(mask, "token_mean", self.longest)
 
     @property
     def _has_reference(self) -> bool:

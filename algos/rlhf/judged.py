@@ -13,14 +13,14 @@ import jax
 
 import fdg
 from algos.language.decoder import Decoder
-from algos.rlhf import rewards, streaming, updates
+from algos.rlhf import losses, rewards, streaming, updates
 from algos.rlhf.checkpoints import begun_reward, check_there, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.responses import Responses
+from algos.rlhf.responses import Responses, scores
 from algos.rlhf.streaming import KEPT, Rollout
 from envs.text import Problem, Reward, is_game
 from envs.text.tokenizer_folders import same_tokens, tokenizer_of
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class JudgedAgent(LanguageAgent):
             f"micro_batches={self.micro_batches} do not divide the {count} prompts of an iteration: use a"
             " divisor",
         )
-        require(self, ahead >= 0, f"ahead={ahead}: it must be zero or above")
+        require_not_negative(self, "ahead")
         require(
             self,
             not ahead or not is_game(self.env),
@@ -132,6 +132,27 @@ class JudgedAgent(LanguageAgent):
             return rewards.score(self._reward_network, reward_model, some)
 
         return updates.mapped(score, responses, self.at_once)
+
+    @fdg.fragment("reference", in_axes=(None, 0))
+    def refer(self, parameters, responses):
+        """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
+        return self._log_probs(parameters, responses)
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
+    def gradient(self, parameters, is_first, minibatch):
+        """The share of the gradient, and of the measures, of the responses `[n]` of a minibatch."""
+
+        def loss(trained):
+            return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
+
+        return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    def _log_probs(self, parameters: Any, responses: Responses) -> jax.Array:
+        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
+        return updates.mapped(score, responses, self.at_once)
+
+    def _shares(self, mask: jax.Array) -> jax.Array:
+        return losses.token_weights(mask, "token_mean", self.longest)
 
     @property
     def _needs_answers(self) -> bool:

@@ -23,13 +23,21 @@ from algos.language.sampling import Sampling
 from algos.optimizers import ClippedOptimizer
 from algos.rlhf import checkpoints, data, requirements, updates
 from algos.rlhf.following import Rows, followed
+from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, lengths
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
 from algos.rlhf.streaming import Rollout
-from envs.text import Problem, Prompts, is_game, is_text
+from envs.text import Problem, Prompts, Reward, is_game, is_text
 from envs.text.game import replied, sampled
 from fdg.errors import FdgError
-from fdg.settings.fields import hyperparameter, keep_absolute, require, require_positive, require_types
+from fdg.settings.fields import (
+    hyperparameter,
+    keep_absolute,
+    require,
+    require_not_negative,
+    require_positive,
+    require_types,
+)
 from fdg.settings.parts import check_parts
 from fdg.settings.presets import HasPresets
 
@@ -42,8 +50,7 @@ class LanguageAgent(HasPresets):
     task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
 
     Raises:
-      FdgError: (construction) a field is out of range, the task does not fit the network, or a checkpoint
-        cannot be read.
+      FdgError: (construction) a field is out of range, or the network does not fit the task.
     """
 
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
@@ -148,7 +155,7 @@ class LanguageAgent(HasPresets):
                 require_positive(self, name)
         decays = self.optimizer is None or not self.weight_decay
         require(self, decays, f"weight_decay={self.weight_decay} is of AdamW: leave it out with an optimizer")
-        require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
+        require_not_negative(self, "warmup")
         named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
@@ -180,7 +187,7 @@ class LanguageAgent(HasPresets):
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """The ratio of sampled to learned prompts, for these field values."""
+        """The ratio of sampled to learned prompts."""
         return 1
 
     @classmethod
@@ -216,7 +223,7 @@ class LanguageAgent(HasPresets):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a response, in all turns of a game together."""
+        """The most tokens of a response, all turns of a game together."""
         return self.env.response_length * getattr(self.env, "turns", 1)
 
     @property
@@ -227,7 +234,6 @@ class LanguageAgent(HasPresets):
 
     @property
     def _packed_rows(self) -> int | None:
-        """Packed rows that a network computes at once; None without packing."""
         size = self.rows_of(vars(self)).size // self.num_minibatches
         return min(self.micro_batch or max(8, size // 16), size) if self.remove_padding else None
 
@@ -257,8 +263,7 @@ class LanguageAgent(HasPresets):
         return self._speaker.examples(self._speaking(state), key, count)
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """The results of `examples` as rows of a table: `prompt` and `response` as text, rewards as
-        numbers."""
+        """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
         return self._speaker.rows(examples)
 
     def answer(
@@ -272,10 +277,10 @@ class LanguageAgent(HasPresets):
         max_new_tokens: int | None = None,
         system: str | None = None,
     ) -> list[str]:
-        """Answers prompts, given as texts or lists of messages (`[{"role": "user", "content": "1+1="}]`),
-        with the most likely tokens, or sampled ones if not greedy.
+        """Answers prompts, given as texts or lists of messages (`[{"role": "user", "content": "1+1="}]`).
 
         Args:
+          greedy: take the most likely tokens, else sample.
           temperature: instead of `greedy`: divides the logits; 0 takes the most likely tokens.
           max_new_tokens: the most tokens of an answer; None for the limit in training.
           system: the system message; None for the task's.
@@ -288,9 +293,7 @@ class LanguageAgent(HasPresets):
         return speaker.answer(self._speaking(state), prompts, seed)
 
     def export(self, state: Any, path: Path) -> None:
-        """Writes the network in Hugging Face's format, with adapters merged: a folder for `--model`.
-
-        It includes the tokenizer with its template and special tokens.
+        """Writes network (adapters merged) and tokenizer in Hugging Face's format, for `--model`.
 
         Raises:
           FdgError: it cannot be written, or the tokenizer cannot be exported.
@@ -339,7 +342,6 @@ class LanguageAgent(HasPresets):
 
     @property
     def _needs_answers(self) -> bool:
-        """Whether the algorithm learns from answers, or compares with them."""
         return self._imitates or getattr(self.env, "host_reward", None) is None
 
     @property
@@ -379,13 +381,11 @@ class LanguageAgent(HasPresets):
         return self.network.parameter_rules
 
     def _first_parameters(self, key: jax.Array) -> Any:
-        """Initial parameters, fresh or of the checkpoint."""
         if self.model is None:
             return self.network.init(key)
         return checkpoints.begun(self.network, self.model, self.adapters, key)
 
     def _speaking(self, state: Any) -> Any:
-        """The parameters that generate, from a state."""
         return state.parameters
 
     def _trained(self, parameters: Any) -> Any:
@@ -393,7 +393,6 @@ class LanguageAgent(HasPresets):
         return lora.split(parameters)[0]
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
-        """The parameters with another trained part."""
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
 
     def _frozen(self, parameters: Any) -> Any:
@@ -424,16 +423,11 @@ class LanguageAgent(HasPresets):
         return Speaker(self.network, self.env, sampling, self.slots)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Keys `[count]` of an iteration's problems, and row numbers of a file, `[count] int32`."""
         key = jax.random.fold_in(state.key, 0)
         return data.problems_of(self.env, key, state.iteration, count, self.dataset_size)
 
     def _version(self, state: Any) -> jax.Array:
-        """The iterations that made the parameters, by the optimiser's update count.
-
-        The fragment that makes the parameters makes the count too, so both have the same age for every
-        reader.
-        """
+        """Iterations that made the parameters, counted by the optimiser: both have the same staleness."""
         return updates.count(state.optimizer_state) // self.updates_per_iteration
 
     def _iteration_key(self, state: Any, stream: int) -> jax.Array:
@@ -479,13 +473,19 @@ class LanguageAgent(HasPresets):
 
     @property
     def _context(self) -> int:
-        """Tokens of the longest prompt with the longest response."""
         turns, reply = getattr(self.env, "turns", 1), getattr(self.env, "reply_length", 0)
         return self.env.prompt_length + turns * (self.env.response_length + reply)
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
-        """Metrics of response lengths."""
         return lengths(responses, self._stops, judged=not self._needs_answers)
+
+    def _said(self, responses: Responses, reward: Reward, given: jax.Array) -> dict[str, jax.Array]:
+        """Metrics of an iteration's `Responses [N]` and rewards, of which `given [N]` count."""
+        return {
+            "episode_return": masked_mean(reward.total, given),
+            **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
+            **self._lengths(responses),
+        }
 
     def _check_network(self) -> None:
         requirements.check_beginning(self)

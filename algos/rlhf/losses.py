@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fdg.settings.fields import hyperparameter, is_traced, require
+from fdg.settings.fields import hyperparameter, is_traced, require, require_not_negative
 from fdg.settings.parts import Part
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
@@ -275,8 +275,8 @@ class TokenEntropy(Part):
 
     def check(self, algorithm: Any) -> None:
         """Refuses a negative weight, and a cap that is not positive."""
-        weight, cap = self.entropy_coefficient, self.entropy_cap
-        require(algorithm, weight >= 0, f"entropy_coefficient={weight}: it must be zero or above")
+        require_not_negative(algorithm, "entropy_coefficient")
+        cap = self.entropy_cap
         require(algorithm, cap is None or cap > 0, f"entropy_cap={cap}: it must be above zero, or None")
 
     def subtracted(self, loss: jax.Array, weight: jax.Array, entropy: jax.Array) -> jax.Array:

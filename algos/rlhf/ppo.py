@@ -22,7 +22,13 @@ from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Correction, Estimator, TokenEntropy
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.fields import (
+    hyperparameter,
+    require,
+    require_not_negative,
+    require_positive,
+    require_within,
+)
 
 
 class State(NamedTuple):
@@ -91,9 +97,7 @@ class PPORLHF(JudgedAgent):
         super().__post_init__()
         require_positive(self, "group_size", "critic_learning_rate")
         require_within(self, 0, 1, "discount", "gae_lambda")
-        for name in ("clip_low", "clip_high", "kl_coefficient"):
-            value = getattr(self, name)
-            require(self, value >= 0, f"{name}={value}: it must be zero or above")
+        require_not_negative(self, "clip_low", "clip_high", "kl_coefficient")
         cap = self.correction_cap
         require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
         clip = self.clip_value
@@ -147,9 +151,7 @@ class PPORLHF(JudgedAgent):
         )
         away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
-            "episode_return": losses.masked_mean(reward.total, rewarded(responses)),
-            **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
-            **self._lengths(responses),
+            **self._said(responses, reward, rewarded(responses)),
             **streaming.staleness(version, state.iteration, responses.own),
             "log_prob_difference": losses.masked_mean(away, responses.own),
             "log_prob_difference_max": jnp.max(away),
@@ -167,12 +169,8 @@ class PPORLHF(JudgedAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
-
-    @fdg.fragment("reference", in_axes=(None, 0))
-    def refer(self, parameters, responses):
-        """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
-        return self._log_probs(parameters, responses)
+    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are those of
+    # every `JudgedAgent` ---
 
     @fdg.fragment("learner", in_axes=(None, 0))
     def assess(self, parameters, responses):
@@ -231,15 +229,6 @@ class PPORLHF(JudgedAgent):
         measures["explained_variance"] = 1.0 - left / (spread + 1e-8)
         return critic, optimizer_state, measures
 
-    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
-    def gradient(self, parameters, is_first, minibatch):
-        """The share of the policy's gradient and of the measures of the responses `[n]`."""
-
-        def loss(trained):
-            return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
-
-        return jax.grad(loss, has_aux=True)(self._trained(parameters))
-
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def value_gradient(self, critic, minibatch):
         """The share of the critic's gradient and loss of the responses `[n]` of a minibatch."""
@@ -287,13 +276,6 @@ class PPORLHF(JudgedAgent):
             "ratio_max": jnp.max(ratio),
             "first_ratio_error_max": jnp.max(jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0)),
         }
-
-    def _log_probs(self, parameters, responses):
-        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return updates.mapped(score, responses, self.at_once)
-
-    def _shares(self, mask: jax.Array) -> jax.Array:
-        return losses.token_weights(mask, "token_mean", self.longest)
 
     def _values(self, critic, responses):
         """The value before each token of the responses, `[n, R]` float32."""

@@ -16,7 +16,6 @@ from algos.rlhf import updates
 from algos.rlhf.advantages import informative
 from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, rewarded
 from algos.rlhf.speaker import held_out_numbers
 from algos.rlhf.streaming import Rollout
@@ -152,13 +151,6 @@ class PreferenceAgent(LanguageAgent):
 
     def _paired(self, rollout: Rollout) -> Pairs:
         return paired(rollout.responses, rollout.reward.total, self.group_size)
-
-    def _said(self, rollout: Rollout) -> dict[str, jax.Array]:
-        """Metrics of an iteration's responses."""
-        reward = rollout.reward
-        parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
-        metrics = {"episode_return": masked_mean(reward.total, rewarded(rollout.responses)), **parts}
-        return {**metrics, **self._lengths(rollout.responses)}
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
         return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))

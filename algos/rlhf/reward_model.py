@@ -15,10 +15,10 @@ from algos.language import lora
 from algos.rlhf import rewards
 from algos.rlhf.checkpoints import save
 from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
-from algos.rlhf.responses import Responses
+from algos.rlhf.responses import Responses, rewarded
 from envs.text import Prompts
 from fdg.errors import Elsewhere
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, require, require_not_negative
 
 
 class State(NamedTuple):
@@ -67,8 +67,7 @@ class RewardModel(PreferenceAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        centre = self.centre_coefficient
-        require(self, centre >= 0, f"centre_coefficient={centre}: it must be zero or above")
+        require_not_negative(self, "centre_coefficient")
 
     def init(self, key: jax.Array) -> State:
         """The initial state: all responses have reward zero."""
@@ -92,7 +91,8 @@ class RewardModel(PreferenceAgent):
         else:
             speaking = state._replace(parameters=self._speaking(state))
             rollout = self._rollout(speaking, self.num_prompts)
-            pairs, said = self._paired(rollout), self._said(rollout)
+            pairs, responses = self._paired(rollout), rollout.responses
+            said = self._said(responses, rollout.reward, rewarded(responses))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )

@@ -221,6 +221,13 @@ def require_positive(algorithm: Any, *names: str) -> None:
         require(algorithm, value > 0, f"{name}={value}: it must be above zero")
 
 
+def require_not_negative(algorithm: Any, *names: str) -> None:
+    """Requires that the fields are zero or above."""
+    for name in names:
+        value = getattr(algorithm, name)
+        require(algorithm, value >= 0, f"{name}={value}: it must be zero or above")
+
+
 def require_within(algorithm: Any, low: float, high: float, *names: str) -> None:
     """Requires that the fields lie in `[low, high]`."""
     for name in names:
