@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import pictures
+from bench import harness, pictures
 from bench.harness import table
 from bench.results import RESULTS, read
 
 DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
-BEGIN, END = "<!-- measured: written by python -m bench.performance -->", "<!-- end of measured -->"
 
 Figures = Mapping[str, Any]
 
@@ -24,22 +23,8 @@ def main() -> None:
     results = read()
     PICTURES.mkdir(parents=True, exist_ok=True)
     drawn = pictures.draw(results, PICTURES)
-    DOCUMENT.write_text(written(DOCUMENT.read_text(), measured(results, drawn)))
+    harness.rewrite(DOCUMENT, "bench.performance", measured(results, drawn))
     print(f"wrote {DOCUMENT} and {len(drawn)} pictures in {PICTURES}")
-
-
-def written(document: str, between: str) -> str:
-    """A document with other text between its marks.
-
-    >>> written(f"before {BEGIN} old {END} after", "new").split()[-2:]
-    ['-->', 'after']
-    """
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if not pattern.search(document):
-        raise SystemExit(
-            f"{DOCUMENT} has not the marks {BEGIN} and {END}: enter them where the tables belong"
-        )
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{between}\n\n{END}", document)
 
 
 def measured(results: Figures, drawn: Sequence[Path]) -> str:

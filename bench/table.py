@@ -1,11 +1,13 @@
 """The table of all algorithms in all small environments: a study (`fdg study bench/table.toml`), or a part.
 
-    python -m bench.table --list                        # its cells
-    python -m bench.table                               # all of them, into runs/table
+    python -m bench.table --list                              # its cells
+    python -m bench.table                                     # all of them, into runs/table
     python -m bench.table --only CartPole-v1 --budget short
+    python -m bench.table --only ppo dqn Acrobot-v1           # two algorithms in one environment
+    python -m bench.table --budget short --write              # and its tables into docs/results.md
 
-The tables are runs/table/short/comparison.md and runs/table/long/comparison.md. A cell that is marked is
-at the level of random actions. Those of a part are of that part alone.
+The tables are runs/table/short/comparison.md and runs/table/long/comparison.md; those of a part are of that part
+alone. A cell marked with a dagger is at the level of random actions.
 """
 
 import dataclasses
@@ -14,19 +16,59 @@ from pathlib import Path
 from bench import harness
 from fdg.commands.cli import guarded
 from fdg.commands.study import Study, carry_out_study, read_study
+from fdg.reading import read_json
+from fdg.training.comparison import Comparison, compare
 
 FILE = Path(__file__).with_suffix(".toml")
+DOCUMENT = harness.ROOT / "docs" / "results.md"
+_ACROSS = 6  # environments of one table
 
 
 def part(study: Study, only: list[str], budgets: list[str], seeds: int | None) -> Study:
-    """The cells of some environments or algorithms, and of some budgets; all where nothing is named."""
+    """The cells of some environments, algorithms and budgets; all where none of a kind is named."""
+
+    def is_named(name: str, kind: set[str]) -> bool:
+        return name in only or not kind & set(only)
+
+    algorithms, environments = ({getattr(cell, kind) for cell in study.cells} for kind in ("algo", "env"))
     cells = [
         cell
         for cell in study.cells
-        if (not only or {cell.env, cell.algo} & set(only)) and (not budgets or cell.budget in budgets)
+        if is_named(cell.algo, algorithms)
+        and is_named(cell.env, environments)
+        and (not budgets or cell.budget in budgets)
     ]
     chosen = study.seeds if seeds is None else range(study.seeds[0], study.seeds[0] + seeds)
     return dataclasses.replace(study, cells=cells, seeds=chosen)
+
+
+def tables(found: Comparison) -> str:
+    """Final returns as Markdown: a row for each algorithm, some environments side by side."""
+    parts = []
+    for i in range(0, len(found.environments), _ACROSS):
+        envs = found.environments[i : i + _ACROSS]
+        rows = [["random", *(f"{found.random_estimate(env)[0]:.4g}" for env in envs)]]
+        for side in found.sides:
+            cells = [(found.estimate(side, env), " †" * found.is_random(side, env)) for env in envs]
+            if any(one for one, _ in cells):
+                rows.append([side, *("" if one is None else f"{one}{mark}" for one, mark in cells)])
+        parts.append(harness.table(("", *envs), rows))
+    return "\n\n".join(parts)
+
+
+def write(study: Study, out: Path) -> int:
+    """Writes the tables of the cells that were trained into the document, each budget by itself."""
+    random = read_json(out / "random.json")
+    for budget in dict.fromkeys(cell.budget for cell in study.cells):
+        trained = {
+            out / "cells" / cell.name: cell.side
+            for cell in study.cells
+            if cell.budget == budget and (out / "cells" / cell.name / "summary.json").exists()
+        }
+        found = compare(list(trained), labels=list(trained.values()), random=random)
+        harness.rewrite(DOCUMENT, f"bench.table --budget {budget}", tables(found))
+        print(f"wrote {len(trained)} cells into {DOCUMENT}")
+    return 0
 
 
 def main() -> int:
@@ -37,6 +79,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=None, help="fewer, or more, than the file's")
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
+    parser.add_argument("--write", action="store_true", help="train nothing; enter what there is in the docs")
     given = parser.parse_args()
     study = part(read_study(FILE), given.only, given.budget, given.seeds)
     if not study.cells or not study.seeds:
@@ -47,7 +90,7 @@ def main() -> int:
             sep="\n",
         )
         return 0
-    return guarded(lambda _: carry_out_study(study, given.out), [])
+    return guarded(lambda _: (write if given.write else carry_out_study)(study, given.out), [])
 
 
 if __name__ == "__main__":

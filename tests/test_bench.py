@@ -156,17 +156,18 @@ def test_tables_of_figures(tmp_path):
     assert "`python -m fdg.train --env CartPole-v1 --num-envs N`" in text
 
 
-def test_what_is_written_by_hand_stays():
+def test_what_is_written_by_hand_stays(tmp_path):
     assert not any(
-        doctest.testmod(module).failed
-        for module in (performance, harness, runs, settings, costs_memory, games)
+        doctest.testmod(module).failed for module in (harness, runs, settings, costs_memory, games)
     )
-    before, after = "# By hand\n", "\n## Also by hand"
-    document = f"{before}{performance.BEGIN}\nold\n{performance.END}{after}"
-    written = performance.written(document, "new")
-    assert written.startswith(before) and written.endswith(after)
-    assert "old" not in written and "new" in written
-    assert performance.written(written, "new") == written
+    begin, end = "<!-- measured: written by python -m bench.performance -->", "<!-- end of measured -->"
+    document, before, after = tmp_path / "performance.md", "# By hand\n", "\n## Also by hand"
+    document.write_text(f"{before}{begin}\nold\n{end}{after}")
+    for _ in range(2):
+        harness.rewrite(document, "bench.performance", "new")
+        assert document.read_text() == f"{before}{begin}\n\nnew\n\n{end}{after}"
+    with pytest.raises(SystemExit, match="lacks the marks"):
+        harness.rewrite(document, "bench.table", "new")
 
 
 def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked():

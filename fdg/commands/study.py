@@ -1,6 +1,6 @@
 """`fdg study`: trains algorithms x environments x settings x seeds from one file, and compares them.
 
-algorithms = ["ppo", "a2c"]      # or "all": in each environment those that can act in it
+algorithms = ["ppo", "a2c"]      # or "all": in each environment those that can act in it, without a data set
 environments = ["CartPole-v1", "Acrobot-v1"]
 total_steps = 100_000            # or {short = 100_000, long = 1_000_000}: a comparison for each
 seeds = 10
@@ -129,12 +129,17 @@ def study_of(content: Mapping[str, Any]) -> Study:
 
 
 def _able(env: str) -> list[str]:
-    """The algorithms that can act in an environment."""
+    """The algorithms that can act in an environment, and whose budget is in environment steps.
+
+    Those that learn from a data set take gradient steps: they are named, with `dataset` in `[settings]`.
+    """
+    import algos
     import envs
-    from algos import able_in
+    from fdg.training.job import steps_of
 
     name, overrides = envs.parse(env)
-    return able_in(envs.make(name, **overrides))
+    able = algos.able_in(envs.make(name, **overrides))
+    return [algo for algo in able if steps_of(algos.get(algo)) == "environment steps"]
 
 
 def _names(content: Mapping[str, Any], name: str, example: str) -> list[str]:

@@ -148,3 +148,4 @@ def test_all_algorithms_are_those_that_can_act_there():
     cells = study_of({**BASE, "algorithms": "all", "environments": ["Pendulum-v1"]}).cells
     names = [cell.algo for cell in cells]
     assert "sac" in names and "ppo" in names and "dqn" not in names
+    assert "bc" not in names and "iql" not in names  # they learn from a data set
