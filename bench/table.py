@@ -2,12 +2,11 @@
 
     python -m bench.table --list                              # its cells
     python -m bench.table                                     # all of them, into runs/table
-    python -m bench.table --only CartPole-v1 --budget short
     python -m bench.table --only ppo dqn Acrobot-v1           # two algorithms in one environment
-    python -m bench.table --budget short --write              # and its tables into docs/results.md
+    python -m bench.table --budget short --write              # what was trained, into docs/results.md
 
-The tables are runs/table/short/comparison.md and runs/table/long/comparison.md; those of a part are of that part
-alone. A cell marked with a dagger is at the level of random actions.
+A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; those of a part
+are of that part alone. A cell that is marked is at the level of random actions.
 """
 
 import dataclasses
