@@ -5,8 +5,8 @@
     python -m bench.table --only ppo dqn Acrobot-v1           # two algorithms in one environment
     python -m bench.table --budget short --write              # what was trained, into docs/results.md
 
-A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; those of a part
-are of that part alone. A cell that is marked is at the level of random actions.
+A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; those of a
+part are of that part alone. A cell that is marked is at the level of random actions.
 """
 
 import dataclasses

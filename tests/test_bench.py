@@ -18,7 +18,6 @@ from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
 from bench.peers.serve import Rounds
 from bench.peers.table import PAIRS
-from tools import preset_studies
 
 # Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
 DRIVER = """
@@ -184,18 +183,6 @@ def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked
     assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
     with pytest.raises(ValueError, match="no third one"):
         rounds.next(2)
-
-
-def test_every_family_can_be_studied():
-    assert set(preset_studies.MEMBERS) == set(envs.families.names()) - {"probe"}
-    for family in preset_studies.MEMBERS:
-        algo = preset_studies.default_algorithm(family)
-        study = preset_studies.study_of(family, algo)
-        named = {envs.families.family(envs.parse(env)[0]) for env in (*study.choose_on, *study.confirm_on)}
-        assert named <= {family, family.removesuffix("-sequence"), None}, family
-        fields = {item.partition("=")[0] for item in study.sweep}
-        assert fields <= {field.name for field in dataclasses.fields(algos.get(algo))}, family
-    assert set(preset_studies.SWEPT) == set(algos.names("environments"))
 
 
 def test_what_runs_reached_as_cells(tmp_path):
