@@ -4,7 +4,6 @@
     python -m bench.gpu --part 1 --out DIR                measures; continues where it was stopped
     python -m bench.gpu --part 2 --out DIR --peers DIR    DIR/purejaxrl is a checkout
     python -m bench.gpu --table DIR                       what was measured, as Markdown
-    python -m bench.gpu --wheels DIR                      downloads what the machine lacks; run it elsewhere
     python -m bench.gpu --part 1 --out DIR --tiny         a rehearsal on a CPU
 
 Every figure is in DIR/part-N.json as soon as there is one.
@@ -15,7 +14,6 @@ import os
 import time
 from pathlib import Path
 
-from bench.gpu import wheels
 from bench.gpu.measuring import Record, Settings, apart, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import markdown, record_of
@@ -31,7 +29,6 @@ def main() -> None:
     what.add_argument("--part", type=int, choices=PARTS, help="measure one of them")
     what.add_argument("--list", action="store_true", help="print the parts and run nothing")
     what.add_argument("--table", type=Path, metavar="DIR", help="print what was measured")
-    what.add_argument("--wheels", type=Path, metavar="DIR", help="download the packages that are needed")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the figures are kept")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with checkouts of peers")
     parser.add_argument("--seconds", type=float, help="that the part may take, in place of its own")
@@ -40,9 +37,7 @@ def main() -> None:
     if given.part and given.out is None:
         parser.error("--part takes --out DIR")
     try:
-        if given.wheels:
-            wheels.download(given.wheels)
-        elif given.part:
+        if given.part:
             run(given.part, Settings(given.out, given.tiny, given.peers), given.seconds)
         else:
             show(given.table, given.tiny)

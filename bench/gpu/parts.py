@@ -1,13 +1,12 @@
 """The parts, the most valuable first; each is one command of less than ten minutes."""
 
-from bench.gpu import language, options, peers, predictions, suite, training
+from bench.gpu import language, options, peers, predictions, training
 from bench.gpu.measuring import Part
 
 PARTS = {
     1: Part("Ceilings, agreement with the CPU, and training", 520, training.first_part),
     2: Part("Compared with PureJaxRL and brax's trainer", 360, peers.measurements),
     3: Part("XLA's settings, and the share of the limit", 430, options.measurements),
-    4: Part("The tests", 560, suite.measurements),
     5: Part("Larger tasks", 560, training.more_tasks),
     6: Part("A decoder of half a billion parameters", 560, language.measurements),
     7: Part("Predicted and measured", 560, predictions.measurements),
