@@ -3,10 +3,8 @@
     python -m bench.every_environment                       # all, and the table docs/every_environment.md
     python -m bench.every_environment --only jumanji: MPE_  # those that begin so; the table keeps the others
     python -m bench.every_environment --drawn 100 --seed 0  # so many of EnvPool's and Gymnasium's, half each
-    python -m bench.every_environment --another             # by another algorithm than the default
     python -m bench.every_environment --again               # what was refused before, once more
     python -m bench.every_environment --trace               # all, only traced: quick
-    python -m bench.every_environment --kinds 2             # EnvPool's, so many of each kind of spaces
     python -m bench.every_environment --list                # names, in the order in which they are tried
 
 Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
@@ -14,11 +12,9 @@ no other along, and other work on the machine makes no difference. A refusal is 
 was tried before is not tried again, so an interrupted run is continued; the order is drawn from `--seed`,
 so that a part of it is a fair sample.
 
-The default is PPO for one agent, IPPO for several. The other algorithm is the first that takes the actions:
-DQN, SAC or A2C for one agent, QMIX or MAPPO for several.
+The algorithm is the default: PPO for one agent, IPPO for several.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -56,31 +52,6 @@ def drawn(count: int, seed: int) -> list[str]:
     return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
 
 
-def of_each_kind(count: int, seed: int) -> list[str]:
-    """EnvPool's environments, at most so many of those whose observations and actions are of the same kinds.
-
-    The kinds with fewest environments first, since they are met least.
-    """
-    import envpool
-
-    import envs
-
-    kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name in sorted(envpool.list_all_envs()):
-        with contextlib.suppress(ValueError):  # it needs what is not here; `drawn` meets some of these
-            env = envs.make("envpool:" + name)
-            parts = [part for _, part in envs.composite.parts(env.observation_space)]
-            kind = *sorted({_kind(part) for part in parts}), len(parts) > 1, _kind(env.action_space)
-            kinds.setdefault(kind, []).append("envpool:" + name)
-    chooser = random.Random(seed)
-    some = [chooser.sample(names, min(count, len(names))) for names in sorted(kinds.values(), key=len)]
-    return [name for names in some for name in names]
-
-
-def _kind(space: Any) -> str:
-    return f"{type(space).__name__} {len(space.shape)} {space.dtype} {getattr(space, 'is_bounded', True)}"
-
-
 def registered(seed: int) -> list[str]:
     """Those of the JAX sources in an order of chance; probes are tests."""
     import envs
@@ -89,21 +60,7 @@ def registered(seed: int) -> list[str]:
     return random.Random(seed).sample(names, len(names))
 
 
-def algorithm_for(env: Any, another: bool) -> str:
-    """Name of the default algorithm of an environment, or of another one."""
-    import envs
-
-    several = envs.num_agents(env) is not None
-    if not another:
-        return "ippo" if several else "ppo"
-    if several:
-        return "qmix" if isinstance(env.action_space, envs.Discrete) else "mappo"
-    if isinstance(env.action_space, envs.Discrete | envs.MultiDiscrete):
-        return "dqn"
-    return "sac" if isinstance(env.action_space, envs.Box) and env.action_space.is_bounded else "a2c"
-
-
-def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
+def one(name: str, trace: bool) -> dict[str, Any]:
     """Trains one in this process, or only traces it, and steps it if it lives on the host.
 
     Returns what came of it.
@@ -115,7 +72,7 @@ def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
     import policies
     from fdg.commands.parse import parse
 
-    algo = algorithm_for(envs.make(name), another)
+    algo = "ppo" if envs.num_agents(envs.make(name)) is None else "ippo"
     job = parse(["--env", name, "--algo", algo, "--devices", "1"], "bench", "")
     result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "said": "", "how": "trained"}
     if trace:
@@ -147,13 +104,13 @@ def _step(env: Any, count: int) -> None:
         state, _ = check_batch_step(env, env.step(keys, state, action), count)
 
 
-def tried(name: str, another: bool, trace: bool, limit: int) -> dict[str, Any]:
+def tried(name: str, trace: bool, limit: int) -> dict[str, Any]:
     """What came of an environment, in a fork."""
     begun = time.perf_counter()
 
     def call() -> dict[str, Any]:
         try:
-            result = one(name, another, trace)
+            result = one(name, trace)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             # What a callback raised is the end of JAX's account of it.
@@ -207,16 +164,13 @@ def main() -> None:
     parser = harness.parser("bench.every_environment", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
-    parser.add_argument("--kinds", type=int, default=0, metavar="N")
-    parser.add_argument("--another", action="store_true")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
-    names = drawn(given.drawn, given.seed) + (of_each_kind(given.kinds, given.seed) if given.kinds else [])
-    names = names or registered(given.seed)
+    names = drawn(given.drawn, given.seed) or registered(given.seed)
     names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
     if given.list:
         print("\n".join(names))
@@ -226,13 +180,12 @@ def main() -> None:
     print(f"in the order of seed {given.seed}", flush=True)
     results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names:
-        key = f"{name} by another" if given.another else name
-        before = results.get(key)
+        before = results.get(name)
         enough = before is not None and (given.trace or before["how"] != "traced")
         if enough and (before["ok"] or not given.again):
             continue
-        results[key] = tried(name, given.another, given.trace, given.limit)
-        print(key, json.dumps(results[key]), flush=True)
+        results[name] = tried(name, given.trace, given.limit)
+        print(name, json.dumps(results[name]), flush=True)
         KEPT.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         TABLE.write_text(table(dict(sorted(results.items()))))
 

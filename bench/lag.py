@@ -10,9 +10,7 @@ stage up late; longer stages (`--milliseconds 200 --iterations 3`) show how the 
     python -m bench.lag
 """
 
-import argparse
 import dataclasses
-import json
 import statistics
 import time
 
@@ -22,7 +20,7 @@ import numpy as np
 
 import fdg
 import policies
-from bench.harness import in_turns, seconds
+from bench.harness import in_turns, parser, seconds
 
 PARTS, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7
 EQUAL = (1, 1, 1, 1)  # times of the stages
@@ -111,12 +109,12 @@ def sides(unit, iterations):
 
 
 def main():
-    """Prints a line for each side, and all of it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    parser.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="of a stage")
-    given = parser.parse_args()
+    """Prints a line for each side."""
+    line = parser("bench.lag", __doc__)
+    line.add_argument("--rounds", type=int, default=ROUNDS)
+    line.add_argument("--iterations", type=int, default=ITERATIONS)
+    line.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="of a stage")
+    given = line.parse_args()
     fdg.host_devices(4)
     wanted = sides(given.milliseconds / 1e3, given.iterations)
 
@@ -131,23 +129,12 @@ def main():
 
     engines = {name: engine_of(times, lag) for name, (times, lag, _) in wanted.items()}
     timed = in_turns({name: lambda _, one=one: run(one) for name, one in engines.items()}, given.rounds)
-    medians = {name: statistics.median(each) for name, each in timed.items()}
-    rows = {
-        name: {
-            "seconds": medians[name],
-            "of_bound": bound / medians[name],
-            "times_sequential": sum(times) * PARTS * given.iterations / medians[name],
-            "least": min(timed[name]),
-            "most": max(timed[name]),
-        }
-        for name, (times, _, bound) in wanted.items()
-    }
-    for name, row in rows.items():
+    for name, (times, _, bound) in wanted.items():
+        median, apart = statistics.median(timed[name]), sum(times) * PARTS * given.iterations
         print(
-            f"{name:12}  {row['seconds']:.3f} s ({row['least']:.3f} to {row['most']:.3f}),"
-            f" {row['of_bound']:.3f} of its bound, {row['times_sequential']:.2f} times the sum of its stages"
+            f"{name:12}  {median:.3f} s ({min(timed[name]):.3f} to {max(timed[name]):.3f}),"
+            f" {bound / median:.3f} of its bound, {apart / median:.2f} times the sum of its stages"
         )
-    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

