@@ -216,11 +216,7 @@ class Vectorized(Whole):
         """Steps every environment; see `Environment.step`."""
         check_keys(self.name, keys)
         check_state(self.name, state)
-        expected = keys.shape + self._agents + self.action_space.shape
-        if jnp.shape(action) != expected:
-            raise FdgError(
-                f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
-            )
+        action = actions(self.name, action, self.action_space, keys.shape + self._agents)
         return jax.vmap(self._step_one)(keys, state, action)
 
     def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
@@ -233,7 +229,6 @@ class Vectorized(Whole):
         self, key: jax.Array, state: EpisodeState, action: jax.Array
     ) -> tuple[EpisodeState, TimeStep]:
         step_key, reset_key = jax.random.split(key)
-        action = jnp.asarray(action, self.action_space.dtype)
         with unchanged(self.single, f"environment '{self.name}': step", warns=False):
             result = self.single.step(step_key, state.inner, action)
         inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
@@ -421,6 +416,27 @@ def check_state(name: str, state: Any) -> None:
             f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
             " gives (state, observation), in that order, and step (state, step)"
         )
+
+
+def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
+    """Actions `[*leading, *space.shape]` in the space's dtype.
+
+    Raises:
+      FdgError: another shape; no numbers; or floats for a space of integers.
+    """
+    expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
+    try:
+        shape, dtype = jnp.shape(action), jnp.asarray(action).dtype
+    except (TypeError, ValueError):  # no array
+        given = f"is a value of type {kind_of(action)}: give an array of"
+        raise FdgError(f"environment '{name}': action {given} {space.dtype}{list(expected)}") from None
+    if shape != expected:
+        raise FdgError(f"environment '{name}': action has shape {shape}, expected {expected}")
+    kinds = (jnp.bool_, jnp.integer) if is_counted else (jnp.bool_, jnp.integer, jnp.floating)
+    if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        fix = "choose one by jnp.argmax, or write action.astype(int)" if is_counted else "give numbers"
+        raise FdgError(f"environment '{name}': action is {dtype}, expected {space.dtype} of {space}: {fix}")
+    return jnp.asarray(action, space.dtype)
 
 
 def _strong(x: Any) -> jax.Array:

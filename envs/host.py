@@ -28,7 +28,7 @@ from jax.experimental import io_callback
 
 from envs import running_pools, satellites
 from envs.composite import ObservationSpace
-from envs.environment import EpisodeState, TimeStep, Whole, check_keys, check_state
+from envs.environment import EpisodeState, TimeStep, Whole, actions, check_keys, check_state
 from envs.native import Native, of_spaces
 from envs.pools import Source, wire_space
 from envs.running_pools import close as close
@@ -36,7 +36,7 @@ from envs.running_pools import losses as losses
 from envs.running_pools import running as running
 from envs.spaces import Space
 from fdg.arguments import check_options, checked_names
-from fdg.errors import FdgError, HostError, raised
+from fdg.errors import FdgError, HostError, host_errors, raised
 
 TIMEOUT = 60.0  # seconds that a step may take, unless told otherwise
 
@@ -129,7 +129,7 @@ class HostEnvironment(Whole):
         """Starts a pool with an instance for each key; see `Environment.reset`."""
         check_keys(self.name, keys)
         (size,) = keys.shape
-        pool, observation = io_callback(
+        pool, observation = _called(
             _HostCall(self, "reset", _parts.get()),
             (jax.ShapeDtypeStruct((size,), jnp.int32), self._observations(size)),
             _seeds(keys),
@@ -142,7 +142,7 @@ class HostEnvironment(Whole):
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Steps every instance; see `Environment.step`. The keys seed restarted instances."""
         call, operand = _HostCall(self, "step", _parts.get()), self._asked(keys, state, action)
-        return self._stepped(state, io_callback(call, self._results(len(operand)), operand))
+        return self._stepped(state, _called(call, self._results(len(operand)), operand))
 
     @checked_names
     def send(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> EpisodeState:
@@ -152,7 +152,7 @@ class HostEnvironment(Whole):
           The state with the ticket of the running step, only to be passed to `recv`.
         """
         call, operand = _HostCall(self, "send", _parts.get()), self._asked(keys, state, action)
-        pool, steps = io_callback(call, (self._number(len(operand)),) * 2, operand)
+        pool, steps = _called(call, (self._number(len(operand)),) * 2, operand)
         return state._replace(inner=state.inner._replace(pool=pool, steps=steps))
 
     @checked_names
@@ -165,7 +165,7 @@ class HostEnvironment(Whole):
         check_state(self.name, sent)
         operand = _packed(sent.inner.pool, sent.inner.steps)
         call = _HostCall(self, "recv", 1)
-        return self._stepped(sent, io_callback(call, self._results(len(operand)), operand))
+        return self._stepped(sent, _called(call, self._results(len(operand)), operand))
 
     @checked_names
     def ready(self, sent: EpisodeState, waiting: jax.Array) -> jax.Array:
@@ -176,7 +176,7 @@ class HostEnvironment(Whole):
           waiting: `[R] bool`, the candidates; at least one is True.
         """
         operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
-        return io_callback(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
+        return _called(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
 
     @property
     def acts(self) -> bool:
@@ -227,7 +227,7 @@ class HostEnvironment(Whole):
         shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
         packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _SegmentCall(self, acting.program)
-        found = io_callback(call, shapes, packed, data, state.inner.observation, *operands)
+        found = _called(call, shapes, packed, data, state.inner.observation, *operands)
         results = jax.tree.unflatten(of_step, found[len(kept) :])
         state, steps = jax.lax.scan(self._stepped, state, results)
         last = jax.tree.map(lambda x: x[-1], steps.observation)
@@ -237,12 +237,7 @@ class HostEnvironment(Whole):
         """The operand of a step's callback."""
         check_keys(self.name, keys)
         check_state(self.name, state)
-        expected = keys.shape + self.action_space.shape
-        if jnp.shape(action) != expected:
-            raise FdgError(
-                f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
-            )
-        action = jnp.asarray(action, self.action_space.dtype)
+        action = actions(self.name, action, self.action_space, keys.shape)
         return _packed(state.inner.pool, state.inner.steps, _seeds(keys), action)
 
     def _results(self, size: int) -> tuple[Any, ...]:
@@ -331,6 +326,12 @@ def _seeds(keys: jax.Array) -> jax.Array:
     """A seed for each key, `[B] int32`, at least 0, as all libraries accept."""
     bits = jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)
     return jax.lax.bitcast_convert_type(bits >> 1, jnp.int32)
+
+
+def _called(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
+    """`io_callback`, whose errors outside of programs are those of the host."""
+    with host_errors():
+        return io_callback(call, shapes, *operands)
 
 
 @dataclasses.dataclass(frozen=True)

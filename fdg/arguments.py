@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import METHODS, instead, ours
-from fdg.errors import FdgError, FrozenError, NoAttributeError, listed, one_line, unknown_name
+from fdg.errors import FdgError, FrozenError, NoAttributeError, listed, nearest, one_line, unknown_name
 from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternatives, matches
 
 Parameters = ParamSpec("Parameters")
@@ -247,7 +247,9 @@ def _bound(
             if key not in names and not takes_any:
                 if ours(key) not in names and (fix := instead(key)):
                     raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
-                raise unknown_name(f"{what} of {name}", key, names, f"help({name})") from None
+                free = [one for one in names[max(len(args) - ("self" in parameters), 0) :] if one not in kwargs]
+                meant = free if len(free) == 1 and not nearest(key, free) else ()
+                raise unknown_name(f"{what} of {name}", key, free or names, f"help({name})", meant) from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):
             taken = listed([p.name for p in positional if p.name != "self"], "and")
@@ -354,13 +356,16 @@ def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
     >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})
     ': the order is play(path, episodes)'
     """
-    kinds = {one: kind for one, kind in _annotated(function) if not one.startswith("**") and one in given}
+    kinds = {one: Any for one in inspect.signature(function).parameters if one in given} | {
+        one: kind for one, kind in _annotated(function) if not one.startswith("**") and one in given
+    }
     value, wanted = given.get(name), kinds.pop(name, None)
 
     def fits(one: Any, kind: Any) -> bool:  # of a protocol nothing is checked, and no plain value is one
         return matches(one, kind) and not (type(one) in _PLAIN and getattr(kind, "_is_protocol", False))
 
-    if not any(fits(value, kind) and fits(given[one], wanted) for one, kind in kinds.items()):
+    others = {one: kind for one, kind in kinds.items() if given[one] is not None}
+    if not any(fits(value, kind) and fits(given[one], wanted) for one, kind in others.items()):
         return ""
     parameters = inspect.signature(function).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]

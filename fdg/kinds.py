@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fdg.errors import nearest
+from fdg.errors import listed, nearest
 
 TOO_LARGE = 10**18  # JAX's counters have 63 bits
 
@@ -24,8 +24,12 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     """Whether a value matches a type annotation.
 
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
-    protocol, a type variable or `Any`. `leaf` is called first, for the annotation and those nested in it; its
-    None means undecided.
+    protocol (one that is `runtime_checkable`: if it has its members), a type variable or `Any`.
+
+    Args:
+      value: any value.
+      kind: the annotation.
+      leaf: called first, for the annotation and those nested in it; None means undecided.
 
     >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)
@@ -40,6 +44,9 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     cls = origin or kind
     if cls in _TESTS:
         return _TESTS[cls](value)
+    if getattr(cls, "_is_runtime_protocol", False):
+        own = type(value)  # whose properties are not read, for one may import a library
+        return own is not type and all(hasattr(own, one) or hasattr(value, one) for one in _members(cls))
     if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
         return True
     if cls in (Sequence, list, tuple, Iterable):
@@ -50,6 +57,10 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
         inner = arguments[0] if arguments else Any
         return is_one and (cls is Iterable or all(matches(one, inner, leaf) for one in value))
     return isinstance(value, cls)
+
+
+def _members(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
 
 
 def describe_alternatives(kind: Any) -> list[str]:
@@ -79,7 +90,8 @@ def describe_alternatives(kind: Any) -> list[str]:
     if hasattr(cls, "described"):
         return [cls.described()]
     name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
-    return [f"a{'n' if name[0] in 'AEIOU' else ''} {name}"]
+    has = f" with {listed(_members(cls), 'and')}" if getattr(cls, "_is_runtime_protocol", False) else ""
+    return [f"a{'n' if name[0] in 'AEIOU' else ''} {name}{has}"]
 
 
 def reader(kind: Any) -> Callable[[str], Any]:

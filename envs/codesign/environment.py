@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from envs.codesign import found, problem, reading
 from envs.codesign.found import Designs
 from envs.codesign.problem import Evaluation, Problem, Specs
-from envs.environment import TimeStep, check_keys, named_info
+from envs.environment import TimeStep, actions, check_keys, named_info
 from envs.observations import MaskedObservation, Observation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
@@ -222,12 +222,8 @@ class CoDesign:
         An option that the budgets do not leave becomes the nearest lower one that they do (`problem.repair`).
         """
         check_keys(self.name, keys)
-        expected = keys.shape + self.action_space.shape
-        if jnp.shape(action) != expected:
-            raise FdgError(
-                f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
-            )
-        return rowwise(self._rows)(keys, state, jnp.asarray(action, jnp.int32))
+        action = actions(self.name, action, self.action_space, keys.shape)
+        return rowwise(self._rows)(keys, state, action)
 
     def designs(self, state: Any) -> found.Results:
         """The best design and the Pareto points of all instances, as NumPy arrays.

@@ -9,7 +9,7 @@ of both sides.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from envs.composite import ObservationSpace
 from envs.observations import MaskedObservation
 from envs.spaces import Discrete
+from fdg.arguments import checked
 
 Position = Any
 
 
+@runtime_checkable
 class Game(Protocol):
     """A game of two players who move in turn, see everything, and share what one wins and the other loses.
 
@@ -67,6 +69,7 @@ class Game(Protocol):
         """What the player sees whose move it is, from their side of the board."""
 
 
+@runtime_checkable
 class Player(Protocol):
     """Who chooses moves in one game; a hashable value with pure functions."""
 
@@ -118,7 +121,7 @@ class Seat(NamedTuple):
 class _OfGame:
     """What both environments say of their game."""
 
-    game: Any  # a Game
+    game: Game
 
     @property
     def name(self) -> str:
@@ -136,6 +139,7 @@ class _OfGame:
         return Discrete(self.game.num_actions)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Against(_OfGame):
     """A `SingleEnvironment`: an agent meets an opponent. One step is a move of the agent and the reply.
@@ -143,7 +147,7 @@ class Against(_OfGame):
     Who begins is drawn for each game. Reward 1 where the agent won, -1 where it lost, 0 else.
     """
 
-    opponent: Any  # a Player
+    opponent: Player
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -178,6 +182,7 @@ class Against(_OfGame):
         return Seat(position, player, where(replies, after, memory))
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Turns(_OfGame):
     """A `SingleEnvironment`: an agent makes the moves of both players, one a step.

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game, Player, Position, play_on, random_move, score_of, seen, where
-from fdg.arguments import checked_names
+from fdg.arguments import checked
 from fdg.errors import FdgError
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """A `Player` that draws each move from the legal ones, all equally probable."""
 
-    game: Any  # a Game
+    game: Game
 
     def begin(self, key: jax.Array) -> tuple[()]:
         """Nothing."""
@@ -26,6 +27,7 @@ class Uniform:
         return random_move(self.game, key, position), memory
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Greedy:
     """A `Player` that looks two moves ahead: it wins if it can, then avoids moves that let the other win.
@@ -33,7 +35,7 @@ class Greedy:
     Draws among moves that are equal in this. It plays `n + n * n` moves for each of its own.
     """
 
-    game: Any  # a Game
+    game: Game
 
     def begin(self, key: jax.Array) -> tuple[()]:
         """Nothing."""
@@ -57,7 +59,7 @@ class Greedy:
         return _best(key, jnp.where(over, 2 * score, jnp.minimum(worst, 0.0)), legal), memory
 
 
-@checked_names
+@checked
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A `Player` that acts as an `algos.Actor` does, which sees observations.
@@ -65,7 +67,7 @@ class Trained:
     Compares by the identity of its actor. Its memory is the actor's, and whether a game begins.
     """
 
-    game: Any  # a Game
+    game: Game
     actor: Any  # an algos.Actor
     greedy: bool = True
 
@@ -88,24 +90,7 @@ def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
     return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
-def check_player(player: Any, game: Game) -> None:
-    """Refuses what cannot play a game.
-
-    Raises:
-      FdgError: a class in place of one of it, no `begin` or `choose`, or a player of another game.
-    """
-    if isinstance(player, type):
-        raise FdgError(f"player {player.__name__} is a class: give one of it, {player.__name__}(game)")
-    for method in ("begin", "choose"):
-        if not callable(getattr(player, method, None)):
-            raise FdgError(
-                f"player {player!r:.60} has no method {method}: give one with begin(key) and choose(key,"
-                " memory, position), such as games.Uniform(game)"
-            )
-    if getattr(player, "game", game) != game:
-        raise FdgError(f"player {player!r:.60} plays another game than {game!r:.60}: make it of this game")
-
-
+@checked
 def match(
     game: Game, one: Player, other: Player, key: jax.Array, games: int, random_moves: int = 0
 ) -> jax.Array:
@@ -129,7 +114,10 @@ def match(
         if count % 2:
             raise FdgError(f"match: {name}={count} is odd: each player begins half of the games")
     for player in (one, other):
-        check_player(player, game)
+        if getattr(player, "game", game) != game:
+            raise FdgError(
+                f"player {player!r:.60} plays another game than {game!r:.60}: make it of this game"
+            )
     keys = jax.random.split(key, (2, games // 2))
     started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
     # Games in which `one` moves next, and those in which `other` does: they change places with each move, so

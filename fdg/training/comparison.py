@@ -17,7 +17,7 @@ import numpy as np
 
 from fdg import files
 from fdg.arguments import checked
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, listed, unknown_name
 from fdg.kinds import dataclass_fields, to_json
 from fdg.training import comparison_text, curves
 from fdg.training.comparison_text import TOGETHER
@@ -221,7 +221,14 @@ class Comparison:
         return list(dict.fromkeys(cell.env for cell in self.cells))
 
     def values(self, side: str, env: str, measure: str = "returns") -> np.ndarray | None:
-        """`[seeds]` of a side in an environment; None without runs."""
+        """`[seeds]` of a side in an environment; None without runs.
+
+        Raises:
+          UnknownNameError: no run is of this side, or of this environment.
+        """
+        for kind, name, known in (("side", side, self.sides), ("environment", env, self.environments)):
+            if name not in known:
+                raise unknown_name(f"{kind} of the comparison", name, known)
         found = [cell for cell in self.cells if (cell.label, cell.env) == (side, env)]
         return getattr(found[0], measure) if found else None
 

@@ -88,13 +88,21 @@ def test_an_actor_that_gives_actions_alone():
 def test_players_that_cannot_play():
     game, other = GAME.single.game, envs.make("game:hex", size=3).single.game
     for player, words in (
-        (games.Uniform, "player Uniform is a class: give one of it, Uniform(game)"),
+        (games.Uniform, "match(one=<class 'envs.games.players.Uniform'>): give a Player with begin and choose"),
         (games.Uniform(other), "plays another game"),
-        (3, "player 3 has no method begin"),
+        (3, "match(one=3): give a Player with begin and choose"),
     ):
         with pytest.raises(fdg.FdgError) as caught:
             games.match(game, player, games.Uniform(game), jax.random.key(0), 2)
         assert words in str(caught.value)
+    actor = algos.Actor(lambda num_envs: (), lambda memory, observation, start, keys, greedy: start)
+    for make, values, order in (
+        (games.Trained, (actor, game), "Trained(game, actor, greedy)"),
+        (games.Against, (games.Uniform(game), game), "Against(game, opponent)"),
+    ):
+        with pytest.raises(fdg.FdgError) as caught:
+            make(*values)
+        assert f"the order is {order}" in str(caught.value)
     with pytest.raises(fdg.FdgError, match="unknown parameter of HexGame 'rows'"):
         envs.make("game:hex", rows=3)
 
