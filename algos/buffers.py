@@ -179,19 +179,24 @@ def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated
     end = jnp.where(jnp.any(ended), jnp.argmax(ended), steps - 1)
     at = jax.random.randint(step_key, (), 0, end + 1)
     other = jax.random.uniform(share_key) < share
-    goal = jnp.where(other, rows.final_observation["achieved_goal"][at], rows.observation["desired_goal"][0])
+    goal = rows.final_observation["achieved_goal"][at]
     rows = jax.tree.map(lambda x: x[:window], rows)
     goals = jnp.broadcast_to(goal, (window, *goal.shape))
     achieved = rows.final_observation["achieved_goal"]
+
+    def wanting(seen: Any) -> Any:
+        return {**seen, "desired_goal": jnp.where(other, goals, seen["desired_goal"])}
+
     new = rows._replace(
-        observation={**rows.observation, "desired_goal": goals},
-        final_observation={**rows.final_observation, "desired_goal": goals},
+        observation=wanting(rows.observation),
+        final_observation=wanting(rows.final_observation),
         reward=jnp.where(other, jax.vmap(_scalar(reward))(achieved, goals), rows.reward),
     )
     if terminated is None:
         return new
     ends = jnp.where(other, jax.vmap(_scalar(terminated))(achieved, goals), rows.terminated)
-    return new._replace(terminated=ends, truncated=rows.truncated & ~ends)
+    # Where the episode ended by the goal that it had, the next row is of another episode.
+    return new._replace(terminated=ends, truncated=(rows.terminated | rows.truncated) & ~ends)
 
 
 def _scalar(function: Any) -> Callable[[Any, Any], Any]:

@@ -119,7 +119,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
         rollout_key,
     )
     replay_state = replay.add(state.replay, acted.rows)
-    learned, replay_state, losses = _improved(
+    learned, replay_state, losses = improved(
         self, state.learned, statistics, replay_state, sample_key, learn_key, learning, state.iteration
     )
     # Only now, so that all that one iteration acts on and learns from is normalised alike.
@@ -129,7 +129,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     return State(learned, statistics, replay_state, *left), {**acted.metrics, **losses}
 
 
-def _improved(
+def improved(
     self: Any,
     learned: Any,
     statistics: Any,

@@ -19,7 +19,8 @@ from algos.distributions import stretched
 from algos.explorers import ExplorerChoice, State
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
-from algos.normalize import ObservationNormalizer
+from algos.normalize import ObservationNormalizer, Transforming
+from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
 from algos.optimizers import OptimizerSettings
@@ -66,6 +67,7 @@ class BC(Agent):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
+    transforming = Transforming()
     # Any (init, apply) pair in place of the default. Its results are logits, or means before their tanh and
     # logs of standard deviations, [N, 2 * D].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)

@@ -184,12 +184,10 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     if self.data.acts:
         return off_policy.iterate(self, state)
     key, sample_key, learn_key = jax.random.split(state.key, 3)
-    samples = self.buffer.sample(state.replay, sample_key).transition
-    drawn = jax.tree.map(
-        lambda x: off_policy.minibatches(x, self.num_envs, self.updates_per_iteration), samples
+    seen = state.observation_statistics, state.replay
+    learned, _, losses = off_policy.improved(
+        self, state.learned, *seen, sample_key, learn_key, jnp.bool_(True), state.iteration
     )
-    learning = jnp.bool_(True)
-    learned, _, losses = self.learn(state.learned, state.observation_statistics, drawn, learn_key, learning)
     return state._replace(learned=learned, key=key, iteration=state.iteration + 1), losses
 
 

@@ -297,7 +297,10 @@ class Writer:
 
     def add(self, observations: Any, steps: Step) -> None:
         """Appends an episode: `observations [T + 1, *obs]`, and what followed each of T steps."""
-        group = self._file.create_group(f"episode_{self.num_episodes}")
+        name = f"episode_{self.num_episodes}"
+        if name in self._file:  # of an attempt that was killed before the metadata counted it
+            del self._file[name]
+        group = self._file.create_group(name)
         count = len(steps.reward)
         group.attrs["id"], group.attrs["total_steps"] = self.num_episodes, count
 

@@ -90,7 +90,9 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
         if path.stat().st_size > _LARGEST_FILE:
             raise FdgError(f"{path} has more than {_LARGEST_FILE:,} bytes: give a TOML file of a problem")
         said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except FdgError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise FdgError(f"{path} is no TOML that can be read: {one_line(error)}") from None
     return _from_dict(said, name, files, modules)
 
@@ -99,7 +101,7 @@ def modules(path: str) -> tuple[str, ...]:
     """Values of `module =` in a TOML file, of which nothing is checked or imported; none where it is none."""
     try:
         tasks = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("task")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return ()
     found = [x.get("module") for x in tasks if isinstance(x, Mapping)] if isinstance(tasks, list) else []
     return tuple(x for x in found if isinstance(x, str))

@@ -101,8 +101,8 @@ def match(
       one, other: players of it.
       key: one key.
       games: how many, an even number.
-      random_moves: moves of each game that are drawn before the players take over, an even number. Two
-        players that draw nothing would play one game again and again.
+      random_moves: moves of each game that are drawn before the players take over, an even number; none
+        where they would have ended it. Two players that draw nothing would play one game again and again.
 
     Returns:
       Scores of `one`: `[games]` float32, 1 won, -1 lost, 0 drawn.
@@ -152,9 +152,10 @@ class _Match(NamedTuple):
 
 def _started(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
     key, start_key, first_key, second_key, *drawn = jax.random.split(key, 4 + random_moves)
-    position = game.init(start_key)
+    start = position = game.init(start_key)
     for opening in drawn:
         position = play_on(game, position, random_move(game, opening, position))
+    position = where(game.outcome(position)[0], start, position)
     return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
 
 

@@ -309,7 +309,7 @@ def _pack(given: dict[str, Any]) -> None:
 
 def _checkpoint(given: dict[str, Any]) -> str | int:
     chosen = given["checkpoint"]
-    return int(chosen) if chosen.isdigit() else chosen
+    return int(chosen) if chosen.isdecimal() else chosen
 
 
 def _load(given: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import envs
-from algos.offline.minari import METADATA
+from algos.offline.minari import ARRAYS, METADATA, DataSet
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
@@ -59,10 +59,17 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
 def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
     """An algorithm's `dataset`, replaced by the copy in a run's directory.
 
-    Of one above 64 MiB the copy has only metadata, which is enough to act and to resume.
+    Of one above 64 MiB the copy has only metadata, which is enough to act and to resume: it is used where the
+    data set is no longer there, or has changed.
     """
-    copied = values.get("dataset") is not None and os.path.lexists(directory / DATA / METADATA)
-    return {"dataset": os.path.abspath(directory)} if copied else {}
+    kept, given = directory / DATA, values.get("dataset")
+    if given is None or not os.path.lexists(kept / METADATA):
+        return {}
+    there = DataSet(given).folder / METADATA
+    if not os.path.lexists(kept / ARRAYS) and os.path.isfile(there):
+        if read_bytes(there, _MOST) == read_bytes(kept / METADATA, _MOST):
+            return {}
+    return {"dataset": os.path.abspath(directory)}
 
 
 def _files(algorithm: Any) -> Mapping[str, str]:

@@ -155,7 +155,7 @@ def diff(
     if start is None:
         start, unequal = _by_checkpoints(sides[0], sides[1], first, tolerance)
         first = min((n for n in (first, unequal) if n is not None), default=None)
-        equal = first is None and start is not None
+        equal = first is None and bool(start or (more and start is not None))  # rows or a checkpoint are
     if equal and iterations is None:
         return Difference(*names, start="", notes=tuple(notes))
     runs = [_at(one, start, trust) for one in sides]

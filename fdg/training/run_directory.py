@@ -24,6 +24,7 @@ CHECKPOINTS = "checkpoints"
 DATA = "data"
 BEST = "best_checkpoint"  # only in runs with `--eval-every`
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
+RESULTS = ("summary.json", "sweep.json")  # written at the end of a run, and read by other code
 # Everything that a run may write into its directory.
 _FOLDERS = (CHECKPOINTS, BEST, DATA, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
 _WRITTEN = (
@@ -96,9 +97,13 @@ class RunDirectory:
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Removes metrics after `iteration`, and a last line cut off by a crash; returns the last row kept.
 
-        Other unreadable lines are moved to `metrics.unreadable`, with an `FdgWarning`.
+        Other unreadable lines are moved to `metrics.unreadable`, with an `FdgWarning`. Results of an earlier
+        end are removed: a run that goes on has not ended.
         """
         path, last = self.path / "metrics.jsonl", None
+        for name in RESULTS:
+            with self._mended(name):
+                (self.path / name).unlink(missing_ok=True)
         if not path.exists():
             return None
         with self._mended(path.name):

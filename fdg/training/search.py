@@ -15,7 +15,8 @@ import importlib.util
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from fdg.kinds import to_json
 from fdg.processes import distributed
 from fdg.training.curves import figure_of, finish, style
 from fdg.training.job import Job, lengths
-from fdg.training.loop import Outcome, carry_out, say
+from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
-from fdg.training.run_directory import RunDirectory, read_metrics
+from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import Space, check_choices, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval
-from fdg.training.sweep import Sweep, changed, unswept
+from fdg.training.sweep import Sweep, agent_seeds, changed, unswept
 from fdg.training.sweep_results import best_of, first_rows, point_results, shown_interval, shown_return
 
 
@@ -174,12 +175,12 @@ class _Search:
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
         study, total, caught = self._study(), self.job.optuna or 0, None
-        self._requeue_unfinished(study)
+        unfinished = self._unfinished(study)
         while caught is None and (number := len(self._done(study))) < total:
             study.sampler = _sampler(
                 self.job.seed + number
             )  # so that a resumed search proposes the same values
-            caught = self._trial(study, number, total)
+            caught = self._trial(study, unfinished.pop(0) if unfinished else study.ask(), number, total)
         trials = self._trials(study)
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
@@ -213,12 +214,15 @@ class _Search:
                 f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
             ) from error
 
-    def _requeue_unfinished(self, study: Any) -> None:
-        """Enqueues unfinished trials of an interrupted search again; they resume from their checkpoints."""
-        for old in study.get_trials():
-            if not old.state.is_finished() and old.params:
-                study.tell(old.number, state=_state("FAIL"))
-                study.enqueue_trial(old.params, user_attrs={"run": _run_of(old)})
+    def _unfinished(self, study: Any) -> list[Any]:
+        """Trials of an interrupted search; they resume from their checkpoints."""
+        import optuna
+
+        return [
+            optuna.trial.Trial(study, old._trial_id)
+            for old in study.get_trials()
+            if old.state.name == "RUNNING" and len(old.params) == len(self.space)
+        ]
 
     def _done(self, study: Any) -> list[Any]:
         """Trials that are complete, pruned or failed; not those that a signal interrupted."""
@@ -241,21 +245,20 @@ class _Search:
             for one in self._done(study)
         ]
 
-    def _trial(self, study: Any, number: int, total: int) -> int | None:
+    def _trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
         self.run.check_there()  # else a trial would create a removed directory again
         trials = files.make_folder(self.run.path / "trials")
-        trial = study.ask()
         values = {one.name: one.suggested(trial) for one in self.space}
         name = _run_of(trial)
         shown = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {shown}")
-        watch = _Watch(trial, self.job.num_iterations) if self.job.halving else None
+        watch = None
         try:
             files.check_own(trials / name, is_folder=True)
             job = self._job_of(values, trials / name)
-            if watch is not None:
-                watch.num_iterations = job.num_iterations
+            if self.job.halving:
+                watch = _Watch(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
         except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
@@ -266,7 +269,7 @@ class _Search:
             return None
         if outcome.caught is not None:
             return outcome.caught
-        value, returns = _trial_returns(job, outcome)
+        value, returns = _trial_returns(job, outcome.run)
         trial.set_user_attr("returns", returns)
         if watch is not None and watch.is_behind:
             study.tell(trial, state=_state("PRUNED"))
@@ -297,39 +300,61 @@ class _Search:
 
 
 class _Watch:
-    """A training callback that prunes a trial whose return is too low at a rung."""
+    """A training callback that prunes a trial whose return is too low at a rung.
 
-    def __init__(self, trial: Any, num_iterations: int):
-        self.is_behind = False
-        self.num_iterations = num_iterations
-        self._trial, self._rung = trial, 0
+    Args:
+      trial: Optuna's.
+      num_iterations: of its training.
+      earlier: rows of metrics of an earlier session. Those that are recorded again are not counted twice.
+    """
+
+    def __init__(self, trial: Any, num_iterations: int, earlier: Iterable[Mapping[str, Any]] = ()):
+        self.is_behind = bool(trial.user_attrs.get("behind"))
+        self._num_iterations = num_iterations
+        self._trial, self._rung, self._seen = trial, 0, 0
         self._returns: list[float] = []
+        self._look(earlier)
 
     def __call__(self, report: Report) -> bool:
-        self._returns += [
-            row["episode_return"] for row in report.rows if math.isfinite(row.get("episode_return", math.nan))
-        ]
-        share = report.iteration / self.num_iterations
-        reached = sum(share >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
-        if reached > self._rung and self._returns and share < 1:
-            self._rung = reached
-            self._trial.report(float(np.mean(self._returns)), REDUCTION ** (reached - 1))
-            self._returns = []
-            self.is_behind = bool(self._trial.should_prune())
+        self._look(report.rows)
         return self.is_behind
 
+    def _look(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            if self.is_behind or row["iteration"] <= self._seen:
+                continue
+            self._seen = row["iteration"]
+            if (value := plain(row.get("episode_return"))) is not None:
+                self._returns.append(value)
+            share = self._seen / self._num_iterations
+            reached = sum(share >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
+            if reached > self._rung and self._returns and share < 1:
+                self._rung = reached
+                with warnings.catch_warnings(action="ignore"):  # it was reported before an interruption
+                    self._trial.report(float(np.mean(self._returns)), REDUCTION ** (reached - 1))
+                self._returns = []
+                if self._trial.should_prune():
+                    self.is_behind = True
+                    self._trial.set_user_attr("behind", True)
 
-def _trial_returns(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
-    """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training."""
-    evaluation = outcome.evaluation
-    means, failed = (None, ()) if evaluation is None else (np.array(evaluation.means), evaluation.failed)
-    rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
+
+def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
+    """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training.
+
+    Reads files alone: the run may have ended in an earlier session, before its trial was recorded.
+    """
+    said, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
+    lost = said.get("failed_seeds") or ()
+    failed = [i for i, seed in enumerate(agent_seeds(job.algorithm, job.seed, job.agents)) if seed in lost]
+    means = None
+    if "eval_return" in said:
+        means = np.array(said.get("eval_returns") or [said["eval_return"]], float)
     if isinstance(job.algorithm, Sweep):
         found = point_results(job.algorithm, rows, means, failed, job.seed)
         best = found[best_of(found)]
         return best.mean, [float(value) for value in best.returns]
     if means is not None:
-        means[list(failed)] = math.nan  # settings that lose an agent are no good ones
+        means[failed] = math.nan  # settings that lose an agent are no good ones
         return float(np.mean(means)), [float(value) for value in means]
     late = [
         row["episode_return"]

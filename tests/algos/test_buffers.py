@@ -95,6 +95,15 @@ def test_an_environment_may_end_episodes_at_a_goal():
     assert np.all(rows.terminated[last]) and not np.any(rows.truncated[last])
 
 
+def test_an_episode_that_ended_by_its_own_goal_ends_in_hindsight_too():
+    """What follows in the buffer is of another episode, so no reward of it may be summed up."""
+    steps = STEPS._replace(terminated=STEPS.truncated, truncated=STEPS.terminated)
+    never = functools.partial(buffers.hindsight, share=1.0, horizon=4, terminated=lambda *_: False)
+    rows = drawn(never, steps, window=2)
+    assert not np.any(rows.terminated)
+    np.testing.assert_array_equal(rows.truncated, steps.terminated[rows.action[..., 0].astype(int)])
+
+
 @pytest.mark.parametrize(
     ("env", "fields", "words"),
     [

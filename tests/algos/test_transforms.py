@@ -14,6 +14,7 @@ import policies
 from algos.networks import actor_critic, policy_and_value
 from algos.on_policy import over_time
 from envs import Wrapper
+from tests.algos.offline.data import random_steps
 from tests.conformance.comparison import assert_same, leaves, plain
 
 ENV = envs.make("CartPole-v1")
@@ -127,6 +128,20 @@ def test_a_transform_of_replay(cls, env, own):
     one = plain(cls(env=env, **fields, transform=nothing), start, 4)[0].learned
     other = plain(cls(env=Unpaid(env), **fields), start, 4)[0].learned
     assert_same(other, one)
+
+
+@pytest.mark.parametrize("cls", [algos.BC, algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
+def test_a_transform_of_a_data_set(cls):
+    rows = []
+
+    def seen(given, parameters, key):
+        rows.append(given.reward.shape)
+        return given
+
+    dataset = random_steps("probe:continuous")
+    made = cls(env=envs.make("probe:continuous"), dataset=dataset, num_envs=4, batch_size=8, transform=seen)
+    assert "transform" in [fragment.name for fragment in fdg.trace(made).fragments]
+    assert rows[0] == (made.updates_per_iteration, 8)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Two-player games: rules against plain Python and pgx, players against what is known of tic-tac-toe."""
 
+import dataclasses
 import functools
 
 import jax
@@ -252,6 +253,26 @@ def test_scores_of_a_match():
     ).reshape(2, -1)
     for scores in (first, -second):
         np.testing.assert_allclose([(scores == 1).mean(), (scores == -1).mean()], [0.585, 0.288], atol=0.05)
+
+
+def test_no_game_of_a_match_is_decided_before_its_players_move():
+    """Eight random moves end most games of tic-tac-toe: those begin without any."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Resigns:  # loses by a move that is not legal, once the first stone is there
+        game = TIC_TAC_TOE
+
+        def begin(self, key):
+            return ()
+
+        def choose(self, key, memory, position):
+            return jnp.argmax(position.stones.ravel() != 0).astype(jnp.int32), memory
+
+    scores = games.match(TIC_TAC_TOE, Resigns(), Resigns(), jax.random.key(0), 40, 8)
+    # Of the empty board the first move is legal, and the second player resigns.
+    first, second = np.asarray(scores).reshape(2, -1)
+    assert set(first.tolist()) == set(second.tolist()) == {-1.0, 1.0}
+    assert (first == 1).sum() > 10 and (second == -1).sum() > 10
 
 
 def test_mistakes():

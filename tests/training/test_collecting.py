@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -17,7 +18,9 @@ from algos.rollout import Actor, empty_memory
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training.collecting import collect
+from fdg.training.data import kept_dataset
 from fdg.training.run import Run
+from tests.algos.offline.data import random_steps
 
 
 class Constant:
@@ -82,7 +85,10 @@ def test_chunks_leave_no_seam(tmp_path, monkeypatch):
 def test_episodes_are_added_and_labelled(tmp_path):
     out = tmp_path / "x"
     collect(run_of(0.5), out, 20, num_envs=2)
-    collect(run_of(0.25), out, 10, num_envs=1, labels=run_of(1.0))
+    before = (out / "data/metadata.json").read_bytes()
+    for _ in range(2):  # as if it had been killed once, before the metadata was written
+        (out / "data/metadata.json").write_bytes(before)
+        collect(run_of(0.25), out, 10, num_envs=1, labels=run_of(1.0))
     steps, data = steps_of(out), DataSet(str(out))
     assert (data.num_steps, data.num_episodes) == (30, 3)
     assert steps.action.ravel().tolist() == [-0.5] * 20 + [1.0] * 10  # a teacher's are its most probable ones
@@ -183,6 +189,17 @@ def test_mistakes(tmp_path, how, says):
     given = {"steps": 4, **how, "labels": labels, "out": tmp_path / how.get("out", "x")}
     with pytest.raises(FdgError, match=says):
         collect(run_of(0.5), given.pop("out"), **given)
+
+
+def test_a_data_set_of_which_a_run_keeps_no_copy_is_read_where_it_is(tmp_path):
+    original, run = random_steps("probe:continuous"), tmp_path / "run"
+    (run / "data").mkdir(parents=True)
+    shutil.copy(Path(original, "data/metadata.json"), run / "data")
+    assert kept_dataset(run, {"dataset": original}) == {}
+    shutil.copy(Path(original, "data/main_data.hdf5"), run / "data")
+    assert kept_dataset(run, {"dataset": original}) == {"dataset": str(run)}
+    (run / "data/main_data.hdf5").unlink()
+    assert kept_dataset(run, {"dataset": str(tmp_path / "gone")}) == {"dataset": str(run)}
 
 
 def test_a_failed_collection_leaves_the_data_as_it_was(tmp_path, monkeypatch):

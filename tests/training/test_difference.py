@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import random
+import shutil
 import zipfile
 
 import jax
@@ -144,6 +145,12 @@ def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path
     assert main(["diff", a, c, "--tolerance", "1e9", "--trust", "true"]) == 0
     said = capsys.readouterr().out
     assert "no difference" in said and "scale 0.1 and 0.2" in said and "part" not in said
+    (tmp_path / "a" / "metrics.jsonl").unlink()  # no row or checkpoint is left in both: they are replayed
+    of_a, of_c = (sorted(tmp_path.glob(f"{name}/checkpoints/*"), key=lambda x: int(x.name)) for name in "ac")
+    for path in (*of_a[:-1], of_c[-1]):
+        shutil.rmtree(path)
+    assert main(["diff", a, c, "--trust", "true"]) == 1
+    assert "in iteration 1, in fragment `move`" in capsys.readouterr().out
     for wrong in (["diff", a], ["diff", a, str(tmp_path / "nowhere")], ["diff", a, b, "--tolerance", "-1"]):
         capsys.readouterr()
         assert main(wrong) == 2

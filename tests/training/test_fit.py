@@ -117,6 +117,22 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path, capsys):
     assert "resuming at iteration 5 of 6" in capsys.readouterr().out
 
 
+def test_a_run_that_goes_on_has_not_ended(tmp_path, capsys):
+    """What an earlier end said is not said of iterations after it."""
+    fitted(tmp_path / "run", Walk(), total_steps=16)
+
+    def dies(report):
+        raise MemoryError
+
+    settings = {"total_steps": 40, "checkpoint_every": 1, "resume": True}
+    with pytest.raises(FdgError, match="MemoryError"):
+        fitted(tmp_path / "run", Walk(), **settings, callbacks=[dies])
+    assert not fdg.load(tmp_path / "run", trust=True).finished
+    assert fitted(tmp_path / "run", Walk(), **settings).finished
+    (tmp_path / "run" / "summary.json").unlink()  # killed before it was written
+    assert fitted(tmp_path / "run", Walk(), **settings).finished
+
+
 def test_what_a_run_is_of_cannot_change(tmp_path):
     fitted(tmp_path / "run", Walk(), iterations=1)
     with pytest.raises(FdgError, match=r"resume=True: scale=0.5 contradicts the 0.1 of the run"):

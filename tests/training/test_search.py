@@ -119,6 +119,38 @@ def test_what_is_behind_is_ended(tmp_path):
     assert fdg.load(found.path / "trials" / early.run, trust=True).iteration < 54
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, tmp_path, monkeypatch):
+    """Killed within a trial, or just before its end was recorded: all trials have the same ends."""
+    from fdg.training import search as module
+
+    def found(name, **settings):
+        made = fdg.search(
+            Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
+            out=tmp_path / name, progress=False, checkpoint_every=1, **settings,
+        )  # fmt: skip
+        return [(one.values, one.state, one.value, one.returns) for one in made.trials]
+
+    real, calls = module.carry_out, []
+
+    def interrupted(job, devices, callbacks, **named):
+        def stop(report):
+            if report.iteration >= 8:
+                raise KeyboardInterrupt
+
+        calls.append(job)
+        if len(calls) != number:
+            return real(job, devices, callbacks, **named)
+        real(job, devices, [*callbacks, *([stop] if number > 1 else [])], **named)
+        raise KeyboardInterrupt
+
+    whole = found("whole")
+    monkeypatch.setattr(module, "carry_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found("run")
+    assert found("run", resume=True) == whole
+
+
 def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
     found = fdg.search(
         Descent(), {"rate": [-1.0, 0.5]}, trials=3, seed=0, devices=1, out=tmp_path / "run", progress=False
