@@ -247,7 +247,9 @@ def _bound(
             if key not in names and not takes_any:
                 if ours(key) not in names and (fix := instead(key)):
                     raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
-                free = [one for one in names[max(len(args) - ("self" in parameters), 0) :] if one not in kwargs]
+                free = [
+                    one for one in names[max(len(args) - ("self" in parameters), 0) :] if one not in kwargs
+                ]
                 meant = free if len(free) == 1 and not nearest(key, free) else ()
                 raise unknown_name(f"{what} of {name}", key, free or names, f"help({name})", meant) from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -24,12 +24,8 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     """Whether a value matches a type annotation.
 
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
-    protocol (one that is `runtime_checkable`: if it has its members), a type variable or `Any`.
-
-    Args:
-      value: any value.
-      kind: the annotation.
-      leaf: called first, for the annotation and those nested in it; None means undecided.
+    protocol (one that is `runtime_checkable`: if it has its members), a type variable or `Any`. `leaf` is
+    called first, for the annotation and those nested in it; its None means undecided.
 
     >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)

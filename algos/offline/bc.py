@@ -20,7 +20,6 @@ from algos.explorers import ExplorerChoice, State
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
 from algos.normalize import ObservationNormalizer, Transforming
-from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
 from algos.optimizers import OptimizerSettings

@@ -88,7 +88,10 @@ def test_an_actor_that_gives_actions_alone():
 def test_players_that_cannot_play():
     game, other = GAME.single.game, envs.make("game:hex", size=3).single.game
     for player, words in (
-        (games.Uniform, "match(one=<class 'envs.games.players.Uniform'>): give a Player with begin and choose"),
+        (
+            games.Uniform,
+            "match(one=<class 'envs.games.players.Uniform'>): give a Player with begin and choose",
+        ),
         (games.Uniform(other), "plays another game"),
         (3, "match(one=3): give a Player with begin and choose"),
     ):

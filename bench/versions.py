@@ -1,0 +1,56 @@
+"""Training speed with several versions of JAX, in turns.
+
+    python -m bench.versions .venv/bin/python .venv-newest/bin/python --envs 64 1024
+
+Each round trains once with each interpreter; a ratio is of one round, so that what else the machine does
+weighs on both of its runs. The table has medians, and the least and the largest of the rounds.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.harness import in_turns, parser, table
+
+ASK = "import jax, sys; print(f'JAX {jax.__version__}, Python {sys.version_info[0]}.{sys.version_info[1]}')"
+
+
+def steps_per_s(python: str, envs: int, steps: int, seed: int) -> float:
+    """Of one run of PPO on CartPole-v1, compiling left out."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory, "run")
+        words = f"--env CartPole-v1 --num-envs {envs} --total-steps {steps} --seed {seed} --out {run}".split()
+        command = [python, "-m", "fdg.train", *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": "."})
+        return json.loads((run / "summary.json").read_text())["steps_per_s"]
+
+
+def main() -> int:
+    line = parser("bench.versions", __doc__)
+    line.add_argument("pythons", nargs="+", help="interpreters; ratios are to the first")
+    line.add_argument("--envs", nargs="+", type=int, default=[64, 1024])
+    line.add_argument("--steps", type=int, default=2_000_000)
+    line.add_argument("--rounds", type=int, default=5)
+    given = line.parse_args()
+    rows = []
+    for envs in given.envs:
+        sides = {
+            python: lambda seed, python=python, envs=envs: steps_per_s(python, envs, given.steps, seed)
+            for python in given.pythons
+        }
+        speeds = in_turns(sides, given.rounds, warm_up=0)
+        for python, each in speeds.items():
+            name = subprocess.check_output([python, "-c", ASK], text=True).strip()
+            ratios = sorted(a / b for a, b in zip(each, speeds[given.pythons[0]], strict=True))
+            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            rows.append((f"{envs:,}", name, f"{statistics.median(each):,.0f}", spread))
+    print(table(("environments", "version", "steps/s", "ratio (least to largest)"), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""How much one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
+
+For each algorithm: files and lines of `algos/` that its file imports, directly or through others; and how
+many classes it is derived from. Then the field names that classes annotate most often. The registry
+and the tables of presets are not followed.
+"""
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+import algos
+
+_ROOT = Path(__file__).parents[1]
+_NOT_FOLLOWED = ("algos", "algos.registry", "algos.presets")
+
+
+def main(names: list[str]) -> None:
+    """Prints both tables."""
+    print(f"{'algorithm':<14} files  lines  bases")
+    for name in names or ["ppo", "dqn", "sac", "grpo"]:
+        cls = algos.get(name)
+        files = _opened(cls.__module__)
+        lines = sum(len(file.read_text().splitlines()) for file in files)
+        print(f"{name:<14} {len(files):5}  {lines:5}  {len(cls.__mro__) - 1:5}")
+    print("\nannotated   field")
+    for field, count in _annotated().most_common(25):
+        print(f"{count:9}   {field}")
+
+
+def _opened(module: str) -> set[Path]:
+    """The files that one opens, following imports within `algos/` from a module."""
+    found: dict[str, Path] = {}
+    left = [module]
+    while left:
+        name = left.pop()
+        file = _file(name)
+        if file is None or name in found or name in _NOT_FOLLOWED:
+            continue
+        found[name] = file
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            elif isinstance(node, ast.Import):
+                left += [one.name for one in node.names]
+    return set(found.values())
+
+
+def _file(module: str) -> Path | None:
+    if module.partition(".")[0] != "algos":
+        return None
+    path = _ROOT / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _annotated() -> Counter[str]:
+    """How many classes of `algos/` annotate a field, by its name."""
+    counts: Counter[str] = Counter()
+    for file in (_ROOT / "algos").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
+                counts.update(field.target.id for field in fields if isinstance(field.target, ast.Name))
+    return counts
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
