@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags
+from policies.parameters import Lags, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -24,11 +24,8 @@ class Central(Lags):
     apply to the servers; workers hold whole parameters.
     """
 
-    workers: int | None = dataclasses.field(
-        default=None,
-        metadata={"devices": True, "help": "devices that act and take gradients; None: the rest"},
-    )
-    servers: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that update"})
+    workers: int | None = group_size(None, "devices that act and take gradients; None: the rest")
+    servers: int = group_size(1, "devices that update")
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:

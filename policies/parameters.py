@@ -24,6 +24,11 @@ def fsdp(axis: str = "batch") -> Rules:
     return rules
 
 
+def group_size(default: int | None, text: str) -> Any:
+    """A policy's field: the number of devices of one of its groups; `text` is its help."""
+    return dataclasses.field(default=default, metadata={"devices": True, "help": text})
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardsParameters:
     """The fields of a policy that may split the parameters of one of its groups.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags
+from policies.parameters import Lags, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -26,10 +26,8 @@ class SingleLearnerCoarse(Lags):
     apply to the learners; actors hold whole parameters.
     """
 
-    actors: int | None = dataclasses.field(
-        default=None, metadata={"devices": True, "help": "devices that act; None: the rest"}
-    )
-    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that learn"})
+    actors: int | None = group_size(None, "devices that act; None: the rest")
+    learners: int = group_size(1, "devices that learn")
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters
+from policies.parameters import ShardsParameters, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -22,12 +22,8 @@ class SingleLearnerFine(ShardsParameters):
     `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
     """
 
-    workers: int | None = dataclasses.field(
-        default=None, metadata={"devices": True, "help": "devices for environments; None: the rest"}
-    )
-    learners: int = dataclasses.field(
-        default=1, metadata={"devices": True, "help": "devices that act and learn"}
-    )
+    workers: int | None = group_size(None, "devices for environments; None: the rest")
+    learners: int = group_size(1, "devices that act and learn")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Environments here, all else there."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fdg.placing.policy import Group
 from policies.colocated import LEARNING
 from policies.groups import divide
-from policies.parameters import Lags, generating
+from policies.parameters import Lags, generating, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -27,10 +27,8 @@ class Split(Lags):
     apply to the learners.
     """
 
-    actors: int | None = dataclasses.field(
-        default=None, metadata={"devices": True, "help": "devices that generate; None: the rest"}
-    )
-    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that train"})
+    actors: int | None = group_size(None, "devices that generate; None: the rest")
+    learners: int = group_size(1, "devices that train")
     generation_parallel: int = dataclasses.field(
         default=1, metadata={"help": "devices that split parameters to generate"}
     )

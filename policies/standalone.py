@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags, generating
+from policies.parameters import Lags, generating, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -29,10 +29,8 @@ class Standalone(Lags):
     apply to the learners.
     """
 
-    actors: int | None = dataclasses.field(
-        default=None, metadata={"devices": True, "help": "devices that generate; None: the rest"}
-    )
-    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that train"})
+    actors: int | None = group_size(None, "devices that generate; None: the rest")
+    learners: int = group_size(1, "devices that train")
     references: int = dataclasses.field(
         default=1, metadata={"help": "devices of the reference; 0: those that train"}
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags
+from policies.parameters import Lags, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -28,11 +28,9 @@ class Workers(Lags):
     apply to the learners; actors hold whole parameters.
     """
 
-    environments: int | None = dataclasses.field(
-        default=None, metadata={"devices": True, "help": "devices for environments; None: the rest"}
-    )
-    actors: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that act"})
-    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that learn"})
+    environments: int | None = group_size(None, "devices for environments; None: the rest")
+    actors: int = group_size(1, "devices that act")
+    learners: int = group_size(1, "devices that learn")
     buffers: int = dataclasses.field(
         default=0, metadata={"help": "devices of replay and transforms; 0: those that learn"}
     )

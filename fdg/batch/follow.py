@@ -62,7 +62,7 @@ def follow(
     outputs = None
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
-    return _follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
+    return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
 def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
@@ -75,7 +75,7 @@ def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = 
     unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes([eqn])) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
-    return list(_follower(unit).equation(eqn, inputs, 0).results)
+    return list(_Follower(unit).equation(eqn, inputs, 0).results)
 
 
 def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:
@@ -93,14 +93,11 @@ _MOST_KNOWN = 10_000  # flows for one number of devices
 
 
 @functools.lru_cache(maxsize=32)
-def _follower(unit: int) -> "_Follower":
-    """A cached follower, shared by all numbers of devices that divide the batches in the same way."""
-    return _Follower(unit)
-
-
 class _Follower:
-    """Propagates axes; `unit` divides the length of every batch axis, and stands for the number of
-    devices."""
+    """Propagates axes; `unit` divides the length of every batch axis, and stands for the number of devices.
+
+    Cached, since many numbers of devices divide the batches in the same way.
+    """
 
     def __init__(self, unit: int):
         self.unit = unit

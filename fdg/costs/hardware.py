@@ -138,18 +138,8 @@ class DeviceKind:
 
 
 _WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
-BY_BYTES = (
-    "elementwise",
-    "transcendental",
-    "special",
-    "reduction",
-    "random",
-    "sort",
-    "movement",
-    "copy",
-    "linear algebra",
-    "host",
-)
+_NAMES = tuple(RATES)
+BY_BYTES = _NAMES[_NAMES.index("elementwise") : _NAMES.index("host") + 1]  # classes of operations
 _COMMON: Mapping[str, float] = {
     "product_call": 0.0,
     "convolution": 0.5,

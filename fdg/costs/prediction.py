@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
@@ -89,12 +88,7 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
     return model.prediction(times)
 
 
-class _Times(NamedTuple):
-    """The fields of `Prediction` with these names."""
-
-    seconds: float
-    shares: Mapping[str, float]
-    busy: Mapping[str, float]
+_Times = tuple[float, Mapping[str, float], Mapping[str, float]]  # seconds, shares and busy of `Prediction`
 
 
 def _stragglers(cluster: Cluster) -> Callable[[int], float]:
@@ -239,7 +233,7 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
         shares = {**parts, f"stragglers of {group.name}": sum(shares.values()) - sum(parts.values())}
     seconds = sum(shares.values())
     computing = sum(value for name, value in shares.items() if " on " in name)
-    return _Times(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
+    return seconds, shares, {group.name: computing if len(group) > 1 else seconds}
 
 
 def _of_steps(model: _Model, plan: SteppedPlan, slow: Callable[[int], float]) -> _Times:
@@ -259,7 +253,7 @@ def _of_steps(model: _Model, plan: SteppedPlan, slow: Callable[[int], float]) ->
     seconds = total["seconds", ""]
     whole = sum(shares.values()) or 1.0
     shares = {name: value * seconds / whole for name, value in shares.items()}
-    return _Times(seconds, shares, {group: busy.get(group, 0.0) for group in model.groups})
+    return seconds, shares, {group: busy.get(group, 0.0) for group in model.groups}
 
 
 def _run(
@@ -278,7 +272,7 @@ def _run(
     # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
     last = [stepper.iteration() for _ in range(warm + _COUNTED + AHEAD)]
     trace = simulation.run()
-    begin, end = (_ended(trace, last[iteration - 1]) for iteration in (warm, warm + _COUNTED))
+    begin, end = (max(trace.ends[: last[i - 1] + 1]) for i in (warm, warm + _COUNTED))
     found = {("seconds", ""): (end - begin) / _COUNTED}
     busy = simulation.busy(trace, begin, end)
     for group in model.groups:
@@ -288,11 +282,6 @@ def _run(
     for name, seconds in _shares(model, simulation, trace, final, begin, end).items():
         found["share", name] = seconds / _COUNTED
     return found
-
-
-def _ended(trace: Trace, last: int) -> float:
-    """When all tasks up to one had ended."""
-    return max(trace.ends[: last + 1])
 
 
 def _shares(

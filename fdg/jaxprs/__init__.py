@@ -28,6 +28,7 @@ from fdg.jaxprs.read import (
 from fdg.jaxprs.rewrite import (
     Inside,
     Rewriter,
+    copied,
     inlined,
     inputs_read,
     lowered,

@@ -142,10 +142,10 @@ def traced(
     if results is not None:
         assert len({*made.invars, *made.outvars}) == len(made.invars) + len(results), "a result is handed on"
         names.update(zip(made.outvars, results, strict=True))
-    return list(_copied(made.eqns, names)), renamed(made.outvars, names)
+    return list(copied(made.eqns, names)), renamed(made.outvars, names)
 
 
-def _copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
+def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
     """Equations with renamed variables; new result variables are added to `names`."""
     for eqn in eqns:
         for v in eqn.outvars:
@@ -170,7 +170,7 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
                 yield eqn
                 continue
             inner = dict(zip(body.invars, eqn.invars, strict=True))
-            yield from of(_copied(body.eqns, inner))
+            yield from of(copied(body.eqns, inner))
             names.update(zip(eqn.outvars, renamed(renamed(body.outvars, inner), names), strict=True))
 
     eqns = list(of(jaxpr.eqns))

@@ -40,16 +40,15 @@ class HoistRule(NamedTuple):
     stays: Callable[[Any], bool] = lambda eqn: False
 
 
-def hoist(jaxpr: ClosedJaxpr, taker: HoistRule) -> ClosedJaxpr:
+def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
     """Hoists operations out of a program's scans, at any depth; in the global view."""
-    hoister = _Hoister(taker)
 
-    def in_two(eqn: Any, inside: jaxprs.Inside) -> Any:
+    def of_scan(eqn: Any, inside: jaxprs.Inside) -> Any:
         eqn = inside(eqn)
-        made = hoister.in_two(eqn) if eqn.primitive.name == "scan" and not eqn.effects else None
+        made = _in_two(eqn, rule) if eqn.primitive.name == "scan" and not eqn.effects else None
         return eqn if made is None else made
 
-    return jaxprs.rewrite(jaxpr, in_two)
+    return jaxprs.rewrite(jaxpr, of_scan)
 
 
 class _Parts(NamedTuple):
@@ -66,96 +65,90 @@ class _Parts(NamedTuple):
     handed: list[core.Var]
 
 
-class _Hoister:
-    """Hoists operations out of scans."""
+def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
+    """A scan as a call before it and a scan over the call's results; None if nothing is hoisted."""
+    (body,) = jaxprs.bodies(eqn)
+    if draws_from_the_batch(body.jaxpr):
+        return None
+    constants = _constants(eqn)
+    carried = {i for i, _ in body.carry}
+    inputs = body.jaxpr.invars
+    parts = _split(body.jaxpr, {*constants, *(v for i, v in enumerate(inputs) if i not in carried)}, rule)
+    if parts is None or body.trips * _bytes(parts, rule.again) > rule.most_bytes:
+        return None
+    needed = _read(parts.early, parts.handed)
+    own = [i for i, v in enumerate(inputs) if v in needed]
+    if not any(i in body.sliced for i in own):
+        return None  # the same every trip, which XLA takes out itself
+    ahead = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.handed, parts.early, constants))
+    rows = [0 if i in body.sliced else None for i in own]
+    operands = [eqn.invars[i] for i in own]
+    try:
+        made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*jaxprs.shapes_of(operands))
+    except NotImplementedError:
+        return None  # an operation of the user's own that has no batching rule
+    stacks = [core.Var(aval) for aval in made.out_avals]
+    late = _closed([*inputs, *parts.handed], body.jaxpr.outvars, parts.late, constants)
+    return [
+        _call(rule.name, made, operands, stacks),
+        _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
+    ]
 
-    def __init__(self, taker: HoistRule) -> None:
-        self.taker = taker
 
-    def in_two(self, eqn: Any) -> list[Any] | None:
-        """A scan as a call before it and a scan over the call's results; None if nothing is hoisted."""
-        (body,) = jaxprs.bodies(eqn)
-        if draws_from_the_batch(body.jaxpr):
-            return None
-        constants = _constants(eqn)
-        carried = {i for i, _ in body.carry}
-        inputs = body.jaxpr.invars
-        parts = self._split(body.jaxpr, {*constants, *(v for i, v in enumerate(inputs) if i not in carried)})
-        if parts is None or body.trips * _bytes(parts, self.taker.again) > self.taker.most_bytes:
-            return None
-        needed = _read(parts.early, parts.handed)
-        own = [i for i, v in enumerate(inputs) if v in needed]
-        if not any(i in body.sliced for i in own):
-            return None  # the same every trip, which XLA takes out itself
-        ahead = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.handed, parts.early, constants))
-        rows = [0 if i in body.sliced else None for i in own]
-        operands = [eqn.invars[i] for i in own]
-        try:
-            made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*jaxprs.shapes_of(operands))
-        except NotImplementedError:
-            return None  # an operation of the user's own that has no batching rule
-        stacks = [core.Var(aval) for aval in made.out_avals]
-        late = _closed([*inputs, *parts.handed], body.jaxpr.outvars, parts.late, constants)
-        return [
-            _call(self.taker.name, made, operands, stacks),
-            _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
-        ]
+def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
+    """Splits a jaxpr into what is hoisted, with its dependencies, and the rest."""
+    free = set(free)
+    equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
+    for eqn in jaxpr.eqns:
+        for each in _calls_apart(eqn, free, rule):
+            known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
+            known = known and not _any(_runs_once_a_trip, each) and not _any(rule.stays, each)
+            if known:
+                free.update(each.outvars)
+            equations.append((each, known, known and _any(rule.takes, each)))
+    wanted: set[Any] = set()
+    early: list[Any] = []
+    late: list[Any] = []
+    read = _read((), jaxpr.outvars)  # by what is left, of which those that are done again are needed for it
+    for each, known, worth in reversed(equations):
+        taken = worth or (known and any(v in wanted for v in each.outvars))
+        if taken:
+            wanted.update(jaxprs.variables(each.invars))
+            early.append(each)
+        if not taken or (rule.again and not worth and any(v in read for v in each.outvars)):
+            read |= _read([each], ())
+            late.append(each)
+    if not early:
+        return None
+    early.reverse()
+    late.reverse()
+    left = {v for each in late for v in each.outvars}
+    made = [v for each in early for v in each.outvars if v in read and v not in left]
+    return _Parts(early, late, made)
 
-    def _split(self, jaxpr: Any, free: set[Any]) -> _Parts | None:
-        """Splits a jaxpr into what is hoisted, with its dependencies, and the rest."""
-        free = set(free)
-        equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
-        for eqn in jaxpr.eqns:
-            for each in self._calls_apart(eqn, free):
-                known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
-                known = known and not _any(_runs_once_a_trip, each) and not _any(self.taker.stays, each)
-                if known:
-                    free.update(each.outvars)
-                equations.append((each, known, known and _any(self.taker.takes, each)))
-        wanted: set[Any] = set()
-        early: list[Any] = []
-        late: list[Any] = []
-        read = _read(
-            (), jaxpr.outvars
-        )  # by what is left, of which those that are done again are needed for it
-        for each, known, worth in reversed(equations):
-            taken = worth or (known and any(v in wanted for v in each.outvars))
-            if taken:
-                wanted.update(jaxprs.variables(each.invars))
-                early.append(each)
-            if not taken or (self.taker.again and not worth and any(v in read for v in each.outvars)):
-                read |= _read([each], ())
-                late.append(each)
-        if not early:
-            return None
-        early.reverse()
-        late.reverse()
-        left = {v for each in late for v in each.outvars}
-        made = [v for each in early for v in each.outvars if v in read and v not in left]
-        return _Parts(early, late, made)
 
-    def _calls_apart(self, eqn: Any, free: set[Any]) -> list[Any]:
-        """A call as two, of which the first is hoisted; any other equation unchanged."""
-        if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
-            return [eqn]
-        (body,) = jaxprs.bodies(eqn)
-        pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
-        known = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
-        if len(known) == len(pairs):
-            return [eqn]
-        constants = _constants(eqn)
-        parts = self._split(body.jaxpr, {*constants, *known})
-        if parts is None:
-            return [eqn]
-        needed = _read(parts.early, parts.handed)
-        inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
-        handed = [core.Var(v.aval) for v in parts.handed]
-        first = _closed([inner for inner, _ in inputs], parts.handed, parts.early, constants)
-        second = _closed([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late, constants)
-        return [
-            _call(eqn.params["name"], first, [outer for _, outer in inputs], handed),
-            _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
-        ]
+def _calls_apart(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
+    """A call as two, of which the first is hoisted; any other equation unchanged."""
+    if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
+        return [eqn]
+    (body,) = jaxprs.bodies(eqn)
+    pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
+    known = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
+    if len(known) == len(pairs):
+        return [eqn]
+    constants = _constants(eqn)
+    parts = _split(body.jaxpr, {*constants, *known}, rule)
+    if parts is None:
+        return [eqn]
+    needed = _read(parts.early, parts.handed)
+    inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
+    handed = [core.Var(v.aval) for v in parts.handed]
+    first = _closed([inner for inner, _ in inputs], parts.handed, parts.early, constants)
+    second = _closed([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late, constants)
+    return [
+        _call(eqn.params["name"], first, [outer for _, outer in inputs], handed),
+        _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
+    ]
 
 
 def _any(test: Callable[[Any], bool], eqn: Any) -> bool:

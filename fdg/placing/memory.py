@@ -89,7 +89,7 @@ def _temporaries(
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _arrays(devices, frozenset((one.shape, one.number) for one in layouts)).peak(jaxpr, flow)
+    return _Arrays(devices, frozenset((one.shape, one.number) for one in layouts)).peak(jaxpr, flow)
 
 
 def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
@@ -100,17 +100,12 @@ def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None 
     return jaxprs.bytes_of(variable.aval) // layout.number
 
 
-@functools.lru_cache(maxsize=32)
-def _arrays(devices: int, split: frozenset[tuple[tuple[int, ...], int]]) -> "_Arrays":
-    """A cached `_Arrays` for a number of devices, since many plans share functions."""
-    return _Arrays(devices, dict(split))
-
-
+@functools.lru_cache(maxsize=32)  # many plans share functions
 class _Arrays:
-    """The arrays of jaxprs on one device; `split` has the parts of arrays of some shapes."""
+    """The arrays of jaxprs on one device; `split` has pairs of a shape and the parts of such arrays."""
 
-    def __init__(self, devices: int, split: Mapping[tuple[int, ...], int]):
-        self.devices, self.split = devices, split
+    def __init__(self, devices: int, split: frozenset[tuple[tuple[int, ...], int]]):
+        self.devices, self.split = devices, dict(split)
         self._known: IdentityCache[int] = IdentityCache(most=_MOST_KNOWN)
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:

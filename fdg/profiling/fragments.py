@@ -25,6 +25,7 @@ from fdg.profiling.inputs import inputs_of
 from fdg.profiling.repeating import Repeated
 from fdg.profiling.sites import Site, sites
 from fdg.profiling.work import Work, work_of
+from fdg.running.program import is_here
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
     for site in sites(plan.graph):
         name = site.fragment.name
         group = plan.group_of(name)
-        if not site.outputs or name not in values or not _is_here(group, devices):
+        if not site.outputs or name not in values or not is_here(devices[i] for i in group.devices):
             continue
         read = jaxprs.variables(site.equation.invars)
         given = dict(zip(read, values[name], strict=True))
@@ -144,10 +145,6 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
         return None, 1
     width, together, here = len(plan.groups[0]), plan.together, plan.agents_here
     return np.concatenate([i * here + np.arange(together) for i in range(width)]), here // together
-
-
-def _is_here(group: Group, devices: Sequence[jax.Device]) -> bool:
-    return any(devices[i].process_index == jax.process_index() for i in group.devices)
 
 
 def _shape(v: core.Var) -> tuple[int, ...]:

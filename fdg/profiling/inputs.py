@@ -48,7 +48,7 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
             continue
         _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
         begun = i
-        values = [_value(v, known) for v in eqn.invars]
+        values = [v.val if jaxprs.is_literal(v) else known[v] for v in eqn.invars]
         mark = FragmentMark.of(eqn)
         if mark is not None:
             given = zip(eqn.invars, values, strict=True)
@@ -63,22 +63,17 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
             _visit(inner, starts, found)
 
 
-def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
-    return atom.val if jaxprs.is_literal(atom) else known[atom]
-
-
 def _compute(
     equations: Sequence[core.JaxprEqn], later: Sequence[core.JaxprEqn], known: dict[Any, Any]
 ) -> None:
     """Evaluates equations; adds to `known` what later ones read."""
-    needed = {v for eqn in later for v in eqn.invars if not jaxprs.is_literal(v)}
+    needed = {v for eqn in later for v in jaxprs.variables(eqn.invars)}
     made = [v for eqn in equations for v in eqn.outvars if not isinstance(v, core.DropVar) and v in needed]
     if not made:
         return
     inner = {v for eqn in equations for v in eqn.outvars}
-    read = [v for eqn in equations for v in eqn.invars if not jaxprs.is_literal(v) and v not in inner]
-    inputs = list(dict.fromkeys(read))
-    function = core.jaxpr_as_fun(jaxprs.build(inputs, made, equations))
+    inputs = dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars) if v not in inner)
+    function = core.jaxpr_as_fun(jaxprs.build(list(inputs), made, equations))
     known.update(zip(made, function(*(known[v] for v in inputs)), strict=True))
 
 

@@ -124,18 +124,13 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
       devices: the number of devices.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+    return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
 
 
 _MOST_KNOWN = 10_000
 
 
 @functools.lru_cache(maxsize=32)
-def _walk(devices: int) -> "_Walk":
-    """A cached `_Walk` for a number of devices."""
-    return _Walk(devices)
-
-
 class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
@@ -151,12 +146,12 @@ class _Walk:
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
         if step is not None and eqn.primitive is rowwise_p:
-            return _walk(1).work(jaxprs.open_jaxpr(self._rows(eqn, step)), None)
+            return _Walk(1).work(jaxprs.open_jaxpr(self._rows(eqn, step)), None)
         if not bodies or (step is not None and not step.bodies):
             return self.operation(eqn, step)
         tiles = None if step is None else tiles_of(eqn)
         if step is not None and tiles is not None:
-            return _walk(1).work(on_one_device(step.bodies[0], self.devices, tiles), None)
+            return _Walk(1).work(on_one_device(step.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if step is None else step.bodies
         inner = [
             self.work(body.jaxpr, flow).times(body.trips) for body, flow in zip(bodies, flows, strict=True)
@@ -174,14 +169,8 @@ class _Walk:
 
     def operation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         name, kind = eqn.primitive.name, class_of(eqn.primitive.name)
-        operands = [
-            self._share(v, axis)
-            for v, axis in _with_axes(eqn.invars, None if step is None else step.operands)
-        ]
-        results = [
-            self._share(v, axis)
-            for v, axis in _with_axes(eqn.outvars, None if step is None else step.results)
-        ]
+        operands = self._parts(eqn.invars, None if step is None else step.operands)
+        results = self._parts(eqn.outvars, None if step is None else step.results)
         product = product_of(eqn)
         if product is not None:
             product = self._local(product, eqn, step)
@@ -212,9 +201,10 @@ class _Walk:
             operands.append(aval)
         return trace_rows(eqn.params["function"], operands)
 
-    def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
-        """A value, and its number of parts."""
-        return atom, 1 if axis is None else self.devices
+    def _parts(self, atoms: Sequence[Any], axes: Sequence[int | None] | None) -> list[tuple[Any, int]]:
+        """Each value with its number of parts."""
+        known = [None] * len(atoms) if axes is None else axes
+        return [(v, 1 if axis is None else self.devices) for v, axis in zip(atoms, known, strict=True)]
 
     def _local(self, product: Product, eqn: core.JaxprEqn, step: EquationFlow | None) -> Product:
         """One device's part of a product."""
@@ -262,10 +252,6 @@ def _dtype(eqn: core.JaxprEqn) -> str:
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
-
-
-def _with_axes(atoms: Sequence[Any], axes: Sequence[int | None] | None) -> Iterable[tuple[Any, int | None]]:
-    return zip(atoms, axes if axes is not None else [None] * len(atoms), strict=True)
 
 
 _CACHE_LINE = 64  # bytes

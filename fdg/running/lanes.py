@@ -18,6 +18,7 @@ not return within the limit.
 """
 
 import atexit
+import itertools
 import os
 import queue
 import threading
@@ -32,10 +33,11 @@ from jax.sharding import Mesh
 
 from fdg.errors import FdgError, HostError, RunError, one_line
 from fdg.lowering import host_calls
-from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Repeat, Schedule, ScheduleWalk
 from fdg.running.program import is_here, spans_processes
 
 Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # maps input arrays to output arrays
+_Queued: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
 
 CROSSING = "between processes"  # the lane of transfers between processes
 
@@ -61,22 +63,22 @@ def host_limit() -> float:
     return seconds
 
 
-class Promised:
-    """One result of an action on a lane. It keeps no other result of the action alive."""
+class Promised(Future):
+    """One result of a call on a lane. It keeps no other result of the call alive."""
 
-    __slots__ = ("_action", "_array")
-
-    def __init__(self, action: "_Action"):
-        self._action, self._array = action, None
-
-    def keep(self, array: Any) -> None:
-        """Stores the array; the lane calls this."""
-        self._array = array
+    def __init__(self, run: "_Run"):
+        super().__init__()
+        self._run = run
 
     def array(self) -> Any:
         """Waits for the array; raises the error that stopped the lanes."""
-        self._action.wait()
-        return self._array
+        while True:
+            try:
+                return self.result(self._run.look_s)
+            except TimeoutError:
+                if self.done():  # the call raised TimeoutError, or ended just now
+                    return self.result()
+            self._run.look_after()
 
     def block_until_ready(self) -> "Promised":
         """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
@@ -87,25 +89,6 @@ class Promised:
 def kept(entry: Any) -> Any:
     """Waits for a `Promised` array and returns it; returns anything else unchanged."""
     return entry.array() if type(entry) is Promised else entry
-
-
-class _Action(Future):
-    """One call on a lane, with its arguments and its promised results."""
-
-    def __init__(self, run: "_Run", call: Action, given: Sequence[Any], count: int):
-        super().__init__()
-        self.call, self.given, self.promised = call, given, [Promised(self) for _ in range(count)]
-        self._run = run
-
-    def wait(self) -> None:
-        """Waits until the call is done; raises the error that stopped the lanes."""
-        while True:
-            try:
-                return self.result(self._run.look_s)
-            except TimeoutError:
-                if self.done():  # the call raised TimeoutError, or ended just now
-                    return self.result()
-            self._run.look_after()
 
 
 class Lanes:
@@ -167,9 +150,10 @@ class _Run:
         self._limit_s = host_limit()
         self.look_s = min(_LOOK_S, self._limit_s / 2)
         self._lock = threading.Lock()  # held briefly, never while waiting or running a call
-        self._open: dict[_Action, None] = {}  # queued or running; the thread that removes one sets its result
+        # By the first result: those of calls that are queued or running. Who removes them sets them.
+        self._open: dict[Promised, list[Promised]] = {}
         self._error: Exception | None = None
-        self._todo: dict[str, queue.SimpleQueue[_Action | None]] = {
+        self._todo: dict[str, queue.SimpleQueue[_Queued | None]] = {
             lane: queue.SimpleQueue() for lane in lanes
         }
         config: Any = jax.config
@@ -187,13 +171,12 @@ class _Run:
 
     def put(self, lane: str, call: Action, given: Sequence[Any], count: int) -> Sequence[Any]:
         """Queues a call on a lane; raises the error that stopped the lanes."""
-        action = _Action(self, call, given, count)
-        promised = list(action.promised)
+        promised = [Promised(self) for _ in range(count)]
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._open[action] = None
-        self._todo[lane].put(action)
+            self._open[promised[0]] = promised
+        self._todo[lane].put((call, given, promised))
         return promised
 
     def fail(self, error: Exception) -> None:
@@ -201,14 +184,14 @@ class _Run:
         with self._lock:
             self._error = self._error or error
             opened, self._open = self._open, {}
-        for action in opened:
-            action.set_exception(self._error)
+        for promised in itertools.chain(*opened.values()):
+            promised.set_exception(self._error)
 
     def end(self, error: BaseException | None) -> None:
         """Waits for open calls, or after an error fails them; then ends the threads."""
         try:
-            while error is None and (action := self._last()) is not None:
-                action.wait()
+            while error is None and (promised := self._last()) is not None:
+                promised.array()
         except BaseException as late:
             error = late
             raise
@@ -232,31 +215,28 @@ class _Run:
                 )
             )
 
-    def _last(self) -> _Action | None:
+    def _last(self) -> Promised | None:
         with self._lock:
             return next(reversed(self._open), None)
 
-    def _work(self, todo: "queue.SimpleQueue[_Action | None]") -> None:
+    def _work(self, todo: "queue.SimpleQueue[_Queued | None]") -> None:
         try:
             with jax.enable_x64(self._x64):
-                while (action := todo.get()) is not None:
-                    if action in self._open:
-                        self._do(action)
-                    del action
+                while (queued := todo.get()) is not None:
+                    self._do(*queued)
+                    del queued
         except BaseException as error:
             self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
-    def _do(self, action: _Action) -> None:
-        results = action.call([kept(entry) for entry in action.given])
-        action.given = ()
-        for promised, result in zip(action.promised, results, strict=True):
-            promised.keep(result)
-        action.promised = []
+    def _do(self, call: Action, given: Sequence[Any], promised: list[Promised]) -> None:
+        if promised[0] not in self._open:
+            return
+        results = call([kept(entry) for entry in given])
         with self._lock:
-            is_open = action in self._open
-            self._open.pop(action, None)
-        if is_open:
-            action.set_result(None)
+            is_open = self._open.pop(promised[0], None) is not None
+        for one, result in zip(promised, results, strict=True):
+            if is_open:
+                one.set_result(result)
 
 
 def holds_host(call: Call, mesh: Mesh) -> bool:
@@ -271,61 +251,45 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
     Transfers between processes, and groups with devices in several processes, share one lane, in the order of
     the schedule.
     """
-    here = {name: mesh for name, mesh in meshes.items() if is_here(mesh)}
+    here = {name: mesh for name, mesh in meshes.items() if is_here(mesh.devices.flat)}
     if len(here) < 2 or not _Dependencies(here).delays_a_group(schedule):
         return None
     return Lanes(name for name, mesh in here.items() if not spans_processes(mesh))
 
 
-class _Dependencies:
+class _Dependencies(ScheduleWalk[int]):
     """For each value and group: the blocking programs that it depends on, as a bit set."""
 
     def __init__(self, here: Mapping[str, Mesh]):
+        super().__init__(0)
         self._here = here
-        self._met = 0
-        self._before: dict[Value | str, int] = {}  # of a value or a group's name
+        self._blocking = 0
+        self._before: dict[str, int] = {}  # by group
+        self._delays = False
 
     def delays_a_group(self, schedule: Schedule) -> bool:
         """Whether a fragment (also of the next iteration) follows a blocking program without needing it."""
         for _ in range(2):
-            if self._steps(schedule.steps):
-                return True
-            self._rebind(schedule.carry)
-        return False
+            self.walk(schedule.steps)
+            self.rebind(schedule.carry)
+        return self._delays
 
-    def _steps(self, steps: Sequence[Step]) -> bool:
-        return any(map(self._step, steps))
+    def trips(self, repeat: Repeat) -> int:
+        """Two are enough."""
+        return min(repeat.trips, 2)
 
-    def _step(self, step: Step) -> bool:
-        if isinstance(step, Move):
-            self._rebind(step.pairs)
-            return False
-        if isinstance(step, Call):
-            return self._call(step)
-        self._rebind(step.enter)
-        for _ in range(min(step.trips, 2)):
-            if self._steps(step.steps):
-                return True
-            self._rebind(step.carry)
-        self._rebind(step.leave)
-        return False
-
-    def _call(self, call: Call) -> bool:
+    def call(self, call: Call) -> None:
+        """Adds a program to the bit sets of its results, if it blocks."""
         before = self._before.get(call.group, 0)
         for value in call.inputs:
-            before |= self._before.get(value, 0)
-        ours = call.group in self._here
-        if ours and call.fragments and self._met & ~before:
-            return True
-        if ours and holds_host(call, self._here[call.group]):
-            bit = self._met + 1  # all bits so far are ones, so this is the next bit
-            self._met, before = self._met | bit, before | bit
-        self._before.update(dict.fromkeys([call.group, *call.outputs], before))
-        return False
-
-    def _rebind(self, pairs: Sequence[tuple[Value, Value]]) -> None:
-        before = [self._before.get(a, 0) for a, _ in pairs]
-        self._before.update((b, bits) for (_, b), bits in zip(pairs, before, strict=True))
+            before |= self.facts[value]
+        if call.group in self._here:
+            self._delays |= bool(call.fragments and self._blocking & ~before)
+            if holds_host(call, self._here[call.group]):
+                bit = self._blocking + 1  # all bits so far are ones, so this is the next bit
+                self._blocking, before = self._blocking | bit, before | bit
+        self._before[call.group] = before
+        self.facts.update(dict.fromkeys(call.outputs, before))
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:

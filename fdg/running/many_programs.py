@@ -40,10 +40,10 @@ class RowStacks:
         self._stacks: list[tuple[list[int], Program, Action]] = []
         for group, positions in by_group.items():
             mesh = meshes[group]
-            rows = [[value_shape(mesh, metrics[i])] * ROWS for i in positions]
+            rows = [value_shape(mesh, metrics[i]) for i in positions for _ in range(ROWS)]
             stack = jax.jit(_stacked, out_shardings=batch_sharding(mesh, None))
             program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
-            start = interpreter.on_lane(group, _stacking_call(program), len(positions))
+            start = interpreter.on_lane(group, program, len(positions))
             self._stacks.append((positions, program, start))
         self.programs = tuple(program for _, program, _ in self._stacks)
         words = [keys.words_shape(value.shape, value.dtype) for value in metrics]
@@ -70,16 +70,9 @@ class RowStacks:
         return share(buffers, self._shapes, self._owners)
 
 
-def _stacking_call(program: Program) -> Action:
-    """A function that calls the program with a flat list: `ROWS` arrays of each metric in turn."""
-
-    def start(arrays: Sequence[Any]) -> Sequence[Any]:
-        return program.compiled([arrays[i : i + ROWS] for i in range(0, len(arrays), ROWS)])
-
-    return start
-
-
-def _stacked(rows: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+def _stacked(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Stacks `ROWS` arrays of each metric in turn."""
+    rows = [arrays[i : i + ROWS] for i in range(0, len(arrays), ROWS)]
     return [jnp.stack([keys.words(x) for x in row]) for row in rows]
 
 

@@ -49,7 +49,11 @@ class Program:
     @property
     def is_here(self) -> bool:
         """Whether this process has one of its devices."""
-        return any(d.process_index == jax.process_index() for d in self.devices)
+        return is_here(self.devices)
+
+    def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Dispatches a program with one argument, a list of arrays."""
+        return self.compiled(list(arrays))
 
     def lower(self) -> jax.stages.Lowered:
         """Traces and lowers the program.
@@ -155,9 +159,9 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
         return lowered.compile(compiler_options={**options, **older})
 
 
-def is_here(mesh: Mesh) -> bool:
-    """Whether this process has a device of the mesh."""
-    return any(d.process_index == jax.process_index() for d in mesh.devices.flat)
+def is_here(devices: Iterable[jax.Device]) -> bool:
+    """Whether this process has one of some devices."""
+    return any(d.process_index == jax.process_index() for d in devices)
 
 
 def spans_processes(*meshes: Mesh) -> bool:

@@ -219,7 +219,7 @@ class Interpreter:
             program.exchanges = name == "exchange" or name.startswith("reshard")
             program.roams = name == "fetch"
             transfer.programs[name] = program
-        return transfer if any(map(is_here, meshes)) else None
+        return transfer if any(is_here(mesh.devices.flat) for mesh in meshes) else None
 
     def _program(
         self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
@@ -322,7 +322,7 @@ class Interpreter:
         slots = self.slots(pairs)
         if not program.is_here:
             return _nothing
-        copied = self.on_lane(group, lambda arrays: program.compiled(list(arrays)), len(slots))
+        copied = self.on_lane(group, program, len(slots))
 
         def run(memory: Memory) -> None:
             copies = copied([memory.arrays[a] for a, _ in slots])

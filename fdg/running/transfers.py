@@ -7,7 +7,6 @@ whereas `jax.device_put` between unequal shardings waits for the values.
 `Mover` transfers within a process, `exchange.Exchange` between processes; both are a `Transfer`.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -93,36 +92,28 @@ class Mover:
         if self.fetches and not any(x.committed for x in arrays):
             return self._fetch(arrays)
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]
-        buffers: list[jax.Array] = []
-        places: list[Any] = []
+        buffers: list[list[Any]] = []
+        places: list[list[Any]] = []
         for row, way, copied, sharding in zip(pieces, self._routes, self._copied, self._targets, strict=True):
             if copied:
-                buffers.append(row[0].addressable_data(0))
-                places.append(sharding)
-                continue
-            for chunk in way.chunks:
-                buffers += [row[rank].addressable_data(i) for i, rank in chunk]
-                places += self._target_devices
+                buffers.append([row[0].addressable_data(0)])
+                places.append([sharding])
+            else:
+                buffers.append([[row[rank].addressable_data(i) for i, rank in chunk] for chunk in way.chunks])
+                places.append([self._target_devices] * len(way.chunks))
         options = {} if self._may_alias is None else {"may_alias": self._may_alias}
         arrived = jax.device_put(buffers, places, **options)
-        self.bytes = self.bytes or sum(jaxprs.bytes_of(x) * len(x.sharding.device_set) for x in arrived)
-        moved = iter(arrived)
-        joined = []
-        for way, copied, shape, sharding in zip(
-            self._routes, self._copied, self._pieces, self._targets, strict=True
-        ):
-            if copied:
-                joined.append([next(moved)])
-                continue
-            count = len(self._target_devices)
-            joined.append(
-                [
-                    jax.make_array_from_single_device_arrays(
-                        shape, sharding, list(itertools.islice(moved, count))
-                    )
-                    for _ in way.chunks
-                ]
+        self.bytes = self.bytes or sum(
+            jaxprs.bytes_of(x) * len(x.sharding.device_set) for x in jax.tree.leaves(arrived)
+        )
+        joined = [
+            some
+            if copied
+            else [jax.make_array_from_single_device_arrays(shape, sharding, chunk) for chunk in some]
+            for some, copied, shape, sharding in zip(
+                arrived, self._copied, self._pieces, self._targets, strict=True
             )
+        ]
         return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
 
     def _fetch(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:

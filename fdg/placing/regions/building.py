@@ -72,22 +72,6 @@ class RegionBuilder:
         return distinct
 
 
-def look_up(names: dict, atom: Any) -> Any:
-    """The new variable for an operand; a literal is returned as it is."""
-    return atom if jaxprs.is_literal(atom) else names[atom]
-
-
-def renamed(eqn: core.JaxprEqn, names: dict) -> core.JaxprEqn:
-    """The equation over new variables; its results are added to `names`."""
-    for v in eqn.outvars:
-        if not isinstance(v, core.DropVar):
-            names[v] = core.Var(v.aval)
-    return eqn.replace(
-        invars=[look_up(names, v) for v in eqn.invars],
-        outvars=[names.get(v, v) for v in eqn.outvars],
-    )
-
-
 def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     found = keys.implementation(shape, dtype)
     if found is None:

@@ -21,7 +21,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p, fragments_in
-from fdg.placing.regions.building import RegionBuilder, look_up, renamed
+from fdg.placing.regions.building import RegionBuilder
 from fdg.placing.regions.effects import START, has_effect, threaded
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
@@ -55,7 +55,7 @@ class _Opener:
             region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
         self._name_constants(closed, names, region)
         self._walk(jaxpr, names, region, None)
-        outputs = [region.as_variable(look_up(names, v)) for v in jaxpr.outvars]
+        outputs = [region.as_variable(v) for v in jaxprs.renamed(jaxpr.outvars, names)]
         if region.token is not None:
             outputs.insert(count, region.token)
         variables = [v for v, _ in self.constants.values()]
@@ -102,19 +102,20 @@ class _Opener:
         """An equation that stays whole."""
         if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are wherever they are used
             (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
-            names[within] = look_up(names, outside)
+            (names[within],) = jaxprs.renamed([outside], names)
             if axis is not None and not jaxprs.is_literal(names[within]):
                 self.declared.setdefault(names[within], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
-        operation = Operation(renamed(eqn, names), group, fragments)
+        (renamed,) = jaxprs.copied([eqn], names)
+        operation = Operation(renamed, group, fragments)
         if region.token is not None and has_effect(eqn):
             before = region.token
             changed, region.token = threaded(operation.eqn, before)
             operation = dataclasses.replace(operation, eqn=changed, token=(before, region.token))
         region.items.append(operation)
         for k, i in _passed_through(eqn):
-            names[eqn.outvars[k]] = look_up(names, eqn.invars[i])
+            (names[eqn.outvars[k]],) = jaxprs.renamed([eqn.invars[i]], names)
 
     def _refusal(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
@@ -129,18 +130,18 @@ class _Opener:
     ) -> None:
         """Inlines a call."""
         (closed,) = jaxprs.closed_bodies(eqn)
-        inner = dict(zip(body.jaxpr.invars, (look_up(names, v) for v in eqn.invars), strict=True))
+        inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
         self._name_constants(closed, inner, region)
         self._walk(body.jaxpr, inner, region, here)
-        for outer, result in zip(eqn.outvars, body.jaxpr.outvars, strict=True):
-            names[outer] = look_up(inner, result)
+        names.update(zip(eqn.outvars, jaxprs.renamed(body.jaxpr.outvars, inner), strict=True))
 
     # --- scans ---
 
     def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: RegionBuilder) -> None:
         """A scan of length 0: returns its initial carry, and stacked outputs with no rows."""
         (body,) = jaxprs.bodies(eqn)
-        starts = {k: look_up(names, eqn.invars[i]) for i, k in body.carry}
+        operands = jaxprs.renamed(eqn.invars, names)
+        starts = {k: operands[i] for i, k in body.carry}
         for k, v in enumerate(eqn.outvars):
             names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
 
@@ -148,7 +149,7 @@ class _Opener:
         self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: RegionBuilder, here: str | None
     ) -> None:
         """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
-        outer = [look_up(names, v) for v in eqn.invars]
+        outer = jaxprs.renamed(eqn.invars, names)
         region = RegionBuilder(around)
         inner: dict[Any, Any] = {}
         starts: list[Any] = []
@@ -175,6 +176,7 @@ class _Opener:
             else:
                 inner[variable] = region.constant(outer[i])
         self._walk(body.jaxpr, inner, region, here)
+        ends = jaxprs.renamed(body.jaxpr.outvars, inner)
         results: list[core.Var] = []
         nexts: list[core.Var] = []
         if region.token is not None:
@@ -182,7 +184,7 @@ class _Opener:
             nexts.append(region.token)
             results.append(around.token)
         for k, outvar in enumerate(eqn.outvars):
-            value = region.as_variable(look_up(inner, body.jaxpr.outvars[body.results[k]]))
+            value = region.as_variable(ends[body.results[k]])
             names[outvar] = result = core.Var(outvar.aval)
             if k in body.stacked:
                 if isinstance(outvar, core.DropVar):

@@ -1,13 +1,12 @@
 """The state of a run with staleness: the algorithm's state and older parameters."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DelayedState:
     """An algorithm's state, and the older parameters that some fragments will still read.
@@ -30,16 +29,6 @@ class DelayedState:
 
     def __getitem__(self, key: Any) -> Any:
         return self.state[key]
-
-    def tree_flatten_with_keys(self) -> Any:
-        """For JAX."""
-        keys = jax.tree_util.GetAttrKey("state"), jax.tree_util.GetAttrKey("history")
-        return tuple(zip(keys, (self.state, self.history), strict=True)), None
-
-    @classmethod
-    def tree_unflatten(cls, _: Any, children: Sequence[Any]) -> "DelayedState":
-        """For JAX."""
-        return cls(*children)
 
 
 def own_state(state: Any) -> Any:
