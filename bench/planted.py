@@ -8,7 +8,6 @@ that changes no value (a product with zero, say) is drawn again; that is checked
 of its own, in one program.
 """
 
-import argparse
 import random
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from jax.extend import core
 import algos
 import envs
 import fdg
+from bench import harness
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark
 from fdg.training.run import Run
@@ -120,7 +120,7 @@ def changes_nothing(before: Run, after: Run) -> bool:
 
 def main() -> None:
     """Prints a line for each algorithm, and the sums."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser("bench.planted", __doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -12,6 +12,8 @@ import os
 import re
 import sys
 
+from bench.harness import table
+
 TRAIN, GENERATE, DATA = 4, 2, 2  # devices that share a model to train and to generate, and replicas of it
 MESH = (("d", DATA), ("g", GENERATE), ("j", TRAIN // GENERATE))
 SHAPE = (1024, 1024)
@@ -37,29 +39,29 @@ def main() -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     print(f"t = {TRAIN}, tg = {GENERATE}, d = {DATA}, p = 1; per device, in units of the model M\n")
-    print("| engine | arrives: paper | read | peak: paper | read | kept twice: paper | here |")
-    print("|---|---|---|---|---|---|---|")
     sizes = {"t": TRAIN, "tg": GENERATE, "p": 1, "d": DATA}
+    rows = []
     for name, (before, after, *formulas) in ENGINES.items():
         way, program = compiled(before, after)
         arrives, temporary, _ = read(program)
         part = 1 / way.target.number
         # What it trains with lies within what it generates with, or stays beside it.
         twice = 0.0 if way.kind == "all-gather" and after else 1 / way.source.number
-        cells = [value(formula, sizes) for formula in formulas]
-        row = [f"{cells[0]:.3g}", f"{arrives:.3g}", f"{cells[1]:.3g}", f"{part + temporary:.3g}"]
-        print(f"| {name} | {' | '.join(row)} | {cells[2]:.3g} | {twice:.3g} |")
-    print("\n| leaf | change | arrives: plan | read | aside: plan, at most | read | collectives |")
-    print("|---|---|---|---|---|---|---|")
+        arriving, peak, kept = (value(formula, sizes) for formula in formulas)
+        figures = (arriving, arrives, peak, part + temporary, kept, twice)
+        rows.append((name, *(f"{figure:.3g}" for figure in figures)))
+    head = ("engine", "arrives: paper", "read", "peak: paper", "read", "kept twice: paper", "here")
+    print(f"{table(head, rows)}\n")
+    rows = []
     for name, (before, after) in LEAVES.items():
         way, program = compiled(before, after)
         arrives, temporary, kinds = read(program)
         size = 4 * SHAPE[0] * SHAPE[1]
-        plan = way.arriving(size) / size / 8, way.temporary(size) / size
-        print(
-            f"| {name} | {way.kind} | {plan[0]:.3g} | {arrives:.3g} | {plan[1]:.3g} | {temporary:.3g}"
-            f" | {', '.join(kinds) or 'none'} |"
-        )
+        figures = (way.arriving(size) / size / 8, arrives, way.temporary(size) / size, temporary)
+        cells = (f"{figure:.3g}" for figure in figures)
+        rows.append((name, way.kind, *cells, ", ".join(kinds) or "none"))
+    head = ("leaf", "change", "arrives: plan", "read", "aside: plan, at most", "read", "collectives")
+    print(table(head, rows))
     return 0
 
 

@@ -8,7 +8,6 @@ whose steps take lognormal times; the bound is free-running workers, which do no
     python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32
 """
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.rollout import in_parts, of_parts, rollout
-from bench.harness import in_turns, seconds
+from bench.harness import in_turns, parser, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition
 
@@ -179,14 +178,14 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Exit status 1 where a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=("even", "uneven"))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
-    parser.add_argument("--workers", type=int, default=64, help="uneven: instances")
-    parser.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
-    parser.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
-    given = parser.parse_args(words)
+    line = parser("bench.rings", __doc__)
+    line.add_argument("which", choices=("even", "uneven"))
+    line.add_argument("--rounds", type=int, default=7)
+    line.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
+    line.add_argument("--workers", type=int, default=64, help="uneven: instances")
+    line.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
+    line.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
+    given = line.parse_args(words)
     if given.which == "even":
         return 0 if even(given.rounds, given.inference) else 1
     uneven(given.rounds, given.workers, given.median, given.steps)

@@ -13,6 +13,7 @@ import algos
 import envs
 import fdg
 import policies
+from bench.harness import table
 
 SEEDS, STALENESS, STEP_SIZES, EPISODES = 5, (0, 16, 64), (1e-3, 3e-3), 128
 
@@ -39,7 +40,7 @@ def returns(kind: type, staleness: int, **fields) -> np.ndarray:
 
 def main() -> None:
     """Prints a row for each step size and staleness."""
-    print("| step size | staleness | V-trace: mean (lowest) | without: mean (lowest) |\n|---|---|---|---|")
+    print(table(("step size", "staleness", "V-trace: mean (lowest)", "without: mean (lowest)"), ()))
     for step_size in STEP_SIZES:
         for staleness in STALENESS:
             both = [returns(kind, staleness, learning_rate=step_size) for kind in (algos.IMPALA, Uncorrected)]

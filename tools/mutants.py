@@ -43,7 +43,7 @@ LEAST = 95.0  # percent that are to be killed
 # Of these nothing is noted: what an import alone runs, and what runs in processes that tests start.
 IMPORTED = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
 IN_PROCESSES = (
-    ("fdg/processes/*", "tests/processes/test_door.py tests/processes/test_distributed.py"),
+    ("fdg/processes/*", "tests/processes/test_rendezvous.py tests/processes/test_distributed.py"),
     ("fdg/launching/*", "tests/processes/test_launching.py tests/processes/test_deploy.py"),
     ("fdg/commands/*", "tests/processes/test_strangers.py"),
 )

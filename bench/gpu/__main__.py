@@ -9,11 +9,11 @@
 Every figure is in DIR/part-N.json as soon as there is one.
 """
 
-import argparse
 import os
 import time
 from pathlib import Path
 
+from bench import harness
 from bench.gpu.measuring import Record, Settings, apart, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import markdown, record_of
@@ -22,9 +22,7 @@ from fdg.errors import FdgError
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = harness.parser("bench.gpu", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--part", type=int, choices=PARTS, help="measure one of them")
     what.add_argument("--list", action="store_true", help="print the parts and run nothing")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.measuring import ROWS, Part, Record, Settings, shown
+from bench.harness import table
 
 NOT_MEASURED = "Not measured yet: no GPU was available."
 
@@ -26,12 +27,8 @@ def markdown(part: Part, number: int, folder: Path) -> Iterator[str]:
         tables.setdefault(one.table, []).extend(_rows(one.row, record.measured.get(one.name)))
     for name, rows in tables.items():
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        header = [name, *columns[1:]]
-        yield f"| {' | '.join(header)} |"
-        yield f"|{'---|' * len(header)}"
-        for row in rows:
-            yield f"| {' | '.join(row.get(column, '-') for column in columns)} |"
-        yield ""
+        cells = ([row.get(column, "-") for column in columns] for row in rows)
+        yield from (table([name, *columns[1:]], cells), "")
     for kind in ("failed", "left out"):
         for name, why in record.content[kind].items():
             yield f"- {kind}: {name}: {why}"

@@ -13,11 +13,11 @@ replays one. Runs on a Ray cluster: `python -m tools.break_it.ray`; damaged
 run directories: `python -m tests.hostile`.
 """
 
-import argparse
 import functools
 import json
 from collections.abc import Callable
 
+from bench import harness
 from tools.break_it.flags import flags
 from tools.break_it.interrupts import interrupts
 from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kills
@@ -37,9 +37,7 @@ CHECKS: dict[str, Callable[[int], str | None]] = {
 
 def main() -> int:
     """Runs one kind of tries; 1 if one of them went wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("tools.break_it", __doc__)
     parser.add_argument("what", choices=CHECKS)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--only", type=int)

@@ -7,7 +7,6 @@ A case trains once in one process and once over two nodes (two raylets on this m
 the second run after its first checkpoint, and compares metrics and the last checkpoint of both.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import harness
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.run_directory import read_metrics, read_summary
 from tools.break_it.comparing import compare
@@ -161,7 +161,7 @@ CASES = (*LAUNCHED, "worker")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = harness.parser("tools.break_it.ray", __doc__)
     parser.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
     parser.add_argument("--keep", help="a folder for runs and logs, which then stay")
     given = parser.parse_args()
