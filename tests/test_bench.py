@@ -21,15 +21,12 @@ from bench.peers.table import PAIRS
 
 # Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
 DRIVER = """
-import sys
-from bench.peers.serve import serve
 FACTOR = {factor}
 def prepare(config):
     print("what a library prints on standard output is no answer")
     def one_round(seed):
         return {{"steps": 1000 * FACTOR, "seconds": 1.0 + seed, "return": float(seed) or None}}
     return one_round, {{"compile_seconds": 2.0, "devices": 1}}
-serve(prepare)
 """
 
 
@@ -41,10 +38,9 @@ def drivers(tmp_path, monkeypatch):
     started = alternate.subprocess.Popen
 
     def popen(command, **keywords):
-        name = command[2].rpartition(".")[2]
-        return started([sys.executable, tmp_path / f"{name}.py", command[3]], **{
-            **keywords, "env": {**keywords["env"], "PYTHONPATH": str(alternate.ROOT)}
-        })  # fmt: skip
+        _, *serve, module, config = command
+        words = [sys.executable, *serve, module.rpartition(".")[2], config]
+        return started(words, **{**keywords, "env": {**keywords["env"], "PYTHONPATH": str(tmp_path)}})
 
     monkeypatch.setattr(alternate.subprocess, "Popen", popen)
 

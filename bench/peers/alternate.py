@@ -41,7 +41,7 @@ class Driver:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
         begun = time.perf_counter()
         self._process = subprocess.Popen(
-            [python, "-m", f"bench.peers.drivers.{module}", json.dumps(config)],
+            [python, "-m", "bench.peers.serve", f"bench.peers.drivers.{module}", json.dumps(config)],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,

@@ -1,10 +1,13 @@
 """The side of a driver: a process that is ready to train, and does so once for each line that it is sent.
 
-Standard library only, since drivers run in the environments of peers. A driver is started with one argument,
-its configuration as JSON; it prints one JSON object once all is compiled, and one for each line on its
-standard input, which is the seed of a round. Whatever libraries print goes to standard error.
+    python -m bench.peers.serve MODULE CONFIGURATION
+
+Standard library only, since drivers run in the environments of peers. MODULE has a function `prepare`, which
+takes the configuration (JSON); the process prints one JSON object once all is compiled, and one for each line
+on its standard input, which is the seed of a round. Whatever libraries print goes to standard error.
 """
 
+import importlib
 import json
 import os
 import queue
@@ -15,18 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 
-def serve(
-    prepare: Callable[[dict[str, Any]], tuple[Callable[[int], dict[str, Any]], dict[str, Any]]],
-) -> None:
+def serve(module: str, config: str) -> None:
     """Runs a driver until its standard input ends.
 
-    Args:
-      prepare: takes the configuration; returns a round, and facts for the report such as `compile_seconds`.
-        A round takes a seed, trains, waits for the numbers, and returns `{"steps", "seconds", "return"}`.
+    Its `prepare` returns a round, and facts for the report such as `compile_seconds`. A round takes a seed,
+    trains, waits for the numbers, and returns `{"steps", "seconds", "return"}`.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    one_round, facts = prepare(json.loads(sys.argv[1]))
+    one_round, facts = importlib.import_module(module).prepare(json.loads(config))
     print(json.dumps(facts), file=answers)
     for line in sys.stdin:
         print(json.dumps(one_round(int(line))), file=answers)
@@ -81,3 +81,7 @@ class Rounds:
         if isinstance(said, Exception):
             raise said
         return said
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

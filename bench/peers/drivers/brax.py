@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.peers.serve import Rounds, Stopwatch, serve
+from bench.peers.serve import Rounds, Stopwatch
 
 _EPOCHS = 64  # more than there are rounds
 
@@ -61,7 +61,3 @@ def with_device_put_replicated() -> None:
 
     if not hasattr(jax, "device_put_replicated"):
         jax.device_put_replicated = replicated
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -9,7 +9,6 @@ import importlib
 from typing import Any
 
 from bench.peers.drivers.scripts import compiled, look_in
-from bench.peers.serve import serve
 
 
 def prepare(config: dict[str, Any]):
@@ -20,7 +19,3 @@ def prepare(config: dict[str, Any]):
     script.batch_log = lambda step, log, settings: logged.append(float(log["episode_return"]))
     settings = {**config["config"], "DEBUG": True, "USE_WANDB": True}  # else it logs nothing; nothing is sent
     return compiled(script, settings, lambda _: logged)
-
-
-if __name__ == "__main__":
-    serve(prepare)

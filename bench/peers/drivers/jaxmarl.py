@@ -11,7 +11,6 @@ from typing import Any
 import wandb
 
 from bench.peers.drivers.scripts import compiled, look_in
-from bench.peers.serve import serve
 
 
 def prepare(config: dict[str, Any]):
@@ -29,7 +28,3 @@ def prepare(config: dict[str, Any]):
     return compiled(
         script, settings, lambda _: [next(m[name] for name in names if name in m) for m in logged]
     )
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fdg
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Stopwatch
 from fdg.commands.parse import parse
 from fdg.training.job import Job
 from fdg.training.settling import devices_of, settle
@@ -61,7 +61,3 @@ def prepare(config: dict[str, Any]):
         }
 
     return one_round, {"compile_seconds": watch.seconds, "devices": len(engine.devices)}
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -7,7 +7,7 @@ anew. A return is that of the 128 episodes of the trainer's own last evaluation,
 from typing import Any
 
 from bench.peers.drivers.brax import with_device_put_replicated
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
@@ -34,7 +34,3 @@ def prepare(config: dict[str, Any]):
         return {"steps": int(steps), "seconds": watch.seconds, "return": returned}
 
     return one_round, {"compile_seconds": 0.0}
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -12,7 +12,6 @@ from gymnax.wrappers import purerl
 
 from bench.peers.drivers.old_gymnax import OldStep
 from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
-from bench.peers.serve import serve
 
 
 def prepare(config: dict[str, Any]):
@@ -30,7 +29,3 @@ def prepare(config: dict[str, Any]):
         return result["metrics"]["returned_episode_returns"][last_twentieth(settings)]
 
     return compiled(script, settings, returned)
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -13,7 +13,6 @@ import numpy as np
 
 from bench.peers.drivers import old_gymnax  # before gymnax
 from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
-from bench.peers.serve import serve
 
 import gymnax  # isort: skip
 from gymnax.environments import spaces  # isort: skip
@@ -55,7 +54,3 @@ def prepare(config: dict[str, Any]):
         return np.asarray(info["returned_episode_returns"][last])[np.asarray(info["returned_episode"][last])]
 
     return compiled(script, settings, returned)
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -11,7 +11,7 @@ import rejax
 import rejax.algos.algorithm
 
 from bench.peers.drivers import old_gymnax
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
@@ -37,7 +37,3 @@ def prepare(config: dict[str, Any]):
         }
 
     return one_round, {"compile_seconds": watch.seconds}
-
-
-if __name__ == "__main__":
-    serve(prepare)

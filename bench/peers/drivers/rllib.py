@@ -10,7 +10,7 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
@@ -42,7 +42,3 @@ def prepare(config: dict[str, Any]):
         }
 
     return one_round, {"compile_seconds": watch.seconds}
-
-
-if __name__ == "__main__":
-    serve(prepare)

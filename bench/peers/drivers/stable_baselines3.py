@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
@@ -40,7 +40,3 @@ def prepare(config: dict[str, Any]):
         }
 
     return one_round, {"compile_seconds": watch.seconds}
-
-
-if __name__ == "__main__":
-    serve(prepare)

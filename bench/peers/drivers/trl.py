@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.peers.drivers.characters import tokenizer_of
-from bench.peers.serve import Rounds, Stopwatch, serve
+from bench.peers.serve import Rounds, Stopwatch
 
 
 def prepare(config: dict[str, Any]):
@@ -102,7 +102,3 @@ def share_right(model: Any, tokenizer: Any, problems: list[list[str]], arguments
     ended = (said == tokenizer.eos_token_id).any(dim=1).tolist()
     texts = ["".join(text.split()) for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
     return sum(e and t == a for e, t, (_, a) in zip(ended, texts, problems, strict=True)) / len(problems)
-
-
-if __name__ == "__main__":
-    serve(prepare)

@@ -22,7 +22,7 @@ from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
 from bench.peers.drivers.characters import tokenizer_of
-from bench.peers.serve import Rounds, serve
+from bench.peers.serve import Rounds
 
 
 def prepare(config: dict[str, Any]):
@@ -116,7 +116,3 @@ def shape_of(folder: str) -> llama.ModelConfig:
         norm_eps=said["rms_norm_eps"],
         weight_tying=said["tie_word_embeddings"],
     )
-
-
-if __name__ == "__main__":
-    serve(prepare)
