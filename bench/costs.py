@@ -30,7 +30,7 @@ from typing import Any
 import fdg
 from bench import harness
 from bench.harness import ROOT, said_by
-from bench.machine import described
+from bench.results import described
 from fdg.costs import machine
 from fdg.costs.fitting import JobSample
 from fdg.training.reference_jobs import ReferenceJob

@@ -19,7 +19,7 @@ from fdg.commands.cluster_report import draw_sweep, point, points_report
 from fdg.costs import published
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import predict
-from fdg.training.curves import style
+from fdg.training.curves import figure_of, finish, style
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images" / "scale"
 _LAYERS = (256, 256, 256)
@@ -63,10 +63,7 @@ def crossing() -> dict[str, Any]:
                 lines[word].append((number, prediction.seconds))
                 bounds[f"{word}, {number}"] = prediction.bound
         said[name] = {"seconds": lines, "bounds": bounds, "crosses at": crosses(*lines.values())}
-        draw_lines(
-            lines, PICTURES / f"crossing-{cluster.kind.name.lower()}.png", f"PPO on {name}",
-            "environments", "seconds an iteration",
-        )  # fmt: skip
+        draw_lines(lines, PICTURES / f"crossing-{cluster.kind.name.lower()}.png", f"PPO on {name}")
     return said
 
 
@@ -93,42 +90,15 @@ def scaled(
     return points
 
 
-def draw_lines(
-    lines: Mapping[str, Sequence[tuple[float, float]]],
-    path: Path,
-    title: str,
-    across: str,
-    up: str,
-    logs: str = "xy",
-) -> None:
-    """Writes a PNG of several lines.
-
-    Args:
-      lines: points by the name of the line.
-      path: of the picture.
-      title: above it.
-      across: what the horizontal axis is.
-      up: what the vertical axis is.
-      logs: which of "x" and "y" are logarithmic.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
+def draw_lines(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str) -> None:
+    """Seconds of an iteration by environments, both logarithmic: a line for each name."""
+    figure, axes = figure_of()
     for i, (name, points) in enumerate(lines.items()):
-        colour = style(i)[1]
-        axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name)
-    if "x" in logs:
-        axis.set_xscale("log", base=2)
-    if "y" in logs:
-        axis.set_yscale("log")
-    axis.set_title(title)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(alpha=0.3)
-    axis.legend()
+        axes.plot(*zip(*points, strict=True), "o-", color=style(i)[1], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set(title=title, xlabel="environments", ylabel="seconds an iteration")
+    finish(figure, [axes], "environments")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -27,6 +27,16 @@ EQUAL = (1, 1, 1, 1)  # times of the stages
 RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generating and training
 
 
+def slept(x, count):
+    """`x`, after that many seconds in a function on the host; 0 calls none."""
+
+    def sleep(x):
+        time.sleep(count)
+        return np.asarray(x)
+
+    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x) if count else x + 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Stages:
     """Four stages of a micro-batch.
@@ -43,16 +53,6 @@ class Stages:
         return {"weight": jnp.float32(0), "rows": jnp.zeros((4, 2))}
 
     def iterate(self, state):
-        def slept(x, count):
-            if not count:
-                return x + 0
-
-            def sleep(x):
-                time.sleep(count)
-                return np.asarray(x)
-
-            return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
         respond_s, judge_s, refer_s, learn_s = self.times
 
         @fdg.fragment("actor", in_axes=(None, None, 0))

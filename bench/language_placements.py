@@ -31,12 +31,7 @@ from algos.rlhf.reward_model import RewardModel
 from bench.harness import parser
 from fdg.keys import words
 from policies import Colocated, Split, Standalone
-
-
-class Counted(envs.text.TextTask):
-    def reward(self, answer, tokens, mask):
-        total = (jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 7.0).astype(jnp.float32)
-        return envs.text.Reward(total, {"counted": total})
+from tools.break_it.language import counted
 
 
 class Equal(envs.text.TextTask):
@@ -66,8 +61,8 @@ def judge(env):
 
 
 SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 4, "learning_rate": 1e-2}
-problem = envs.make("text:addition", digits=1).problem
-env, equal = Counted(problem), Equal(problem)
+env = counted()
+equal = Equal(env.problem)
 group = {"env": env, "num_prompts": 8, "group_size": 2, **SIZES}
 ALGORITHMS = {
     "grpo": lambda: checked(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),

@@ -59,42 +59,36 @@ def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
         tasks.setdefault((row["peer"], row["task"]), []).append(row)
     drawn = []
     for (peer, task), rows in tasks.items():
-        if len(rows) < _SEVERAL:
-            continue
-        rows.sort(key=lambda row: row["size"])
-        figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-        sizes = [row["size"] for row in rows]
-        for side, name, color in (("ours", "fdg", _OURS), ("theirs", peer, "gray")):
-            low, high = zip(*(row[side]["middle_half"] for row in rows), strict=True)
-            axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
-            speeds = [row[side]["steps_per_s"] for row in rows]
-            axes.plot(sizes, speeds, marker="o", color=color, label=name)
-        _over_sizes(axes, sizes)
-        axes.set_xlabel("environments")
-        axes.set_ylabel("steps/s")
-        axes.set_title(task, fontsize=10)
-        axes.legend(frameon=False)
-        drawn.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
-        figure.savefig(drawn[-1], dpi=110)
-        plt.close(figure)
+        if len(rows) >= _SEVERAL:
+            rows.sort(key=lambda row: row["size"])
+            drawn.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
+            sides = {"fdg": [row["ours"] for row in rows], peer: [row["theirs"] for row in rows]}
+            _lines([row["size"] for row in rows], sides, "environments", drawn[-1], task)
     return drawn
 
 
-def _over_sizes(axes: Any, sizes: list[int]) -> None:
+def _sizes(rows: list[Mapping[str, Any]], group: str, path: Path) -> Path:
+    """Steps/s of all agents together over a size."""
+    rows = sorted(rows, key=lambda row: row["value"])
+    _lines([row["value"] for row in rows], {"fdg": rows}, group, path)
+    return path
+
+
+def _lines(
+    sizes: list[int], sides: Mapping[str, list[Any]], across: str, path: Path, title: str = ""
+) -> None:
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    for (name, rows), color in zip(sides.items(), (_OURS, "gray"), strict=False):
+        if "middle_half" in rows[0]:
+            low, high = zip(*(row["middle_half"] for row in rows), strict=True)
+            axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.plot(sizes, [row["steps_per_s"] for row in rows], marker="o", color=color, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_ylim(bottom=0)
-
-
-def _sizes(rows: list[Mapping[str, Any]], group: str, path: Path) -> Path:
-    """Steps/s over a size."""
-    rows = sorted(rows, key=lambda row: row["value"])
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    sizes = [row["value"] for row in rows]
-    axes.plot(sizes, [row["steps_per_s"] for row in rows], marker="o", color=_OURS)
-    _over_sizes(axes, sizes)
-    axes.set_xlabel(group)
-    axes.set_ylabel("steps/s, all agents together")
+    axes.set(xlabel=across, ylabel="steps/s" if len(sides) > 1 else "steps/s, all agents together")
+    axes.set_title(title, fontsize=10)
+    if len(sides) > 1:
+        axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    return path
