@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import ceilings, language, measuring
+from bench.gpu import ceilings, measuring
 from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, here, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import NOT_MEASURED, markdown, record_of
@@ -108,16 +108,6 @@ def test_a_part_that_is_killed_keeps_what_it_had_and_goes_on_from_there(tmp_path
     assert now["Products: bfloat16"]["TFLOP/s"] > 0 and now["Memory: read and write"]["GB/s"] > 0
 
 
-def test_training_says_its_speed_and_when_it_was_solved():
-    flags = "--env CartPole-v1 --num-envs 8 --num-steps 16 --num-minibatches 1 --total-steps 2048 --devices 1"
-    figures = trained(flags.split(), solved_at=10.0, seconds=60.0)
-    seconds, steps, returns = zip(*figures["curve"], strict=True)
-    assert figures["steps"] == steps[-1] <= 2048 and figures["s"] == seconds[-1]
-    assert figures["steps/s"] > 0 and any(value and value >= 10 for value in returns)
-    assert 0 < figures["s to solve"] <= seconds[-1]
-    assert 0.5 < figures["estimated MiB"] / figures["XLA's MiB"] < 2
-
-
 @pytest.mark.parametrize("number", [1, 2, 5, 7])
 def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
     from fdg.commands.parse import parse
@@ -133,12 +123,6 @@ def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
             assert job.num_iterations * job.steps_per_iteration == what.steps, one.name
         elif isinstance(what, ReferenceJob):
             assert what.build()[0].num_envs >= 128, one.name
-
-
-def test_generation_of_a_small_decoder(tmp_path):
-    one, *_ = language.measurements(Settings(tmp_path, tiny=True))
-    assert one.measure()["tokens/s"] > 0
-    assert 490e6 < language.HALF_A_BILLION.num_parameters < 500e6  # as its card says
 
 
 def test_the_wheels_are_the_tested_versions():

@@ -16,18 +16,6 @@ import envs
 from algos import optimizers
 from algos.on_policy import Trajectory
 from envs import TimeStep
-from tests.algos import probes
-
-QUICK = {
-    "num_envs": 16, "num_steps": 8, "learning_rate": 3e-3, "anneal_learning_rate": False, "hidden": (32,),
-    "max_grad_norm": 10.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("probe", probes.NAMES)
-def test_it_solves(probe):
-    probes.assert_solves(algos.A2C, probe, 400, **QUICK)
-
 
 # --- the loss, by hand ---
 

@@ -12,7 +12,6 @@ import algos
 import envs
 from algos.replay import Transition
 from fdg.errors import FdgError
-from tests.algos.probes import trained
 
 # Two actions, three atoms (-1, 0 and 1), the same for every observation: the parameters are the logits.
 TABLE = algos.Network(
@@ -95,15 +94,3 @@ def test_several_choices_are_refused_and_who_takes_them_is_said():
         match=r"C51: cannot act in the action space MultiDiscrete.*: use A2C, .* PQN or RecurrentPPO",
     ):
         algos.C51(env=envs.make("probe:multi_discrete"))
-
-
-def test_it_learns_how_returns_are_distributed():
-    """A reward of 1 or -1 by what was seen, told before: the last atom, or the first."""
-    algorithm = algos.C51(
-        env=envs.make("probe:value_of_observation"), num_envs=4, num_steps=2, updates_per_step=0.25,
-        batch_size=32, learning_starts=32, buffer_size=512, learning_rate=1e-2, atoms=3, value_min=-1.0,
-        value_max=1.0, hidden=(16,),
-    )  # fmt: skip
-    state = trained(algorithm, 100)
-    numbers = algorithm._numbers(state.learned.parameters, jnp.array([[-1.0], [1.0]]))
-    np.testing.assert_allclose(jax.nn.softmax(numbers)[:, 0], [[1, 0, 0], [0, 0, 1]], atol=0.05)

@@ -108,30 +108,6 @@ def test_the_head_has_a_bias():
 SMALL = {"num_envs": 4, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "updates_per_step": 0.25}
 
 
-@pytest.mark.parametrize(("kind", "fields"), [(algos.SAC, {}), (algos.TQC, {"critic_hidden": (8, 8)})])
-def test_weights_have_length_one_after_training(kind, fields):
-    """Of an ensemble too, whose matrices have a leading axis; the scales have moved."""
-    algorithm = kind(
-        env=envs.make("probe:continuous"), hidden=(8, 8), torso="simba", learning_rate=0.05, **SMALL, **fields
-    )
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    first = state.learned.parameters
-    iterate = jax.jit(algorithm.iterate)
-    for _ in range(3):
-        state, _ = iterate(state)
-    seen = 0
-    for (path, old), new in zip(
-        jax.tree_util.tree_leaves_with_path(first),
-        jax.tree.leaves(state.learned.parameters),
-        strict=True,
-    ):
-        if getattr(path[-1], "key", None) == "unit_kernel":
-            seen += 1
-            np.testing.assert_allclose(length(new, axis=-2), 1.0, rtol=1e-4)
-            assert float(jnp.max(jnp.abs(new - old))) > 1e-3
-    assert seen >= 14
-
-
 def test_a_value_stands_for_the_settings():
     env = envs.make("Pendulum-v1")
     plain = algos.SAC(env=env, hidden=(32, 32), torso="simba")

@@ -99,15 +99,3 @@ def test_the_game_of_two_steps(kind, earns):
         mixed.append(float(algorithm._mixed(state.learned.parameters.mixer, best, seen[None])[0]))
     assert mixed[0] == pytest.approx(7.0, abs=0.4)
     assert mixed[1] == pytest.approx(8.0, abs=0.1) if earns == 8.0 else mixed[1] < 7.0
-
-
-def test_agents_remember_each_its_own_cue():
-    """With all options: a GRU, sequences shorter than a rollout, lambda, priorities, a dueling head."""
-    algorithm = algos.QMIX(
-        env=envs.make("probe:agents", delay=1), memory="gru", memory_size=16, sequence_length=2,
-        q_lambda=0.5, priority_exponent=0.6, dueling=True, mixer_size=8, hypernetwork=(8,), num_envs=8,
-        num_steps=4, batch_size=16, num_updates=2, buffer_size=2_000, hidden=(16,), learning_starts=64,
-        total_steps=10_000, target_period=20, anneal_learning_rate=False,
-    )  # fmt: skip
-    state = trained(algorithm, 150)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95

@@ -15,7 +15,6 @@ import pytest
 
 import algos
 import envs
-from algos.networks import actor_critic
 from algos.optimizers import Epochs
 from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
@@ -210,23 +209,6 @@ def test_the_burn_in_is_normalised_as_the_rest():
     samples, (_, value) = second
     np.testing.assert_allclose(value[1::2], samples.decision.value[1::2], atol=1e-5)
     assert np.abs(value[1::2]).max() > 0.1
-
-
-def test_a_feed_forward_network_is_one_with_an_empty_memory():
-    """On sequences of one step, PPO: number by number, statistics and all."""
-    fields = {"env": envs.make("probe:truncation", steps=3), "num_envs": 4, "num_steps": 8, "num_epochs": 2}
-    fields |= {"num_minibatches": 2, "normalize_observation": True, "normalize_reward": True}
-    env = fields["env"]
-    fields["network"] = actor_critic(env.observation_space, env.action_space, hidden=(4,))
-    one = trained(algos.PPO(**fields), 2)
-    other = trained(algos.RecurrentPPO(**fields, sequence_length=1), 2)
-    for field in set(one._fields) & set(other._fields) - {"key"}:
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
-            getattr(one, field),
-            getattr(other, field),
-        )
-    assert jax.tree.leaves(other.recollection.memory) == []
 
 
 # --- what needs a memory ---

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import types
 
 import numpy as np
@@ -98,19 +97,6 @@ def test_the_longest_response_binds_where_none_begins_ahead():
     said = stream_report(lengths, {**SIZES, "slots": 8, "micro_batches": 1, "group": 1, "ahead": 0})
     assert "as given         56%" in said
     assert "what binds: the longest response of each batch: ahead=1 would give" in said
-
-
-def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
-    """One response of each 8 is 16 times as long as the others: all wait for it where one batch is ahead."""
-    lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
-    said = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
-    ((ahead, eta),) = re.findall(
-        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", said
-    )
-    ahead, eta = int(ahead), int(eta)
-    assert (
-        eta == ahead + 1 and replay(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
-    )
 
 
 def test_the_flag_of_a_plan(tmp_path):

@@ -239,22 +239,6 @@ def test_a_greedy_player_wins_and_prevents_losses():
     assert set(choose(keys, moved(TIC_TAC_TOE, 0, 1, 4, 5, 6)).tolist()) <= {2, 3, 7, 8}
 
 
-def test_scores_of_a_match():
-    play = jax.jit(games.match, static_argnums=(0, 1, 2, 4))
-    greedy, uniform = games.Greedy(SMALL_FOUR), games.Uniform(SMALL_FOUR)
-    scores = np.asarray(play(SMALL_FOUR, greedy, uniform, jax.random.key(0), 100))
-    assert scores.shape == (100,) and scores.mean() > 0.4 and set(scores.tolist()) <= {-1.0, 0.0, 1.0}
-    # The other way round the same, but for four standard errors of both means.
-    others = play(SMALL_FOUR, uniform, greedy, jax.random.key(2), 100)
-    np.testing.assert_allclose(others.mean(), -scores.mean(), atol=4 * np.sqrt(2 * scores.var() / 100))
-    # Random tic-tac-toe is won by who begins in 58.5% of games, by the other in 28.8%.
-    first, second = np.asarray(
-        play(TIC_TAC_TOE, games.Uniform(TIC_TAC_TOE), games.Uniform(TIC_TAC_TOE), jax.random.key(1), 2000)
-    ).reshape(2, -1)
-    for scores in (first, -second):
-        np.testing.assert_allclose([(scores == 1).mean(), (scores == -1).mean()], [0.585, 0.288], atol=0.05)
-
-
 def test_no_game_of_a_match_is_decided_before_its_players_move():
     """Eight random moves end most games of tic-tac-toe: those begin without any."""
 

@@ -87,11 +87,6 @@ def test_every_environment_conforms_and_gives_the_numbers_of_gymnax(name, mnist)
     np.testing.assert_allclose(step.final_observation, final_observation, rtol=1e-5, atol=1e-5)
 
 
-def test_the_limit_is_that_of_gymnax():
-    for name in set(from_gymnax.NAMES) - {"MNISTBandit-bsuite"}:
-        assert envs.make(name).max_episode_steps == gymnax.make(name)[1].max_steps_in_episode
-
-
 # gymnasium's state, by the names that gymnax gives its fields, and the range of states to step from.
 CLASSIC_CONTROL = {
     "CartPole-v1": {"x": 2.39, "x_dot": 3.0, "theta": 0.209, "theta_dot": 3.0},

@@ -104,12 +104,3 @@ def test_impala_learns_the_same_wherever_it_infers(rings, devices):
             found = learned(fdg.compile(impala(rings), policy, devices[:3]))
             jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-12), expected, found)
         assert expected[2]["episodes"].sum() > 0
-
-
-def test_rings_under_staleness(devices):
-    """The numbers are those of inline inference of the same staleness, without rings."""
-    with jax.enable_x64(True):
-        policy = SingleLearnerCoarse(staleness=1)
-        expected = learned(fdg.compile(impala(1), policy, devices[:2]))
-        found = learned(fdg.compile(impala(2), Workers(staleness=1), devices[:3]))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-12), expected, found)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -278,14 +277,6 @@ def test_the_others_name_a_killed_process_and_stop(words, victim, tmp_path):
         f"error: process {victim} (host {host}, pid {pid}) died or lost its connection\n",
         1,
     )
-
-
-def test_an_error_of_one_process_ends_all(tmp_path):
-    (tmp_path / "summary.json").write_text("mine")
-    (_, err, status), (_, other_err, other_status) = finish(start(f"{COARSE} --out {tmp_path}"))
-    assert (status, other_status) == (2, 2)
-    assert err.startswith(f"error: --out {tmp_path} holds summary.json already") and err.count("\n") == 1
-    assert re.fullmatch(r"error: process 0 \(host .*, pid \d+\) failed: --out .* holds .*\n", other_err)
 
 
 def test_processes_that_trace_different_programs(tmp_path):

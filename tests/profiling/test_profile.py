@@ -131,16 +131,6 @@ def test_a_fragment_is_timed_as_it_runs_in_training(devices):
     assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
 
-def test_several_agents(devices):
-    engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=4)
-    profile = fdg.profile(engine, engine.init(0), rounds=1)
-    assert all(f.seconds > 0 for f in profile.fragments) and "4 agents" in str(profile)
-    alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
-    assert profile.fragment("slope").flops == 4 * alone  # of all agents ...
-    here = profile.fragment("slope").work.total_flops
-    assert here == pytest.approx(2 * alone, rel=0.02)  # ... and of those on one device
-
-
 @pytest.mark.parametrize("together", [1, 2])
 def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
     """One group's fragment is timed, on the agents that a device begins with; it stands for all groups."""

@@ -32,20 +32,6 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
         jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
 
 
-def test_a_sweep_says_what_it_samples_and_each_of_its_agents_can_be_exported(tmp_path):
-    run = fdg.sweep(
-        made("sft"),
-        {"learning_rate": [1e-3, 1e-2]},
-        out=tmp_path / "run", total_steps=8, devices=1, eval_episodes=0, progress=False,
-    )  # fmt: skip
-    rows = (tmp_path / "run" / "samples" / "00000001.jsonl").read_text().splitlines()
-    assert json.loads(rows[0])["iteration"] == 1
-    for agent in (0, 1):
-        run.export(tmp_path / str(agent), agent=agent)
-        found = weights.load(tmp_path / str(agent))[1]
-        assert_same(found, run.member(agent).state.parameters, tolerance=0)
-
-
 def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path):
     """As if it had never happened: the checkpoint of the iteration before is there.
 

@@ -9,7 +9,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos import presets
 from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
@@ -196,26 +195,6 @@ def test_responses_of_a_checkpoint_fit_its_context(checkpoint, tmp_path, monkeyp
         algos.SFT(env=ENV, model=str(checkpoint), max_response=50)
     asked = envs.make("text:sorting", max_response=9)
     assert algos.SFT(env=asked, model=str(checkpoint)).env.response_length == 9
-
-
-class _Enough(Exception):
-    pass
-
-
-def test_two_seeds_are_trained_by_one_program(tmp_path, monkeypatch):
-    """Byte by byte what is compiled: no seed is in it, and no moment, so a cache of programs finds it."""
-    found = []
-
-    def keep(lowered, platform):
-        found.append(lowered.as_text())
-        raise _Enough
-
-    monkeypatch.setattr("fdg.running.program.compile_lowered", keep)
-    for seed in range(2):
-        algorithm = algos.make("sft", envs.make("text:sorting"), num_prompts=2, hidden_size=8, num_layers=1)
-        with pytest.raises(_Enough):
-            fdg.fit(algorithm, seed=seed, devices=1, out=tmp_path / str(seed), progress=False)
-    assert found[0] == found[1] and len(found) == 2
 
 
 FIELDS_OF_NETWORKS = [

@@ -46,7 +46,7 @@ def test_statistics_are_those_of_the_data(tmp_path):
 def test_online_steps_join_those_of_the_data(tmp_path):
     env, path = numbered(tmp_path)
     algorithm = algos.IQL(env=env, dataset=path, online=True, total_steps=8, **SMALL)
-    engine = fdg.compile(algorithm, policies.GPUOnly())
+    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     state, metrics = engine.run(engine.init(0), 2)
     stored = state.replay.rings.experience.reward[:, 0]
     np.testing.assert_array_equal(stored[:, :3], [[0, 1, 2], [3, 4, 5]])
@@ -56,7 +56,7 @@ def test_online_steps_join_those_of_the_data(tmp_path):
 
 def test_without_data_it_learns_from_its_own_steps():
     algorithm = algos.CQL(env=envs.make("Pendulum-v1"), num_actions=2, total_steps=64, **SMALL)
-    engine = fdg.compile(algorithm, policies.GPUOnly())
+    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     _, metrics = engine.run(engine.init(0), 6)
     assert np.isnan(metrics["critic_loss"][3]) and np.isfinite(metrics["critic_loss"][4])  # after 8 steps
 
