@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
-import envs
 import fdg
 import policies
 from fdg.errors import FdgError
@@ -117,32 +115,6 @@ def test_programs_can_be_read(walker):
 
 
 # --- what the devices say to each other ---
-
-
-@pytest.fixture(scope="module")
-def ppo(devices):
-    """PPO on eight devices."""
-    algorithm = algos.PPO(
-        env=envs.make("CartPole-v1"), num_envs=16, num_steps=8, num_epochs=2, num_minibatches=2
-    )
-    return fdg.compile(algorithm, policies.GPUOnly(), devices)
-
-
-def test_no_collective_in_the_rollout_and_only_all_reduces_in_the_learner(ppo):
-    found = ppo.programs[0].collectives()
-    for c in found:
-        print(f"{c.kind} of {c.bytes} bytes x{c.calls} in {'/'.join(c.fragments)}")
-    assert found, "a data-parallel learner has to exchange something"
-    assert {c.kind for c in found} == {"all-reduce"}
-    assert {c.fragments[0] for c in found} == {"learn"}
-
-
-def test_the_plan_predicts_every_byte(ppo):
-    """One all-reduce of every parameter an update; means and variances of advantages are the small rest."""
-    measured = sum(c.bytes * c.calls for c in ppo.programs[0].collectives())
-    predicted = sum(m.bytes_per_iteration for m in ppo.plan.movements if m.how)
-    assert predicted > 0
-    assert measured == predicted
 
 
 # ruff: noqa: E501

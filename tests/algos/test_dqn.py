@@ -217,14 +217,3 @@ def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
     algorithm, state = trained("probe:masked", 100, devices, **OPTIONS)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return
-
-
-def test_truncation_is_not_termination(devices):
-    """Reward 1 for ever, cut off every ten steps: Q = 1 / (1 - discount) = 5.
-
-    Were that the end, three of ten windows of three steps would be worth 1, 1.8 and 2.44, and the others
-    2.44 + 0.512 Q: in the mean Q = 2.232 + 0.3584 Q = 3.48.
-    """
-    options = {"n_step": 3, "discount": 0.8, "total_steps": 20_000}
-    algorithm, state = trained("probe:truncation", 150, devices, **options)
-    assert float(values(algorithm, state, 1.0)[0, 0]) == pytest.approx(5.0, abs=0.3)

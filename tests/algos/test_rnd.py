@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
 import envs
 from algos import normalize
 from algos.layers import Layers
@@ -111,31 +110,3 @@ def test_the_predictor_learns_from_a_share(share, count):
     error = np.mean(np.square(predicted - target), axis=-1)[trains]
     assert float(parts["predictor_loss"]) == pytest.approx(error.mean() if count else 0.0, rel=1e-5)
     assert any(np.any(x) for x in jax.tree.leaves(slope.predictor)) == (count > 0)
-
-
-SMALL = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "num_epochs": 2, "hidden": (8,)}
-
-
-def test_what_was_seen_is_no_longer_new():
-    """Two observations: after a while hardly an error is left, and PPO's value is what is earned alone."""
-    algorithm = algos.PPO(
-        env=envs.make("probe:value_of_observation"), rnd=True, rnd_features=4, learning_rate=1e-2,
-        intrinsic_coefficient=0.1, rnd_share=0.5, anneal_learning_rate=False, **SMALL,
-    )  # fmt: skip
-    run = jax.jit(
-        lambda key: jax.lax.scan(lambda s, _: algorithm.iterate(s), algorithm.init(key), length=100)
-    )
-    state, metrics = run(jax.random.key(0))
-    assert float(metrics["novelty"][-1]) < 0.02 * float(metrics["novelty"][0])
-    _, value = algorithm._policy(state.parameters, jnp.array([[-1.0], [1.0]]))
-    np.testing.assert_allclose(value, [-1.0, 1.0], atol=0.1)
-    assert algorithm.actor(state).act((), jnp.ones((2, 1)), None, jax.random.split(jax.random.key(0)), True)
-
-
-def test_observations_in_parts_and_categories():
-    """Pictures, categories and numbers, some privileged: all of it may be new. A category has no mean."""
-    for name in ("probe:parts", "probe:multi_discrete"):
-        algorithm = algos.PPO(env=envs.make(name), rnd=True, **SMALL)
-        state = jax.eval_shape(algorithm.init, jax.random.key(0))
-        after, metrics = jax.eval_shape(algorithm.iterate, state)
-        assert jax.tree.structure(after) == jax.tree.structure(state) and metrics["novelty"].shape == ()

@@ -141,11 +141,6 @@ def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
 LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
 
 
-def test_devices_that_a_placement_leaves_idle_are_named(capsys, cluster):
-    assert plan_main(f"{LANGUAGE} {cluster} --policy split --learners 1".split()) == 0
-    assert "on 4: idle: 2 (actors: batches of" in capsys.readouterr().out
-
-
 def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(capsys, cluster):
     words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp"
     assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0

@@ -354,16 +354,15 @@ def test_a_call_between_fragments_is_made_once_whoever_uses_it(devices):
 def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     """Where a worker dies once, which costs the episode that it was at."""
     out = tmp_path / "run"
-    flags = "--num-envs 2 --num-steps 8 --num-minibatches 1 --num-epochs 1 --hidden 4 --devices 1"
+    flags = "--algo a2c --num-envs 2 --num-steps 8 --hidden 4 --devices 1"
     command = [
-        *f"--env {COUNTING}?fault=die&restarts=2 {flags} --total-steps 64 --eval-episodes 2".split(),
+        *f"--env {COUNTING}?fault=die&restarts=2 {flags} --total-steps 64 --eval-episodes 0".split(),
         *"--env-workers 2".split(),
         "--out",
         str(out),
     ]
     assert train_main(command) == 0
     said = capsys.readouterr().out
-    assert "evaluation return" in said
     assert "lost 1 running episode to 1 failure of the environment's workers: they count as" in said
     assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1
     assert [row["lost_episodes"] for row in read_metrics(out / "metrics.jsonl")][-1] == 1

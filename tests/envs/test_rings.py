@@ -289,7 +289,7 @@ def test_a_state_whose_pools_are_gone_starts_every_part_anew(caplog):
 )
 def test_parts_of_a_batch_stay_split_over_devices(policy, count, devices):
     """Nothing is gathered to make the parts, and the numbers are those of one part on one device."""
-    whole = SMALL["recurrent_ppo"]()
+    whole = dataclasses.replace(SMALL["recurrent_ppo"](), burn_in=0, num_minibatches=1)
     engine = fdg.compile(dataclasses.replace(whole, rings=2), policy, devices[:count])
     engine.compile(1)
     assert not engine.unexplained()

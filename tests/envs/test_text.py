@@ -89,9 +89,9 @@ def value(expression):
     return eval(re.sub(r"(\d+)", r"fractions.Fraction(\1)", expression), {"fractions": fractions})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def drawn():
-    """Each task with a batch of problems, held-out ones, and demonstrations, in words."""
+    """A task with a batch of problems, held-out ones, and demonstrations, in words."""
 
     def one(task):
         @jit
@@ -107,8 +107,7 @@ def drawn():
 
         return task, run(keys())
 
-    chosen = [(name, OTHER.get(name, {})) for name in envs.text.names() if name not in PLAIN]
-    return {name: one(envs.make(f"text:{name}", **fields)) for name, fields in chosen}
+    return lambda name: one(envs.make(f"text:{name}", **OTHER.get(name, {})))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -127,7 +126,7 @@ def test_what_is_written_is_what_python_reads(name):
 
 @pytest.mark.parametrize("name", [name for name in envs.text.names() if name not in PLAIN])
 def test_a_problem_is_what_python_reads_in_it(drawn, name):
-    task, (asked, responses, mask, reward) = drawn[name]
+    task, (asked, responses, mask, reward) = drawn(name)
     assert asked.tokens.shape == asked.mask.shape == (COUNT, task.prompt_length)
     assert responses.shape == mask.shape == (COUNT, task.response_length)
     full, swapped, unfinished = reward.parts["correct"]

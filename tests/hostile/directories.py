@@ -12,7 +12,7 @@ from fdg.commands.cli import train_main
 from tests.hostile import driver
 from tests.hostile.payloads import EVIL, FIELDS, payload, value
 
-SMALL = "--devices 1 --eval-episodes 2 --num-envs 4 --hidden 4 --total-steps"
+SMALL = "--devices 1 --eval-episodes 0 --num-envs 4 --hidden 4 --total-steps"
 # Real runs that hostile ones are made of, by name.
 RUNS = {
     "ppo": f"--algo ppo --num-steps 4 --num-minibatches 2 --num-epochs 1 {SMALL} 32",

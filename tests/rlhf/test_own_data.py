@@ -362,14 +362,11 @@ ROW = "" if sys.version_info < (3, 12) else ".*"
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda p, r, a: 1 / 0, r"raised ZeroDivisionError: .*\(test_own_data.py, line \d+\) for '"),
         (
             lambda responses: [1 / len(one) for one in responses],
             f"division by zero .* for '{ROW}', asked '",
         ),
         (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
-        (lambda responses: 1.0, "gave 1.0: return a list of 3 numbers"),
-        (lambda responses: ["good" for _ in responses], "could not convert string to float: 'good'"),
     ],
 )
 def test_a_reward_that_fails_does_so_before_anything_is_compiled(

@@ -122,10 +122,18 @@ def test_a_sign_changes_nothing(sign):
 
 
 def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
-    """PPO's losses and gradient travel in each update, what its advantages are standardised by before."""
+    """PPO's losses and gradient travel in each update, what its advantages are standardised by before.
+
+    Nothing else does, and nothing in the rollout: the plan predicts every byte.
+    """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(4,))
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
-    sums = [c for c in engine.programs[0].collectives() if "gradient" in c.fragments]
+    found = engine.programs[0].collectives()
+    assert {c.kind for c in found} == {"all-reduce"} and {c.fragments[0] for c in found} == {"learn"}
+    assert sum(c.bytes * c.calls for c in found) == sum(
+        m.bytes_per_iteration for m in engine.plan.movements if m.how
+    )
+    sums = [c for c in found if "gradient" in c.fragments]
     often, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
     assert len(often) == 1
     assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which takes its own mean

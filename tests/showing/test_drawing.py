@@ -38,9 +38,9 @@ def graphs():
 
 @pytest.fixture(scope="module")
 def plans(graphs):
-    """Every policy on both algorithms, on few and many devices."""
+    """Every policy on both algorithms, on few devices and on many."""
     chosen = [*EVERY_POLICY, Scattered()]
-    return [fdg.place(g, p, n) for g, p, n in itertools.product(graphs, chosen, (8, 64))]
+    return [fdg.place(g, p, n) for (g, n), p in itertools.product(zip(graphs, (8, 64), strict=True), chosen)]
 
 
 def test_a_plan_whose_groups_share_their_device_in_spite_of_staleness(graphs):

@@ -220,8 +220,9 @@ def test_the_command(tmp_path, capsys):
     """A run, its data, and a run from these that is found whole after the data has gone."""
     env = envs.make("CartPole-v1")
     fdg.fit(
-        algos.PPO(env=env, num_envs=2, num_steps=4, num_minibatches=1, hidden=(4,)),
+        algos.A2C(env=env, num_envs=2, num_steps=4, hidden=(4,)),
         total_steps=8,
+        eval_episodes=0,
         out=tmp_path / "ppo",
     )
     words = [

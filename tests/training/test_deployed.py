@@ -74,7 +74,7 @@ class Parrot:
         return algos.Actor(memory=lambda count: (), act=act)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(in_parts(SEEN), st.one_of(in_parts(FLOATS), in_parts(CATEGORIES)), st.integers(0, 99))
 def test_any_observation_comes_in_as_in_training_and_any_action_goes_out_as_there(observed, acting, seed):
     """What the workers of training see and do, by NumPy, is what the compiled policy does."""

@@ -51,9 +51,7 @@ class Rows(nnx.Module):  # an NNX network, of a batch
 def rows(observation_space, action_space):
     return functools.partial(Rows, observation_space.shape[0], action_space.n)
 """
-FLAGS = (
-    "--num-envs 4 --num-steps 4 --hidden 4 --num-minibatches 2 --num-epochs 1 --devices 1 --eval-episodes 4"
-)
+FLAGS = "--algo a2c --num-envs 4 --num-steps 4 --hidden 4 --devices 1 --eval-episodes 0"
 ENV, NETWORK = "a_maze_of_mine:Maze?size=4", "a_maze_of_mine:in_parts"
 
 
