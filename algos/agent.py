@@ -25,6 +25,7 @@ from fdg.settings.fields import (
     hyperparameter,
     require,
     require_positive,
+    require_type,
     require_types,
     require_within,
 )
@@ -368,7 +369,7 @@ class Agent(HasPresets):
             if kind == "network" and isinstance(getattr(self, name), str):
                 self._own(name)
             elif kind != "network":
-                networks.by_name(f"--{name}", getattr(self, name))
+                require_type(self, name, networks.by_name(f"--{name}", getattr(self, name)))
 
 
 def _able(condition: Callable[[Any], bool]) -> list[str]:

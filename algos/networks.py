@@ -31,7 +31,7 @@ from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.arguments import check_takes
-from fdg.errors import FdgError
+from fdg.errors import FdgError, raised
 from fdg.settings.fields import float_or_array
 from fdg.settings.foreign import functions, library_of
 
@@ -122,6 +122,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
     """What `module:name` names; what a function of the two spaces returns."""
     value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
+        check_takes(value, ("observation_space", "action_space"), f"{field} '{name}'")
         try:
             value = value(observation_space, action_space)
         except FdgError:
@@ -129,7 +130,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
         except Exception as error:  # whatever the user's code raises
             raise FdgError(
                 f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
-                f" {type(error).__name__}: {error}"
+                f" {raised(error)}"
             ) from error
     pair = all(callable(getattr(value, part, None)) for part in ("init", "apply"))
     if not pair and not hasattr(value, "unroll") and library_of(value) is None:

@@ -426,17 +426,21 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
     """
     expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
-        shape, dtype = jnp.shape(action), jnp.asarray(action).dtype
+        given = jnp.asarray(action)
     except (TypeError, ValueError):  # no array
-        given = f"is a value of type {kind_of(action)}: give an array of"
-        raise FdgError(f"environment '{name}': action {given} {space.dtype}{list(expected)}") from None
-    if shape != expected:
-        raise FdgError(f"environment '{name}': action has shape {shape}, expected {expected}")
+        raise FdgError(
+            f"environment '{name}': action is a value of type {kind_of(action)}: give an array of"
+            f" {space.dtype}{list(expected)}"
+        ) from None
+    if given.shape != expected:
+        raise FdgError(f"environment '{name}': action has shape {given.shape}, expected {expected}")
     kinds = (jnp.bool_, jnp.integer) if is_counted else (jnp.bool_, jnp.integer, jnp.floating)
-    if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+    if not any(jnp.issubdtype(given.dtype, kind) for kind in kinds):
         fix = "choose one by jnp.argmax, or write action.astype(int)" if is_counted else "give numbers"
-        raise FdgError(f"environment '{name}': action is {dtype}, expected {space.dtype} of {space}: {fix}")
-    return jnp.asarray(action, space.dtype)
+        raise FdgError(
+            f"environment '{name}': action is {given.dtype}, expected {space.dtype} of {space}: {fix}"
+        )
+    return given.astype(space.dtype)
 
 
 def _strong(x: Any) -> jax.Array:

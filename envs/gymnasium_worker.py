@@ -194,7 +194,8 @@ def _reported(name: str, info: Any) -> float:
     """What the last step of an episode says by a name, a number."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
-            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}"
+            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: name one of"
+            " it, or leave info= out"
         )
     return _scalar(f"info[{name!r}]", info[name])
 

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from envs import (
@@ -38,7 +39,7 @@ from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.wrappers import PARAMETERS, wrapped
 from fdg.arguments import checked
-from fdg.errors import FdgError, listed, one_line, unknown_name
+from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
 SOURCES = (
     from_gymnax,
@@ -190,8 +191,8 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in user_code.entry_points():
         return user_code.make_of_package(name, overrides)
-    of_another = factory is None and _of_another_library(name)
-    if factory is None and _module_of(name) is not None and not of_another:
+    of_another = _of_another_library(name) if factory is None else None
+    if factory is None and _module_of(name) is not None and of_another is None:
         return user_code.make(name, overrides)
     if factory is None and os.path.splitext(name)[1].lower() in _DATA:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
@@ -213,18 +214,22 @@ _OTHER_PREFIX = re.compile(
 )  # fmt: skip
 
 
-def _of_another_library(name: str) -> list[str]:
-    """The names here of an environment that is written with another library's prefix, `gym:CartPole-v1`."""
+def _of_another_library(name: str) -> list[str] | None:
+    """The names here of an environment that is written with another library's prefix, `gym:CartPole-v1`.
+
+    None without such a prefix, and where nothing is like it and a user has a module of the prefix's name.
+    """
     found = _OTHER_PREFIX.fullmatch(name)
     if found is None:
-        return []
+        return None
     task = found["task"].rpartition("/")[2]
     library = name[: found.start("task") - 1].lower()
     there = f"{'gymnasium' if library == 'gym' else library}:{task}"
     known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
     if library in ("gym", "gymnasium"):
         return [f"{from_gymnasium.PREFIX}{found['task']}", *known]
-    return known or _meant(task)
+    spec = None if (meant := known or _meant(task)) else find_spec(library)
+    return None if spec is not None and whose_file(spec.origin) == "user" else meant
 
 
 def _meant(name: str) -> list[str]:

@@ -47,7 +47,7 @@ class _Table:
 
     @property
     def unanswered(self) -> str | None:
-        """The place of the first row without an answer."""
+        """The place of the first row without an answer; of the first of all where every answer is empty."""
         return None
 
     @property
@@ -163,7 +163,7 @@ class _OfFile(_Table):
 
     @property
     def unanswered(self) -> str | None:
-        """The place of the first row without an answer."""
+        """The place of the first row without an answer; of the first of all where every answer is empty."""
         return self._kept.unanswered
 
     @property
@@ -271,15 +271,17 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             " an evaluation of them says little"
         )
     places = [one.where for some in records for one in some]
-    unanswered = next(
-        (_place(p, row) for p, row in zip(places, rows, strict=True) if row.answer is None), None
-    )
+    silent = not any((row.answer or "").strip() for row in found[0])
+    without = ((p, row) for p, row in zip(places, rows, strict=True) if silent or row.answer is None)
+    unanswered = next((_place(p, row) for p, row in without), None)
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
     return _Data(tuple(rows), len(found[0]), shared, unanswered, content.hexdigest())
 
 
 def _place(where: str, row: Row) -> str:
     """The place of a row without an answer, and why a conversation has none."""
+    if row.answer is not None:  # but an empty one, as all others
+        return f"{where}, like every other row"
     last = row.prompt[-1] if isinstance(row.prompt, tuple) else None
     return where if last is None else f"{where}: 'messages' ends with role '{last['role']}', not 'assistant'"
 

@@ -118,17 +118,10 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
     A number may be NumPy's, and a traced one where a float is expected. Integers are at most `MOST`,
     `total_steps` at most `MOST_STEPS`.
     """
-    cls: Any = type(algorithm)
-    annotations = _annotations(cls)
     for field in dataclasses.fields(algorithm):
-        value, kind = getattr(algorithm, field.name), annotations[field.name]
-        if field.name not in but and not _matches(value, kind):
-            require(
-                algorithm,
-                False,
-                f"{field.name}={value!r:.60}: it must be {_expected(kind)}"
-                f"{_suggestion(field.name, value, kind) or _schedule(cls, field.name, value)}",
-            )
+        value = getattr(algorithm, field.name)
+        if field.name not in but:
+            require_type(algorithm, field.name, value)
         most = MOST_STEPS if field.name == "total_steps" else MOST
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         for item in items:
@@ -137,6 +130,14 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
                 not isinstance(item, int | np.integer) or abs(int(item)) <= most,
                 f"{field.name}={value!r:.60} is too large: use at most {most}",
             )
+
+
+def require_type(algorithm: Any, name: str, value: Any) -> None:
+    """As `require_types`, of a value for one field."""
+    cls: Any = type(algorithm)
+    kind = _annotations(cls)[name]
+    fix = "" if _matches(value, kind) else _suggestion(name, value, kind) or _schedule(cls, name, value)
+    require(algorithm, _matches(value, kind), f"{name}={value!r:.60}: it must be {_expected(kind)}{fix}")
 
 
 def _schedule(cls: Any, name: str, value: Any) -> str:

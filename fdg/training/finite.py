@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fdg.errors import FdgWarning, RunError, listed
+import envs
+from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
-from fdg.training.sweep import agent_names
+from fdg.training.sweep import agent_names, unswept
 
+_STEPS = 64  # random steps that look for rewards and observations that are not finite
 _WORDS = ("loss", "grad")
 
 
@@ -83,20 +85,35 @@ class Finite:
         if stops:
             parts = [name for name in metrics if name.startswith("reward_")]
             odd = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
-            cause = (
-                "try a smaller --learning-rate or --max-grad-norm; envs.check(env) tells whether the"
-                " environment's rewards and observations are finite"
-            )
             if odd:
                 cause = f"so is {odd[0]}: look at what the reward says"
             elif _has_bad_returns(metrics, row):
                 cause = "so is the return of episodes: mend the environment's rewards (envs.check(env) looks)"
+            else:
+                cause = _mistake_of(unswept(self._job.algorithm)) or (
+                    "try a smaller --learning-rate or --max-grad-norm"
+                )
             raise RunError(f"{said}: training stops, {kept}: {cause}, or --on-nan warn to go on regardless")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
             kept += ", and is kept"
         self._warned |= agents
         warnings.warn(f"{said}: training goes on, {kept}", FdgWarning, stacklevel=2)
+
+
+def _mistake_of(algorithm: Any) -> str | None:
+    """What `envs.check` finds wrong with an algorithm's environment, such as NaN in its rewards."""
+    inside = env = getattr(algorithm, "env", None)
+    while isinstance(inside, envs.Wrapper):
+        inside = inside.env
+    if not isinstance(inside, envs.Vectorized):  # on the host, where workers would start, or of text
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            envs.check(env, steps=_STEPS)
+    except FdgError as error:
+        return f"{error}: mend that first (envs.check(env) looks again)"
+    return None
 
 
 def _has_bad_returns(metrics: Mapping[str, np.ndarray], row: int) -> bool:

@@ -27,6 +27,7 @@ _PART = 10  # the check is made after 1 / _PART of the run
 _MIN_RETURNS = 3  # mean returns of iterations that are needed before the check
 _FIRST = 10  # iterations in which a good initial policy should change little
 _LARGE_KL = 1.0  # nats of `approx_kl`; a clipped update has about 0.01
+_NO_LOSS = 3  # iterations
 _COLLAPSED = 0.05  # fraction of the initial entropy
 _EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
 _ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORE}"
@@ -63,6 +64,33 @@ class ConstantReturns:
             f"hint: after {env_steps:,} steps every episode has returned {format_numbers(*self._values)[0]},"
             f" so there is nothing to learn from yet: {self._advice}"
         )
+
+
+class NoLoss:
+    """Detects batches in which nothing counts: losses of exactly 0 from the start, and no returns."""
+
+    def __init__(self) -> None:
+        self._left = _NO_LOSS  # iterations
+
+    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """The warning, once; else None.
+
+        Args:
+          rows: the metrics of each iteration since the last call.
+        """
+        for row in rows if self._left else ():
+            losses = [value for name, value in row.items() if is_vital(name) and np.ndim(value) == 0]
+            if any(losses) or math.isfinite(row.get(RETURN, math.nan)):  # NaN counts as a loss
+                self._left = 0
+                return None
+            self._left -= 1 if losses else 0
+            if not self._left:
+                return (
+                    f"every loss of the first {_NO_LOSS} iterations is exactly 0, so nothing in the batches"
+                    " counts and nothing is learned: look for answers without tokens, pairs of two equal"
+                    " answers, rewards that are all None, and masks that leave nothing"
+                )
+        return None
 
 
 class LargeUpdates:
@@ -220,6 +248,7 @@ class Recorder:
         )
         self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
         self._has_warned = False
+        self._no_loss = NoLoss()
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -290,6 +319,8 @@ class Recorder:
         env = getattr(getattr(self._job.algorithm, "env", None), "name", "?")
         if not self._has_warned and (said := _without_actions(rows, env)):
             self._has_warned = True
+            warnings.warn(said, FdgWarning, stacklevel=2)
+        if said := self._no_loss.look(rows):
             warnings.warn(said, FdgWarning, stacklevel=2)
         self._tell(rows, evaluation)
 

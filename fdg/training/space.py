@@ -261,7 +261,10 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
         except ValueError as error:
             if isinstance(error, FdgError):
                 raise
-            raise FdgError(f"search: {name}={values:.60}: one of its values is not {error}") from None
+            example = "64,64/128" if is_tuple else "8,16"
+            raise FdgError(
+                f"search: {name}={values:.60}: one of its values is not {error}: write {name}={example}"
+            ) from None
     return named_once(found)
 
 

@@ -1,10 +1,12 @@
 """What functions of a user's own give, where it does not fit: named before training, with the fix."""
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import envs
 import fdg
 from algos import buffers, explorers
 from envs import games
+from fdg.training.recorder import NoLoss
 
 ENV, CONTROL, GAME = envs.make("CartPole-v1"), envs.make("Pendulum-v1"), envs.make("game:tic_tac_toe")
 PPO = algos.PPO(env=ENV, num_envs=4, num_steps=8, num_minibatches=2, num_epochs=1, hidden=(4,))
@@ -147,6 +150,90 @@ def test_a_mask_that_allows_no_action_is_warned_of_in_training(tmp_path):
         fdg.fit(algorithm, total_steps=64, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
 
 
+class Broke(Stuck):
+    """Its rewards are not numbers, in episodes that have not ended when the first loss is computed."""
+
+    def see(self, steps):
+        return jnp.zeros(2)
+
+    def step(self, key, steps, action):
+        return steps + 1, self.see(steps), jnp.where(steps == 5, jnp.nan, 1.0), False, False
+
+
+def test_rewards_that_are_not_numbers_are_the_cause_of_such_losses(tmp_path):
+    algorithm = dataclasses.replace(PPO, env=envs.vectorize(Broke()))
+    given = {"total_steps": 64, "out": tmp_path / "run", "devices": 1, "eval_episodes": 0, "progress": False}
+    with pytest.raises(
+        fdg.RunError, match="environment 'stuck': a reward is infinite or not a number"
+    ) as caught:
+        fdg.fit(algorithm, **given)
+    assert "learning_rate" not in str(caught.value) and "learning-rate" not in str(caught.value)
+
+
+def test_answers_that_are_all_empty_are_none(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "1+1=", "completion": ""}\n{"prompt": "2+2=", "completion": " "}\n')
+    task = envs.make("text:file", path=str(file))
+    for learn in (algos.SFT, algos.GRPO):
+        with pytest.raises(
+            fdg.FdgError, match=r"line 1, like every other row: has no answer, .* in each row"
+        ):
+            learn(env=task)
+    assert algos.GRPO(env=task.with_reward(lambda responses: [1.0] * len(responses)))
+    file.write_text(file.read_text() + '{"prompt": "3+3=", "completion": "6"}\n')
+    assert algos.SFT(env=envs.make("text:file", path=str(file)))
+
+
+def test_batches_of_which_nothing_counts_are_warned_of():
+    def said(*rows):
+        seen = NoLoss()
+        return [seen.look([row]) is not None for row in rows]
+
+    nothing, early = {"loss": 0.0, "episode_return": math.nan}, {"loss": math.nan}
+    assert said(nothing, nothing, nothing, nothing) == [False, False, True, False]
+    assert not any(said(nothing, {"loss": 1e-9}, nothing, nothing, nothing))
+    assert not any(said(early, nothing, nothing, nothing)), "a loss before learning starts"
+    assert not any(said(*[{"loss": 0.0, "episode_return": 1.0}] * 4)), "which the constant return explains"
+    assert not any(said(*[{"entropy": 0.0}] * 4))
+
+
+@pytest.mark.parametrize(
+    ("env", "wrong", "said"),
+    [
+        (ENV, jnp.zeros(2), "float32, expected int32 of Discrete(n=2): choose one by jnp.argmax"),
+        (ENV, jnp.zeros((2, 1), int), "action has shape (2, 1), expected (2,)"),
+        (ENV, "left", "action is a value of type str: give an array of int32[2]"),
+        (CONTROL, jax.random.split(jax.random.key(0), (2, 1)), "key<fry>, expected float32 of Box("),
+        (CONTROL, None, "action is a value of type NoneType: give an array of float32[2, 1]"),
+    ],
+)
+def test_actions_of_another_kind(env, wrong, said):
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, _ = env.reset(keys)
+    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+        env.step(keys, state, wrong)
+
+
+def test_actions_that_are_elements_in_another_dtype():
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, _ = ENV.reset(keys)
+    _, expected = ENV.step(keys, state, jnp.array([0, 1]))
+    for same in ([0, 1], jnp.array([False, True]), jnp.array([0, 1], jnp.uint8)):
+        assert (ENV.step(keys, state, same)[1].observation == expected.observation).all()
+
+
+def test_names_in_place_of_a_setting_name_its_kind(monkeypatch):
+    own = types.ModuleType("own_parts")
+    own.NUMBER, own.network = 3, lambda width, depth, seed: None
+    monkeypatch.setitem(sys.modules, "own_parts", own)
+    for field in ("transform", "bonus", "normalize", "network"):
+        with pytest.raises(fdg.FdgError, match=f"{field}.*: (it must be|name a module)"):
+            dataclasses.replace(PPO, **{field: "own_parts:NUMBER"})
+    words = "network 'own_parts:network' takes (width, depth, seed), and is called with (observation_space"
+    with pytest.raises(fdg.FdgError, match=re.escape(words)):
+        dataclasses.replace(PPO, network="own_parts:network")
+
+
 SINGLE = envs.make("CartPole-v1").single
 ORDERS = [
     (lambda: algos.make(ENV, "ppo"), "the order is make(name, env)"),
@@ -155,6 +242,11 @@ ORDERS = [
     (lambda: envs.HideObservations((0,), ENV), "the order is HideObservations(env, "),
     (lambda: algos.SelfPlay(algos.PPO(env=GAME), versions=3), "unknown argument of SelfPlay 'versions'"),
     (lambda: fdg.Stream(3), "Stream: slots is missing"),
+    (lambda: fdg.agents(8, PPO), "the order is agents(algorithm, n)"),
+    (
+        lambda: fdg.Engine.run(None, None, steps=3),
+        "unknown argument of run 'steps': did you mean 'iterations'?",
+    ),
     (lambda: ENV.observation_space.sample(), "sample: key is missing"),
     (lambda: fdg.fit(ENV, total_steps=64), "this is an environment: write algos.make('ppo', env)"),
     (lambda: fdg.place(PPO, "gpu_onli", 1), "unknown policy 'gpu_onli': did you mean 'gpu_only'?"),

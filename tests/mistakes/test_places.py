@@ -210,6 +210,10 @@ def test_environments_by_prefixes_of_other_libraries(theirs, ours):
     assert f"did you mean {ours}?" in refused(lambda: envs.make(theirs))
 
 
+def test_a_library_is_no_module_of_environments():
+    assert "unknown environment 'jaxmarl:foo'" in refused(lambda: envs.make("jaxmarl:foo"))
+
+
 def test_parameters_behind_another_sign():
     for sign in ("&", ",", ";", " "):
         text = f"CartPole-v1{sign}gravity=9.8"
