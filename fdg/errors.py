@@ -120,6 +120,10 @@ class RunError(FdgError):
     """A valid run failed while running: exit status 1."""
 
 
+class UnwritableError(RunError):
+    """A run cannot be saved, such as on a full disk: no fault of its settings, so it is to go on later."""
+
+
 class HostError(RunError):
     """Python code that a running program called on the host failed: exit status 1.
 

@@ -36,7 +36,7 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         said = run_directory.checked_config(file, _checked(file, _read(file)))
     elif start is not None:
         file = Path(str(start), "config.json")
-        said = _checked(file, run_directory.read_config(file.parent, prefix="--from: "))
+        said = run_directory.read_config(file.parent, prefix="--from: ")
         said = {**said, **dict.fromkeys(_OF_EARLIER_RUN)}
     else:
         return Path(), {}
@@ -57,7 +57,7 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         other = "--from" if "start_from" in given else "--config"
         raise FdgError(f"--resume goes on with a run as it is, and {other} starts a new one: leave one out")
     run = Path(resume)
-    said = _checked(run / "config.json", run_directory.read_config(run))
+    said = run_directory.read_config(run)
     if said.get("rebuilds") is False:
         raise FdgError(
             f"--resume {run} was trained from Python, with what a file cannot say: go on from there,"
@@ -67,8 +67,7 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 
 def _checked(file: Path, config: Any) -> dict[str, Any]:
-    needed = {"algo", "policy", "policy_fields", "hyperparameters"}
-    if not (isinstance(config, dict) and needed <= config.keys()):
+    if not run_directory.NEEDED <= config.keys():
         right = file.with_name("config.json")
         fix = right if right != file and right.is_file() else "the config.json of a run directory"
         raise FdgError(f"{file} is no configuration of a run: give {fix}")

@@ -28,8 +28,9 @@ import numpy as np
 from fdg import ctrl_c, files
 from fdg.commands.command import Command
 from fdg.commands.flags import Flag
-from fdg.errors import FdgError, RunError, unknown_name
+from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
 from fdg.reading import read_json, read_toml
+from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_writable
 
 _KNOWN = (
@@ -232,7 +233,10 @@ def _check(study: Study, out: Path) -> None:
     check_writable(out / "study.json")
     if (out / "config.json").exists():
         raise FdgError(f"--out {out} is a run directory: give another folder for the study")
-    begun = read_json(out / "study.json")["cells"] if (out / "study.json").exists() else {}
+    begun = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
+    if not isinstance(begun, dict):
+        why = "remove it, and runs in cells/ are taken as they are"
+        raise FdgError(f"{out / 'study.json'} lists no cells: {why}")
     for cell in study.cells:
         words = cell.command(study.seeds)
         if cell.name in begun and begun[cell.name] != words:
@@ -283,7 +287,7 @@ def _runs(path: Path, seeds: range, job: Any = None) -> list[tuple[Path, range]]
 
 def _is_done(path: Path, seeds: range) -> bool:
     return all(
-        (run / "summary.json").exists() or (run / "failed.json").exists() for run, _ in _runs(path, seeds)
+        read_summary(run) is not None or (run / "failed.json").exists() for run, _ in _runs(path, seeds)
     )
 
 
@@ -304,7 +308,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         try:
             outcome = carry_out(_job(cell, own, run), quiet=True)
         except RunError as error:
-            if not run.is_dir():
+            if isinstance(error, UnwritableError) or not run.is_dir():  # no fault of the cell
                 raise
             files.replace(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
@@ -327,7 +331,9 @@ def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
     file = out / "random.json"
     known = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
-        if len(known.get(name, ())) != study.random_episodes:
+        values = known.get(name)
+        is_known = isinstance(values, list) and all(isinstance(one, int | float) for one in values)
+        if not is_known or len(values) != study.random_episodes:
             own, overrides = envs.parse(name)
             returns = random_returns(envs.make(own, **overrides), study.random_episodes)
             known[name] = [float(one) for one in returns]
@@ -343,10 +349,15 @@ def _compare(study: Study, budget: str, out: Path, random: dict[str, np.ndarray]
     for cell in (one for one in study.cells if one.budget == budget):
         for run, _ in _runs(out / "cells" / cell.name, study.seeds):
             if (run / "failed.json").exists():
-                notes.append(f"{cell.side} on {cell.env}: {read_json(run / 'failed.json')['failed']}")
+                notes.append(f"{cell.side} on {cell.env}: {read_json(run / 'failed.json').get('failed')}")
+            elif not (run / "metrics.jsonl").exists():
+                notes.append(f"{cell.side} on {cell.env} is left out: {run} has lost its metrics.jsonl")
             if (run / "metrics.jsonl").exists():
                 runs.append(run)
                 labels.append(cell.side)
+    if not runs:
+        print("\n".join(["nothing to compare:", *notes]), flush=True)
+        return
     found = compare(runs, labels=labels, random=random)
     found = dataclasses.replace(found, notes=[*found.notes, *notes])
     if budget:

@@ -87,7 +87,7 @@ def _measure(one: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str:
 def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
     """Whether a run that has not ended was stopped by a loss that is not finite."""
     for run, whole in zip(runs, ended, strict=True):
-        last = {} if whole else list(read_metrics(run / "metrics.jsonl"))[-1]
+        *_, last = {}, *(() if whole else read_metrics(run / "metrics.jsonl"))
         if any(value is None and is_vital(name) for name, value in last.items()):
             return ", ended by a loss that is not finite"
     return ""

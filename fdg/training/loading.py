@@ -68,8 +68,6 @@ def load_with_names(
     path = hub.download(str(path)) if hub.is_on_hub(path) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", named, trust, flags)
-    if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
-        raise FdgError(f"{path / 'config.json'} is no configuration of a run")
     policy: Any = None
     if algorithm is None:
         algorithm, policy = rebuild(config, resolver, str(path))

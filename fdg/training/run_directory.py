@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from fdg import files
-from fdg.errors import FdgError, FdgWarning, RunError, listed
+from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.settings.fields import MOST_STEPS
 from fdg.training.settings import read_settings
@@ -231,13 +231,13 @@ class Unwritten(RunDirectory):
         """Does nothing."""
 
 
-def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> RunError:
+def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> UnwritableError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
     `why` is the system's message, and `fix` the fix for one without a known fix.
     """
     if is_gone:
-        return RunError(
+        return UnwritableError(
             f"{path} was removed or moved while the run went on: the folder is gone, and what was saved in"
             f" it: bring it back and go on with --resume {path}, or start the run again"
         )
@@ -245,7 +245,7 @@ def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put t
     rest = (
         f" from iteration {max(saved):,}: what came after it is lost" if saved else ": nothing was saved yet"
     )
-    return RunError(f"{what} ({why}): {_FIXES.get(why, fix)}, and go on with --resume {path}{rest}")
+    return UnwritableError(f"{what} ({why}): {_FIXES.get(why, fix)}, and go on with --resume {path}{rest}")
 
 
 _FIXES = {
@@ -314,9 +314,12 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
         raise FdgError(f"{prefix}{file} cannot be read: {why}: {fix}") from None
+    if not NEEDED <= said.keys():
+        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
     return checked_config(file, said)
 
 
+NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # of a configuration
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 _DEEPEST = 20  # the most levels of nesting; our files have three
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from fdg import files
 from fdg.arguments import check_arguments
-from fdg.errors import FdgError, RunError, one_line
+from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.kinds import to_json
 from fdg.processes import distributed
 from fdg.training.curves import figure_of, finish, style
@@ -260,6 +260,8 @@ class _Search:
             if self.job.halving:
                 watch = _Watch(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
+        except UnwritableError:  # no fault of the trial, which goes on with the search
+            raise
         except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
             said = str(error) if isinstance(error, FdgError) else one_line(error)

@@ -6,6 +6,7 @@ import pytest
 
 from fdg.__main__ import main
 from fdg.commands.study import study_of
+from fdg.errors import RunError, UnwritableError
 from fdg.training import comparison, loop
 
 GUESSER = "tests.training.own:Guesser"
@@ -58,15 +59,26 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
         calls.append(job)
         if len(calls) == 2:
             raise Killed
+        if len(calls) == 3:
+            raise UnwritableError("metrics.jsonl cannot be written (No space left on device)")
         return original(job, **how)
 
     monkeypatch.setattr(loop, "carry_out", killed)
     words = ["study", str(file), "--out", str(tmp_path / "parts")]
     with pytest.raises(Killed):
         main(words)
-    assert main(words) == 0
-    assert len(calls) == 3 and capsys.readouterr().out.count("done before") == 1
+    assert main(words) == 1 and main(words) == 0  # a full disk is no fault of the cell
+    assert len(calls) == 4 and capsys.readouterr().out.count("done before") == 2
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole") and len(tables(tmp_path / "whole")) == 6
+    (tmp_path / "parts" / "random.json").write_text('{"CartPole-v1": 3}')
+    (tmp_path / "parts" / "cells" / cells[0] / "summary.json").write_text("null")
+    assert main(words) == 0 and tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    (tmp_path / "parts" / "study.json").write_text("{}")
+    capsys.readouterr()
+    assert main(words) == 2 and "study.json lists no cells" in capsys.readouterr().err
+    (tmp_path / "parts" / "study.json").unlink()
+    (tmp_path / "parts" / "cells" / cells[0] / "metrics.jsonl").unlink()
+    assert main(words) == 0 and "has lost its metrics.jsonl" in capsys.readouterr().out
     file.write_text(ONE.replace("rate = 0.1", "rate = 0.2"))
     capsys.readouterr()
     assert main(words) == 2

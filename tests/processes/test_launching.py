@@ -1,5 +1,6 @@
 """What the launcher starts, what it says of those that are lost, and what goes on after that."""
 
+import json
 import os
 import signal
 import subprocess
@@ -79,9 +80,10 @@ def engine(monkeypatch, tmp_path):
 
 
 def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
+    names = {"algo": "a2c", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
+    config = json.dumps({**names, "devices": 8})
     engine.lost = lambda: (
-        (tmp_path / "run").mkdir(exist_ok=True)
-        or (tmp_path / "run" / "config.json").write_text('{"devices": 8}')
+        (tmp_path / "run").mkdir(exist_ok=True) or (tmp_path / "run" / "config.json").write_text(config)
     )
     words = "--env Pendulum-v1 --devices 8 --hidden 64 64 --config old.json --out run"
     assert launch.main(["--restarts", "1", *words.split()]) == 0

@@ -154,7 +154,10 @@ def test_mistakes_are_one_line_with_the_fix(tmp_path, monkeypatch, capsys, words
 
 
 def test_python_says_what_is_wrong_in_one_line(tmp_path):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text('{"algo": "ppo", "env": "CartPole-v1"}')
     for runs, said in (
+        ([tmp_path / "odd"], "odd/config.json is no configuration of a run: give the config.json of"),
         ("runs", "compare(runs='runs'): give a sequence of strings: write ['runs']"),
         ([], "give at least one run directory"),
     ):
