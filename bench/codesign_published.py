@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.harness import table
 from envs.codesign import cost, layers, networks, templates
 
 # Chen et al., JSSC 2017, Table V: AlexNet, 4 images, 200 MHz: ms, active PEs of 12 x 14, MB of DRAM.
@@ -109,16 +110,10 @@ def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
     return found
 
 
-def table(lines: list[dict]) -> str:
-    """Lines of equal keys as text."""
-    heads = list(lines[0])
-    rows = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in line.values()] for line in lines]
-    return "\n".join(["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]])
-
-
 if __name__ == "__main__":
-    print("Eyeriss, AlexNet\n" + table(eyeriss()))
-    print("\nNVDLA, ResNet-50\n" + table(nvdla()))
-    print("\nlargest error with one efficiency fitted on two rows")
+    for name, lines in (("Eyeriss, AlexNet", eyeriss()), ("NVDLA, ResNet-50", nvdla())):
+        rows = [[f"{x:.3g}" if isinstance(x, float) else x for x in line.values()] for line in lines]
+        print(f"{name}\n{table(lines[0], rows)}\n")
+    print("largest error with one efficiency fitted on two rows")
     for (first, second), error in fitted_errors(nvdla()).items():
         print(f"{first:5d} {second:5d} {error:.1%}")

@@ -7,7 +7,6 @@
 writes tests/codesign/scalesim.json, which a test compares with.
 """
 
-import argparse
 import csv
 import json
 import pathlib
@@ -16,6 +15,7 @@ import tempfile
 
 import jax.numpy as jnp
 
+from bench import harness
 from envs.codesign import layers, templates
 
 KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/scalesim.json"
@@ -97,9 +97,7 @@ def ours(case: dict) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("bench.codesign_scalesim", __doc__)
     parser.add_argument("--python", required=True, help="of the environment that has SCALE-Sim")
     found = []
     for dataflow in DATAFLOWS:
@@ -107,14 +105,8 @@ def main() -> None:
             for layer, cycles in zip(
                 LAYERS, simulate(parser.parse_args().python, dataflow, rows, columns), strict=True
             ):
-                one = {
-                    "dataflow": dataflow,
-                    "rows": rows,
-                    "columns": columns,
-                    "layer": layer,
-                    "cycles": cycles,
-                }
-                found.append(one)
+                sizes = {"dataflow": dataflow, "rows": rows, "columns": columns}
+                found.append({**sizes, "layer": layer, "cycles": cycles})
     KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
     print(f"{len(found)} cases, {sum(ours(one) != one['cycles'] for one in found)} differ")
 

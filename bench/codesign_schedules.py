@@ -7,7 +7,6 @@
 prints the gaps of latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
@@ -15,6 +14,7 @@ import subprocess
 import jax.numpy as jnp
 import numpy as np
 
+from bench import harness
 from envs.codesign import schedule
 
 KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/cpsat.json"
@@ -92,9 +92,7 @@ def gaps(optima: list[int], total: int, number: int | None = None) -> list[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("bench.codesign_schedules", __doc__)
     parser.add_argument("--python", required=True, help="of the environment that has ortools")
     python, kept = parser.parse_args().python, {}
     for total, number in NUMBERS.items():

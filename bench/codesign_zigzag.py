@@ -8,7 +8,6 @@ writes tests/codesign/zigzag.json, which a test compares with; without --python 
 ZigZag searches the loops around the same arrays, with the same buffers, bandwidths and energies.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 import scipy  # imports `stats` when it is asked for
 
+from bench import harness
 from envs.codesign import cost, exports, layers, networks
 
 KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/zigzag.json"
@@ -108,30 +108,26 @@ def agreement(cases: list[dict]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("bench.codesign_zigzag", __doc__)
     parser.add_argument("--python", help="of the environment that has ZigZag")
     python = parser.parse_args().python
     if python:
         found = [one for template in ARRAYS for one in run(python, template)]
         KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
     cases = compared(json.loads(KEPT.read_text()))
-    print("| arrays | cases | MACs differ | Spearman: latency, energy | median error of latency |")
-    print("|---|---|---|---|---|")
-    for name in (*ARRAYS, "all"):
-        of = agreement([one for one in cases if name in (one["template"], "all")])
-        ranks = f"{of['latency_spearman']:.3f}, {of['energy_spearman']:.3f}"
-        print(
-            f"| {name} | {of['cases']} | {of['macs_differ']} | {ranks} | {of['latency_median_error']:.1%} |"
-        )
-    print("\n| layer | array | cycles: ours, ZigZag | of which computing, stalls | ours bound by |")
-    print("|---|---|---|---|---|")
+    kinds = {
+        name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*ARRAYS, "all")
+    }
+    head = ("arrays", "cases", "MACs differ", "Spearman: latency", "energy", "median error of latency")
+    rows = [
+        (name, x["cases"], x["macs_differ"], f"{x['latency_spearman']:.3f}", f"{x['energy_spearman']:.3f}",
+         f"{x['latency_median_error']:.1%}") for name, x in kinds.items()
+    ]  # fmt: skip
+    print(harness.table(head, rows), "\n")
     worst = sorted(cases, key=lambda one: -abs(np.log(one["our_latency_cycles"] / one["latency_cycles"])))
-    for one in worst[:10]:
-        cycles = f"{one['our_latency_cycles']:,}, {one['latency_cycles']:,.0f}"
-        parts = f"{one['compute_cycles']:,.0f}, {one['stall_cycles']:,.0f}"
-        print(f"| {one['layer']} | {one['template']} | {cycles} | {parts} | {one['bound']} |")
+    columns = ("our_latency_cycles", "latency_cycles", "compute_cycles", "stall_cycles")
+    rows = [(x["layer"], x["template"], *(f"{x[c]:,.0f}" for c in columns), x["bound"]) for x in worst[:10]]
+    print(harness.table(("layer", "array", *columns, "ours bound by"), rows))
 
 
 if __name__ == "__main__":

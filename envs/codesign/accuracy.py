@@ -5,8 +5,6 @@ children of shared weights. `surrogate`: a formula, not measured, for tests and 
 """
 
 import functools
-import importlib.resources
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ import numpy as np
 
 from envs.codesign import children, images
 from envs.codesign.space import Task
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError
+from fdg.reading import read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
@@ -30,24 +29,6 @@ def surrogate(task: Task) -> np.ndarray:
     """A formula in place of accuracies, not measured: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32."""
     weights = [sum(layer.weight_words for layer in task.build(*choice)) for choice in task.choices()]
     return 1 - (1 + np.asarray(weights, np.float32) / 1000) ** -0.5
-
-
-def describe(tasks: tuple[Task, ...], source: str, table: str = "") -> str:
-    """Where accuracies are from, in words for reports.
-
-    >>> describe((), "surrogate")
-    'surrogate: a formula, not measured'
-    """
-    match source:
-        case "surrogate":
-            return "surrogate: a formula, not measured"
-        case "train":
-            return "train: each child trained from its first parameters, one seed"
-        case "supernet":
-            return "supernet: children of shared weights, trained together by the sandwich rule"
-    counts = [len(_row(task, table)["accuracy"]) for task in tasks if task.decisions]
-    seeds = f"{min(counts)} seeds" if counts and min(counts) > 1 else "one seed"
-    return f"table: {table or 'shipped'}, each network trained, mean of {seeds}"
 
 
 def known(task: Task, source: str, table: str = "") -> np.ndarray:
@@ -110,16 +91,8 @@ def read_table(table: str = "") -> dict[str, Any]:
     Raises:
       FdgError: it is no such table.
     """
-    try:
-        if table and Path(table).stat().st_size > _LARGEST_FILE:
-            raise FdgError(f"{table} has more than {_LARGEST_FILE:,} bytes: give a table of accuracies")
-        path = Path(table) if table else importlib.resources.files("envs.codesign").joinpath(SHIPPED)
-        found = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        if isinstance(error, FdgError):
-            raise
-        raise FdgError(f"{table or SHIPPED} is no table of accuracies: {one_line(error)}") from None
-    is_table = isinstance(found, dict) and all(
+    found = read_json(table or Path(__file__).with_name(SHIPPED), _LARGEST_FILE)
+    is_table = all(
         isinstance(row, dict)
         and isinstance(row.get("accuracy"), list)
         and row["accuracy"]

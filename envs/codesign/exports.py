@@ -31,7 +31,7 @@ _MEMORY_BITS = 10**13
 
 
 def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[str, str]:
-    """The three files that ZigZag 3.9 reads: `accelerator`, `mapping` and `workload`, as YAML.
+    """The three files that ZigZag 3.9 reads: `accelerator`, `mapping` and `workload`, as YAML (in JSON).
 
     The spatial mapping is the template's, layer by layer; ZigZag searches the loops around it. Energies are
     picojoules: an access costs what `technology` says of registers, of the buffer with the way to the PEs,
@@ -47,18 +47,17 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
     """
     _check(chip)
     multiplied = [layer for layer in layers if layer.has_weights]
+    unrolled = [_UNROLLED[chip.template](layer, chip) for layer in multiplied]
+    mapping = [
+        _mapping("default", _DEFAULT[chip.template](chip)),
+        *(_mapping(f"layer{at}", one) for at, one in enumerate(unrolled)),
+    ]
     return {
-        "accelerator": yaml(_accelerator(chip, technology)),
-        "mapping": yaml(
-            [
-                _mapping("default", _DEFAULT[chip.template](chip)),
-                *(
-                    _mapping(f"layer{at}", _UNROLLED[chip.template](layer, chip))
-                    for at, layer in enumerate(multiplied)
-                ),
-            ]
+        "accelerator": json.dumps(_accelerator(chip, technology), indent=1),
+        "mapping": json.dumps(mapping, indent=1),
+        "workload": json.dumps(
+            [_loops(at, layer, technology) for at, layer in enumerate(multiplied)], indent=1
         ),
-        "workload": yaml([_loops(at, layer, technology) for at, layer in enumerate(multiplied)]),
     }
 
 
@@ -305,27 +304,3 @@ def _flow_rs(_: Chip, is_depthwise: bool) -> list[str]:
 
 _FLOWS = {"dla": _flow_dla, "shi": _flow_shi, "rs": _flow_rs}
 _FILTERS_AT_ONCE = 16
-
-
-def yaml(value: Any, indent: int = 0) -> str:
-    """Nested dicts and lists of numbers and strings as YAML; what is empty, or a list of scalars, in a line.
-
-    >>> print(yaml([{"a": 1, "b": [1, 2]}, {"c": {"d": "x, 1"}}]), end="")
-    - a: 1
-      b: [1, 2]
-    - c:
-        d: "x, 1"
-    """
-    space = " " * indent
-    if isinstance(value, dict):
-        return "".join(f"{space}{key}:{_after(one, indent + 2)}" for key, one in value.items())
-    return "".join(f"{space}- {yaml(one, indent + 2).lstrip(' ')}" for one in value)
-
-
-def _after(value: Any, indent: int) -> str:
-    """What follows a key."""
-    items = list(value.values()) if isinstance(value, dict) else value
-    is_flat = not isinstance(items, list) or not any(isinstance(one, dict) for one in items)
-    if not items or (is_flat and not isinstance(value, dict)):
-        return f" {json.dumps(value)}\n"
-    return "\n" + yaml(value, indent)

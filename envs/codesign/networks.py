@@ -25,45 +25,39 @@ def alexnet() -> list[Layer]:
     ]
 
 
+def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
+    """A ResNet (arXiv 1512.03385, table 1) for 224 x 224 images.
+
+    Args:
+      blocks: residual blocks of each stage.
+      expansion: outputs of a block by its width; above 1: bottlenecks, with the stride in the 3 x 3.
+    """
+    found = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
+    channels, size = 64, 56
+    for stage, number in enumerate(blocks):
+        width = 64 << stage
+        for block in range(number):
+            stride, inner, outputs = 2 if stage and not block else 1, channels, expansion * width
+            if expansion > 1:
+                found += [convolution(channels, width, size, kernel=1)]
+                inner = width
+            found += [convolution(inner, width, size, stride=stride)]
+            if channels != outputs:
+                found += [convolution(channels, outputs, size, kernel=1, stride=stride)]
+            size, channels = size // stride, outputs
+            last = convolution(width, outputs, size, kernel=1 if expansion > 1 else 3)
+            found += [last, addition(outputs, size)]
+    return [*found, pooling(channels, 7, kernel=7, stride=1), gemm(1, 1000, channels)]
+
+
 def resnet18() -> list[Layer]:
-    """ResNet-18 (arXiv 1512.03385, table 1) for 224 x 224 images: 1.81 billion multiplications."""
-    found, channels, size = (
-        [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)],
-        64,
-        56,
-    )
-    for stage in range(4):
-        width = 64 * 2**stage
-        for block in range(2):
-            stride = 2 if stage and not block else 1
-            found += [convolution(channels, width, size, stride=stride)]
-            if stride == 2:
-                found += [convolution(channels, width, size, kernel=1, stride=2)]
-            size, channels = size // stride, width
-            found += [convolution(width, width, size), addition(width, size)]
-    return [*found, pooling(512, 7, kernel=7, stride=1), gemm(1, 1000, 512)]
+    """ResNet-18: 1.81 billion multiplications."""
+    return _resnet((2, 2, 2, 2), 1)
 
 
 def resnet50() -> list[Layer]:
-    """ResNet-50 (arXiv 1512.03385, table 1), the stride in a block's 3 x 3: 4.1 billion multiplications."""
-    found, channels, size = (
-        [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)],
-        64,
-        56,
-    )
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        width = 64 * 2**stage
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            found += [
-                convolution(channels, width, size, kernel=1),
-                convolution(width, width, size, stride=stride),
-            ]
-            if not block:
-                found += [convolution(channels, 4 * width, size, kernel=1, stride=stride)]
-            size, channels = size // stride, 4 * width
-            found += [convolution(width, channels, size, kernel=1), addition(channels, size)]
-    return [*found, pooling(2048, 7, kernel=7, stride=1), gemm(1, 1000, 2048)]
+    """ResNet-50: 4.1 billion multiplications."""
+    return _resnet((3, 4, 6, 3), 4)
 
 
 def mobilenet_v2() -> list[Layer]:

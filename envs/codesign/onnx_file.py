@@ -9,6 +9,7 @@ from envs.codesign import graph
 from envs.codesign.graph import Builder, Network, Value
 from envs.codesign.layers import transposed_convolution
 from fdg.errors import FdgError, nearest, one_line
+from fdg.reading import read_bytes
 
 _LARGEST_FILE = 2**31  # bytes: what a protocol buffer can hold
 
@@ -38,19 +39,13 @@ def read(path: Path) -> Network:
         import onnx
     except ModuleNotFoundError as error:
         raise FdgError(f"{path}: reading it needs the package onnx: pip install 'fdg[codesign]'") from error
+    content = read_bytes(path, _LARGEST_FILE)
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
-            there = "is no ordinary file of at most 2 GiB" if path.exists() else "does not exist"
-            raise FdgError(f"{path} {there}: give an ONNX file")
-        model = onnx.load_model(path, load_external_data=False)
+        model = onnx.load_model_from_string(content)
         if model.functions:
             from onnx import inliner
 
             model = inliner.inline_local_functions(model)
-    except OSError as error:
-        raise FdgError(f"{path}: {error.strerror}") from error
-    except FdgError:
-        raise
     except Exception as error:  # what protocol buffers raise is of no common kind
         raise FdgError(f"{path} cannot be read as ONNX: {one_line(error)[:200]}") from error
     if not model.graph.node:

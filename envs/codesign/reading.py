@@ -1,10 +1,8 @@
 """Problems from TOML files: what a file says is data, every key of it is known, and nothing is imported."""
 
 import dataclasses
-import importlib.resources
 import math
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,12 @@ from envs.codesign.layers import Layer
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
 from envs.codesign.technology import Technology
-from fdg.errors import FdgError, nearest, one_line, unknown_name
+from fdg.errors import FdgError, nearest, unknown_name
 from fdg.kinds import as_number
+from fdg.reading import read_toml
 
 WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
-_LARGEST_FILE = 2**20  # bytes
 
 # How a network of a task may be given, by the key that says so: (value, or path of the file that it names,
 # shape of the input) -> layers, and pairs (i, j) of layers of which i comes before j, None for one after
@@ -61,8 +59,7 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
     19
     """
     if name in WORKLOADS:
-        text = importlib.resources.files("envs.codesign").joinpath("workloads", f"{name}.toml").read_text()
-        return from_dict(tomllib.loads(text), name)
+        return from_dict(read_toml(Path(__file__).with_name("workloads") / f"{name}.toml", ""), name)
     if not name.endswith(".toml"):
         raise unknown_name("workload", name, WORKLOADS, meant=("w1", "FILE.toml"))
     return read(name, modules, copy)
@@ -83,25 +80,14 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
     files.read["path"] = str(path)
-    try:
-        if not path.is_file():
-            there = "is no ordinary file" if path.exists() else "does not exist"
-            raise FdgError(f"{path} {there}: give a TOML file, or one of {', '.join(WORKLOADS)}")
-        if path.stat().st_size > _LARGEST_FILE:
-            raise FdgError(f"{path} has more than {_LARGEST_FILE:,} bytes: give a TOML file of a problem")
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FdgError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise FdgError(f"{path} is no TOML that can be read: {one_line(error)}") from None
-    return _from_dict(said, name, files, modules)
+    return _from_dict(read_toml(path, "put that right in the file"), name, files, modules)
 
 
 def modules(path: str) -> tuple[str, ...]:
     """Values of `module =` in a TOML file, of which nothing is checked or imported; none where it is none."""
     try:
-        tasks = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("task")
-    except (OSError, ValueError, RecursionError):
+        tasks = read_toml(path, "").get("task")
+    except FdgError:
         return ()
     found = [x.get("module") for x in tasks if isinstance(x, Mapping)] if isinstance(tasks, list) else []
     return tuple(x for x in found if isinstance(x, str))

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from envs.codesign.layers import Layer
 from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Scheduled
 from fdg.errors import FdgError
+from fdg.showing.words import table
+from fdg.training.run_directory import json_line
 
 SOURCES = {
     "table": "measured before, by training each network",
@@ -52,9 +53,12 @@ def text(found: Outcome) -> str:
     """What the command prints: the design and the specs, what binds its layers, accuracies, samples."""
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
-    head = _verdict(found, "NO DESIGN MEETS THE SPECS; the nearest one")
+    if not any(map(math.isfinite, found.problem.specs)):
+        head = "no specs are given"
+    else:
+        head = "meets the specs" if found.is_feasible else "NO DESIGN MEETS THE SPECS; the nearest one"
     lines = [f"best of {found.samples:,} designs, {found.seconds:.1f} s: {head}", ""]
-    lines += _table(["", "design", "spec", ""], _rows(found), "  ")
+    lines += table(["", "design", "spec", ""], _rows(found))
     lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(found.problem, found.best)]
     lines += [f"  score, their weighted sum: {float(found.best.score):.4f}", ""]
     lines += [f"  {name}: {value}" for name, value in _choices(found.problem, found.best)]
@@ -63,12 +67,6 @@ def text(found: Outcome) -> str:
     if found.least is not None:
         lines += ["", *(f"  {line}" for line in infeasible(found))]
     return "\n".join(lines)
-
-
-def _verdict(found: Outcome, infeasible: str) -> str:
-    if not any(map(math.isfinite, found.problem.specs)):
-        return "no specs are given"
-    return "meets the specs" if found.is_feasible else infeasible
 
 
 def infeasible(found: Outcome) -> list[str]:
@@ -86,7 +84,7 @@ def infeasible(found: Outcome) -> list[str]:
     return lines
 
 
-def _rows(found: Outcome) -> list[list[str]]:
+def _rows(found: Outcome) -> list[tuple[str, ...]]:
     rows = []
     for amount in amounts(found.problem):
         value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
@@ -94,7 +92,7 @@ def _rows(found: Outcome) -> list[list[str]]:
         said = f"{_number(spec * amount.per_unit)} {amount.unit}" if is_there else "none"
         share = f"{excess(float(value / spec))} of it" if is_there else ""
         share += " EXCEEDED" if is_there and value > spec else ""
-        rows.append([str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", said, share])
+        rows.append((str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", said, share))
     return rows
 
 
@@ -105,14 +103,6 @@ def excess(ratio: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
-        for row in (head, *rows)
-    ]
 
 
 def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
@@ -213,7 +203,7 @@ def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     layers = layer_rows(scheduled)
     texts = _exported(of, best, scheduled)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
+    texts["best.json"] = json_line(_best(found, layers), indent=1).decode()
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
@@ -223,9 +213,9 @@ def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     rows = [{"is_best": one is best, **design_row(of, one)} for one in (best, *others)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     with (folder / "designs.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, keys, restval="")
-        table.writeheader()
-        table.writerows(rows)
+        lines = csv.DictWriter(file, keys, restval="")
+        lines.writeheader()
+        lines.writerows(rows)
     (folder / "report.md").write_text(_markdown(found, layers, texts, missing, pictures))
     return [folder / "report.md", folder / "designs.csv", *written]
 
@@ -244,15 +234,6 @@ def _best(found: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": round(found.seconds, 2),
         "layers": layers,
     }
-
-
-def _plain(value: Any) -> Any:
-    """For JSON, which has no infinity and no not-a-number."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def chips(of: Problem, design: Designs) -> list[Chip]:
@@ -302,29 +283,18 @@ def _markdown(
     names: Sequence[str],
 ) -> str:
     of, best, scheduled = found.problem, found.best, found.scheduled
-    verdict = _verdict(found, "**no design meets the specs**; this is the nearest")
     lines = [
         f"# Co-design of {of.name}",
         "",
-        f"The best of {found.samples:,} designs, {found.seconds:.1f} s: {verdict}.",
-        "",
-        *_markdown_table(["", "design", "spec", ""], _rows(found)),
-        "",
-        *(f"- {line}" for line in (infeasible(found) if found.least is not None else [])),
-        "",
-        "## Networks and chip",
-        "",
-        *_markdown_table(["", "chosen"], _choices(of, best)),
-        "",
-        *_markdown_table(["", "accuracy"], _accuracies(of, best)),
-        "",
-        f"Score, their weighted sum: {float(best.score):.4f}.",
+        "```text",
+        text(found),
+        "```",
         "",
         *_assumptions(of, best),
         "",
         "## Layers",
         "",
-        f"Bound by: {_bounds(scheduled)}. Rescheduled by moves the layers end after "
+        f"Rescheduled by moves the layers end after "
         f"{int(scheduled.schedule.latency_cycles):,} cycles, with "
         f"{float(scheduled.schedule.energy_pj) * 1e-6:.4g} uJ.",
         "",

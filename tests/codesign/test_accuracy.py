@@ -40,8 +40,6 @@ def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
     for other in (dataclasses.replace(TASK, data="others"), space.resnet9(size=9, width=2, channels=1)):
         with pytest.raises(FdgError, match="has no accuracies of its networks on"):
             accuracy.known(other, "table", str(path))
-    assert accuracy.describe(problem.tasks, "table", str(path)).endswith("mean of 2 seeds")
-    assert "not measured" in accuracy.describe(problem.tasks, "surrogate")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,9 @@ def test_what_is_no_table_is_refused(text, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
     accuracy.read_table.cache_clear()
-    with pytest.raises(FdgError, match="is no table of accuracies") as raised:
+    with pytest.raises(
+        FdgError, match=r"mine\.json.* (is no table of accuracies|is no JSON|no JSON object|nested)"
+    ) as raised:
         accuracy.known(TASK, "table", str(path))
     assert "\n" not in str(raised.value)
 
