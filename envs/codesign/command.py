@@ -50,6 +50,8 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     words = normalise(argv)
     file = words.pop(0) if words and not words[0].startswith("-") else None
+    if words and not words[0].startswith("-"):
+        raise FdgError(f"'{words[0]}' after '{file}': give one problem, and flags after it")
     given, rest = _parser().parse_known_args(words)
     own = vars(given)
     own.pop("file", None)

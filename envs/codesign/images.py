@@ -123,9 +123,15 @@ def get(name: str) -> Images:
     """
     if name.endswith(".npz"):
         return _read(Path(name))
+    _check_named(name)
     if name not in _IMAGES:
         raise unknown_name("images", name, (*NAMES, "FILE.npz"))
     return _IMAGES[name]()
+
+
+def _check_named(name: str) -> None:
+    if not name:
+        raise FdgError(f"a task has no images: write data = with one of {', '.join(NAMES)}, FILE.npz")
 
 
 @functools.lru_cache(maxsize=8)
@@ -136,6 +142,7 @@ def signature(name: str) -> str:
       FdgError: the file cannot be read.
     """
     if not name.endswith(".npz"):
+        _check_named(name)
         return name
     with open_regular(name) as file:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -143,7 +150,7 @@ def signature(name: str) -> str:
 
 def _read(path: Path) -> Images:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = sum(one.file_size for one in archive.infolist())
         if size > _MOST_BYTES:
             raise FdgError(f"{path} holds {size:,} bytes: give at most {_MOST_BYTES:,}")

@@ -181,8 +181,12 @@ def test_images_of_a_file(tmp_path):
     images.get.cache_clear()
     with pytest.raises(FdgError, match=r"is no \.npz file"):
         images.get(str(path))
-    with pytest.raises(FdgError, match="unknown images 'digit': did you mean 'digits'"):
-        images.get("digit")
+    for name, words in (
+        ("digit", "unknown images 'digit': did you mean 'digits'"),
+        ("no.npz", r"no\.npz: there is no such file"),
+    ):
+        with pytest.raises(FdgError, match=words):
+            images.get(name)
 
 
 def test_digits_need_scikit_learn():

@@ -155,6 +155,8 @@ WRONG = {
     "no file": words("name the problem first: fdg codesign FILE.toml"),
     "flags first": words("name the problem first", "--samples", "10", "p.toml"),
     "a file that is not there": words("q.toml: there is no such file", "q.toml"),
+    "two files": words("'q.toml' after 'p.toml': give one problem", "p.toml", "q.toml"),
+    "no images": file('"surrogate"', '"table"', "task has no images: write data = with one of digits"),
     "a folder": before(
         lambda: Path("d.toml").mkdir(), "d.toml: is a directory: give a regular file", "d.toml"
     ),
