@@ -75,15 +75,6 @@ def test_agents_of_agents(devices):
             assert_close(want, jax.tree.map(lambda x: x[i, j], state))  # noqa: B023
 
 
-def test_a_population_in_plain_jax(devices):
-    """`iterate` outside of an engine exchanges as in an engine of two devices."""
-    sweep = Sweep(Descent(), make_grid({"rate": [0.01, 0.5]}), num_seeds=2, exploit_every=2)
-    many = fdg.agents(sweep, 4)
-    state, metrics = iterated(many, 5)
-    assert np.float32(0.4) in np.asarray(metrics["rate"])  # one took over, and explored
-    assert_close(state, trained(fdg.compile(many, policies.GPUOnly(), devices[:2]), 5)[0])
-
-
 @dataclasses.dataclass(frozen=True)
 class Pursuit:
     """An actor reports the weight that it has; the learner goes down by a part of that."""

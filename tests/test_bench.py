@@ -1,7 +1,6 @@
 """The parts of the benchmarks that make figures: turns, ratios, tables. No trainer runs here."""
 
 import dataclasses
-import doctest
 import json
 import re
 import sys
@@ -11,8 +10,8 @@ import pytest
 
 import algos
 import envs
-from bench import beside, costs_memory, games, harness, performance, results, runs
-from bench.peers import alternate, settings
+from bench import beside, harness, performance, results, runs
+from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
@@ -149,20 +148,6 @@ def test_tables_of_figures(tmp_path):
     assert "| 1,024 | 1,234 on 2 devices | 1,234 | **1.50** (2.25 to 2.75) | 2: not met |" in row
     assert row.endswith("| - / 500 |")
     assert "`python -m fdg.train --env CartPole-v1 --num-envs N`" in text
-
-
-def test_what_is_written_by_hand_stays(tmp_path):
-    assert not any(
-        doctest.testmod(module).failed for module in (harness, runs, settings, costs_memory, games)
-    )
-    begin, end = "<!-- measured: written by python -m bench.performance -->", "<!-- end of measured -->"
-    document, before, after = tmp_path / "performance.md", "# By hand\n", "\n## Also by hand"
-    document.write_text(f"{before}{begin}\nold\n{end}{after}")
-    for _ in range(2):
-        harness.rewrite(document, "bench.performance", "new")
-        assert document.read_text() == f"{before}{begin}\n\nnew\n\n{end}{after}"
-    with pytest.raises(SystemExit, match="lacks the marks"):
-        harness.rewrite(document, "bench.table", "new")
 
 
 def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked():

@@ -1,14 +1,11 @@
 """Replay: what is stored, what is drawn, and that devices and checkpoints change neither."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fdg
-import policies
 from algos.replay import Replay, Step, importance_weight, summarize
 from fdg.training.checkpoint import Checkpoints
 
@@ -227,31 +224,6 @@ def counted(steps):
 @fdg.fragment("learner")
 def learn(reward):
     return 0.5 * reward
-
-
-def test_a_split_buffer_gives_the_same_numbers_and_exchanges_nothing(devices, tmp_path):
-    """Two of four rings on each of two devices; a checkpoint in between."""
-    collector = Collector(exponent=0.6)
-    expected, rewards = jax.jit(collector.init)(jax.random.key(0)), []
-    for _ in range(5):
-        expected, metrics = jax.jit(collector.iterate)(expected)
-        rewards.append(metrics["reward"])
-    engine = fdg.compile(collector, policies.GPUOnly(), devices[:2])
-    state, first = engine.run(engine.init(0), 3)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(3, state)
-    checkpoints.close()
-    state, second = engine.run(checkpoints.restore(3, engine.state_shape), 2)
-    np.testing.assert_allclose([*first["reward"], *second["reward"]], rewards, rtol=1e-6)
-    jax.tree.map(
-        lambda want, have: np.testing.assert_allclose(have, want, rtol=1e-6),
-        expected["buffer"],
-        state["buffer"],
-    )
-    stored = state["buffer"].rings.experience.reward
-    assert stored.sharding.shard_shape(stored.shape) == (2, 1, 6)
-    [program] = engine.programs
-    assert re.findall(r" (all-[a-z-]+|collective-[a-z-]+)\(", program.hlo()) == ["all-reduce"]  # the metric
 
 
 def test_tracing_allocates_nothing():

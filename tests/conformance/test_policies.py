@@ -7,7 +7,6 @@ the whole matrix of group sizes; those of `algos/`, which take seconds to compil
 
 import dataclasses
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -431,14 +430,3 @@ def test_staleness_is_a_whole_number(devices):
 
 
 # --- several agents ---
-
-
-def test_agents_are_those_of_single_runs(devices):
-    """Agent i of a program of several is the single agent of seed + i."""
-    several = fdg.compile(Walker(48), policies.GPUOnly(), devices[:4], num_seeds=3)
-    assert [len(group) for group in several.plan.groups] == [3]
-    states, metrics = several.run(several.init(5), ITERATIONS)
-    for agent in range(3):
-        expected = plain(Walker(48), Walker(48).init(jax.random.key(5 + agent)), ITERATIONS)
-        rows = {name: row.T for name, row in metrics.items()}
-        assert_same(expected, jax.tree.map(operator.itemgetter(agent), (states, rows)))

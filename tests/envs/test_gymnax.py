@@ -133,22 +133,6 @@ def test_one_step_from_the_same_state_is_that_of_gymnasium(name):
     np.testing.assert_allclose(env.observation_space.high_array, reference.observation_space.high, rtol=1e-6)
 
 
-def test_a_known_difference_from_gymnasium_is_still_there():
-    # gymnasium stops the car at the left wall, gymnax lets it keep its velocity; see envs/from_gymnax.py.
-    env = envs.make("MountainCarContinuous-v0")
-    keys = jax.random.split(jax.random.key(0), 1)
-    state, _ = env.reset(keys)
-    reference = gymnasium.make("MountainCarContinuous-v0", disable_env_checker=True)
-    reference.reset(seed=0)
-    reference.unwrapped.state = np.asarray([-1.19, -0.05])
-    observation, *_ = reference.unwrapped.step(np.zeros(1, np.float32))
-    assert observation.tolist() == pytest.approx([-1.2, 0.0])
-    at_wall = state.inner.replace(position=jnp.full(1, -1.19), velocity=jnp.full(1, -0.05))
-    _, step = env.step(keys, state._replace(inner=at_wall), jnp.zeros((1, 1)))
-    position, velocity = step.final_observation[0].tolist()
-    assert position == pytest.approx(-1.2) and velocity < -0.04
-
-
 def test_cartpole_is_truncated_after_500_steps_and_not_before():
     env = envs.make("CartPole-v1", x_threshold=1e9, theta_threshold_radians=1e9)
 

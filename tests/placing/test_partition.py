@@ -1,4 +1,4 @@
-"""Which group runs what: code between fragments, which groups hold the state, moves, and how programs are made."""
+"""Which group runs what: code between fragments, who holds the state, moves, and how programs are made."""
 
 import dataclasses
 
