@@ -10,7 +10,6 @@ import pytest
 import fdg
 import policies
 from fdg.agents import Agents
-from fdg.training.population import Population
 from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
 from tests.tiny import Pupil
@@ -95,49 +94,6 @@ class Pursuit:
     @fdg.fragment("learner", in_axes=None, out_axes=None)
     def learn(self, w, seen):
         return w - self.rate * seen
-
-
-def test_a_population_with_staleness(devices):
-    """Agents by hand, in Python: an exchange is a change of parameters, which actors see when it is due.
-
-    Two iterations late, they act once more with what they had before they took over, and then with the rest.
-    """
-    lag, every, iterations = 2, 3, 8
-    sweep = Sweep(Pursuit(), make_grid({"rate": [0.01, 0.05, 0.3, 0.5]}), exploit_every=every)
-    policy = policies.SingleLearnerCoarse(staleness=lag)
-    engine = fdg.compile(sweep, policy, devices[:2], num_seeds=4)
-    assert f"every {every} iterations" in str(engine.plan) and f"staleness {lag}" in str(engine.plan)
-    have = engine.algorithm_state(engine.run(engine.init(0), iterations)[0])
-
-    between = Population(every, (("rate", 0.01, 0.5),))
-    starts = sweep.starts(0, 4)
-    agents = [sweep.init(jax.tree.map(lambda x: x[i], starts)) for i in range(4)]  # noqa: B023
-    weights = [[float(agent.state["w"])] * (lag + 1) for agent in agents]  # of each, the oldest first
-    sources = set()
-    for _ in range(iterations):
-        for i, agent in enumerate(agents):
-            rate, w = float(agent.hyperparameters["rate"]), weights[i][-1]
-            w -= rate * weights[i][-1 - lag]
-            member = between.counted(agent.membership, {"episode_return": -w * w})
-            agents[i] = agent._replace(state={"w": jnp.float32(w)}, membership=member)
-        if bool(between.due(agents[0])):
-            known = jnp.stack([between.known(agent) for agent in agents])
-            source = [int(between.source(known, jnp.int32(i), agent)) for i, agent in enumerate(agents)]
-            sources |= {(i, j) for i, j in enumerate(source) if i != j}
-            took = [
-                agent._replace(state=agents[j].state, hyperparameters=agents[j].hyperparameters)
-                for j, agent in zip(source, agents, strict=True)
-            ]
-            agents = [
-                between.after(agent, jnp.int32(j), jnp.int32(i))
-                for i, (j, agent) in enumerate(zip(source, took, strict=True))
-            ]
-        for i, agent in enumerate(agents):
-            weights[i].append(float(agent.state["w"]))
-    assert sources
-    np.testing.assert_allclose(have.state["w"], [w[-1] for w in weights], rtol=1e-4)
-    want = [float(agent.hyperparameters["rate"]) for agent in agents]
-    np.testing.assert_allclose(have.hyperparameters["rate"], want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 2**32])

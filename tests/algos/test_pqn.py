@@ -8,12 +8,9 @@ gradient of half the squared error; targets are the lambda-returns of that paper
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import algos
 import envs
-import fdg
-import policies
 from algos.pqn import Minibatch
 from envs import TimeStep
 
@@ -102,18 +99,6 @@ def test_several_choices_by_hand():
     minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
     gradient, losses = algorithm.gradient(table, minibatch)
     assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]
-
-
-@pytest.mark.parametrize(("shuffle", "exchanged"), [("each", set()), ("all", {("learn", "learn", 16)})])
-def test_devices_exchange_samples_only_where_all_are_shuffled_together(shuffle, exchanged, devices):
-    """Sixteen minibatches: gradients after each, the losses at the end, and samples or not."""
-    algorithm = algos.PQN(
-        env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_epochs=1, num_minibatches=16, hidden=(4,),
-        shuffle=shuffle,
-    )  # fmt: skip
-    plan = fdg.compile(algorithm, policies.GPUOnly(), devices[:2]).plan
-    crossings = {(m.source, m.target, m.crossings_per_iteration) for m in plan.movements if m.how}
-    assert crossings == {("gradient", "gradient", 16), ("learn", "learn", 1)} | exchanged
 
 
 # --- probe environments ---

@@ -10,7 +10,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, distribution, of_run, replay, stream_report
+from fdg.commands.replay import distribution, of_run, replay
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -89,14 +89,6 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
         distribution("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
         of_run([{"loss": 0.0}], "runs/ppo")
-
-
-def test_the_longest_response_binds_where_none_begins_ahead():
-    """Slots = batch, lengths of 1 and of 9 tokens: of 8 ticks nearly half the slots are busy in one only."""
-    lengths = Lengths(np.array([1, 9] * 8, np.int32), "a few tokens")
-    said = stream_report(lengths, {**SIZES, "slots": 8, "micro_batches": 1, "group": 1, "ahead": 0})
-    assert "as given         56%" in said
-    assert "what binds: the longest response of each batch: ahead=1 would give" in said
 
 
 def test_the_flag_of_a_plan(tmp_path):

@@ -34,15 +34,6 @@ def reads(graph, policy):
     return list(names), delayed.readers
 
 
-@pytest.mark.parametrize("name", ["A2C", "A3C", "PPO", "IMPALA"])
-def test_what_the_algorithms_delay(name):
-    parameters = "worker_parameters" if name == "A3C" else "parameters"
-    graph = fdg.trace(getattr(algos, name)(env=envs.make("CartPole-v1"), num_envs=8, hidden=(4,)))
-    assert reads(graph, policies.SingleLearnerCoarse(staleness=1)) == ([parameters], ("act",))
-    names, readers = reads(graph, policies.Central(staleness=1))
-    assert names == [parameters] and {"act", "gradient"} <= set(readers) and "update" not in readers
-
-
 def test_statistics_are_delayed_where_another_group_makes_them():
     """The learner's group under Coarse; under Central the workers' own."""
     environment = envs.make("Pendulum-v1")

@@ -185,20 +185,6 @@ def test_a_column_that_is_not_there_is_named_before_anything_runs(function, word
         task.with_reward(function, weights=[1, 2])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda p, r, a: list(map(len, r)),
-        lambda prompts, responses, truths: list(map(len, responses)),
-        lambda prompt, response, answer: list(map(len, response)),
-        lambda prompts, responses, _: list(map(len, responses)),
-    ],
-)
-def test_three_arguments_by_names_of_ones_own_are_given_by_place(function, task):
-    by_name = judged(task.with_reward(lambda responses: list(map(len, responses))))
-    assert judged(task.with_reward(function)).total.tolist() == by_name.total.tolist()
-
-
 def test_a_function_that_returns_no_list_is_told_so(task):
     with pytest.raises(Exception) as error:
         jax.block_until_ready(judged(task.with_reward(lambda p, r, a: None)).total)
