@@ -128,6 +128,7 @@ def main() -> None:
     recorded: dict[str, tuple[Run, fdg.FDG, Path]] = {}
     named = none = redrawn = 0
     with tempfile.TemporaryDirectory() as folder:
+        fdg.keep_programs(folder)  # a fragment that has not changed compiles once
         for name, sizes in SMALL.items():
             env = envs.make(ENVS.get(name, "CartPole-v1"))
             algorithm = algos.get(name)(env=env, **sizes)
