@@ -100,7 +100,6 @@ def make(
         made = made.at(specs)
     elif specs == "random":
         made = made.at("loose")
-        made.at("tight")
     wanted = named_info(info)
     for one in wanted:
         if one not in INFO:
@@ -161,6 +160,17 @@ class CoDesign:
     reward: str = "paper"
     draws_specs: bool = False
     info: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.draws_specs:
+            return
+        tight, loose = (self.problem.at(level).specs for level in ("tight", "loose"))
+        for what, low, high in zip(Specs._fields, tight, loose, strict=True):
+            if low > high or math.isinf(low) != math.isinf(high):
+                raise FdgError(
+                    f"{self.name}: specs=random draws {what} between [specs.tight], {low:g}, and"
+                    f" [specs.loose], {high:g}: give it in both or in none, and no larger one in tight"
+                )
 
     @property
     def name(self) -> str:
@@ -343,7 +353,8 @@ class CoDesign:
             return jnp.asarray(self.problem.specs, jnp.float32)
         levels = dict(self.problem.levels)
         tight, loose = (jnp.asarray(levels[level], jnp.float32) for level in ("tight", "loose"))
-        return tight * (loose / tight) ** jax.random.uniform(key, (3,))
+        drawn = tight * (loose / tight) ** jax.random.uniform(key, (3,))
+        return jnp.where(jnp.isfinite(loose), drawn, loose)  # one that neither has is none
 
     def _penalty(self, excess: jax.Array, specs: jax.Array) -> jax.Array:
         """NASAIC's: what exceeds each spec, relative to what exceeds it at most.

@@ -159,6 +159,7 @@ class _Reader:
     def _convolution(self, node: Any, weights: int = 1) -> Value:
         kernel = self._shape(node.input[weights])
         groups = _attributes(node).get("group", 1)
+        _check_fits(self._shape(node.input[0])[1], kernel[1] * groups)
         return self._windows(node, kernel[2:], (kernel[0], kernel[1] * groups), groups)
 
     def _quantized_convolution(self, node: Any) -> Value:
@@ -167,6 +168,7 @@ class _Reader:
     def _transposed(self, node: Any) -> Value:
         given = _attributes(node)
         kernel, inputs = self._shape(node.input[1]), self._shape(node.input[0])
+        _check_fits(inputs[1], kernel[0])
         strides = given.get("strides", [1] * len(kernel[2:]))
         return self._builder.layer(
             transposed(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, given.get("group", 1)),
@@ -209,13 +211,16 @@ class _Reader:
     def _gemm(self, node: Any) -> Value:
         left = self._shape(node.input[0])
         rows, inner = reversed(left) if _attributes(node).get("transA", 0) else left
-        columns = self._shape(node.input[1])[0 if _attributes(node).get("transB", 0) else 1]
+        right = self._shape(node.input[1])
+        columns, expected = right if _attributes(node).get("transB", 0) else reversed(right)
+        _check_fits(inner, expected)
         return self._multiplied(node, (1, rows, columns, inner), 1)
 
     def _matmul(self, node: Any, right: int = 1) -> Value:
         a, b = self._shape(node.input[0]), self._shape(node.input[right])
         a = (1, *a) if len(a) == 1 else a
         columns = b[-1] if len(b) > 1 else 1
+        _check_fits(a[-1], b[-2] if len(b) > 1 else b[0])
         batches = math.prod(b[:-2])
         batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # else attention: two feature maps
         rows = math.prod(a[:-1]) if batches == 1 else a[-2]
@@ -244,6 +249,12 @@ def transposed(
             "groups; square ones of one group are supported"
         )
     return transposed_convolution(in_channels, out_channels, *inputs, kernel=kernel[0], stride=strides[0])
+
+
+def _check_fits(given: int, expected: int) -> None:
+    """Refuses weights of other channels, or rows, than the feature map has: shape inference does not."""
+    if given != expected:
+        raise FdgError(f"its input has {given} channels, and its weights are for {expected}; export it again")
 
 
 def _operator(node: Any) -> str:

@@ -67,7 +67,7 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 
 def _checked(file: Path, config: Any) -> dict[str, Any]:
-    if not run_directory.NEEDED <= config.keys():
+    if not config.keys() >= run_directory.NEEDED:
         right = file.with_name("config.json")
         fix = right if right != file and right.is_file() else "the config.json of a run directory"
         raise FdgError(f"{file} is no configuration of a run: give {fix}")

@@ -66,9 +66,9 @@ def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
     if given is None or not os.path.lexists(kept / METADATA):
         return {}
     there = DataSet(given).folder / METADATA
-    if not os.path.lexists(kept / ARRAYS) and os.path.isfile(there):
-        if read_bytes(there, _MOST) == read_bytes(kept / METADATA, _MOST):
-            return {}
+    may_be_read = not os.path.lexists(kept / ARRAYS) and os.path.isfile(there)
+    if may_be_read and read_bytes(there, _MOST) == read_bytes(kept / METADATA, _MOST):
+        return {}
     return {"dataset": os.path.abspath(directory)}
 
 

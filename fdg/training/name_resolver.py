@@ -68,8 +68,8 @@ class NameResolver:
 
     def kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """An algorithm's fields, with the copy of a data set that a run's directory has in its place."""
-        if self.file is None or (self.named or {}).get("dataset") is not None:
-            return dict(values)
+        if self.file is None or (self.named or {}).get("dataset") == values.get("dataset"):
+            return dict(values)  # the caller's, or none
         return {**values, **kept_dataset(self.file.parent, values)}
 
     def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:

@@ -231,7 +231,9 @@ class Unwritten(RunDirectory):
         """Does nothing."""
 
 
-def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> UnwritableError:
+def unwritable(
+    path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right"
+) -> UnwritableError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
     `why` is the system's message, and `fix` the fix for one without a known fix.
@@ -314,7 +316,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
         raise FdgError(f"{prefix}{file} cannot be read: {why}: {fix}") from None
-    if not NEEDED <= said.keys():
+    if not said.keys() >= NEEDED:
         raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
     return checked_config(file, said)
 

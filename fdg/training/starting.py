@@ -254,13 +254,18 @@ def _other_network(ours: Any, before: Any) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
 
     here, there = unswept(ours), unswept(before)
-    both = ((name, getattr(here, name, None), getattr(there, name, None)) for name in sorted(OF_NETWORK))
+    shared = [name for name in sorted(OF_NETWORK) if hasattr(here, name) and hasattr(there, name)]
+    both = ((name, getattr(here, name), getattr(there, name)) for name in shared)
     flags = [
         f"--{name.replace('_', '-')} {words(then)} (here {words(now)})"
         for name, now, then in both
         if now != then
     ]
-    return f"give the network as it was: {', '.join(flags)}" if flags else "keep the network as it was"
+    if flags:
+        return f"give the network as it was: {', '.join(flags)}"
+    if type(here) is not type(there):
+        return f"it is a run of {type(there).__name__}; give one of {type(here).__name__}, or another --algo"
+    return "keep the network as it was"
 
 
 def _is_learned(state: Any) -> list[bool]:

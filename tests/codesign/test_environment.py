@@ -253,6 +253,19 @@ def test_specs_are_drawn_between_tight_and_loose():
     assert np.unique(np.asarray(steps.observation.observation)[0, :, 3 * STEPS + 2]).size == 16
 
 
+def test_a_spec_that_no_level_has_is_not_drawn():
+    """None stays none; one that one level has alone, or that is looser in tight, is refused."""
+    tight, loose = Specs(2_000, 1e5), Specs(8_000, 4e6)
+    levels = ("tight", tight), ("loose", loose)
+    env = CoDesign(dataclasses.replace(PROBLEM, levels=levels, specs=loose), draws_specs=True)
+    specs = np.asarray(env.reset(keys(20))[0].specs)
+    assert np.isposinf(specs[:, 2]).all() and np.isfinite(specs[:, :2]).all()
+    for odd in (Specs(2_000), Specs(9_000, 1e5)):
+        problem = dataclasses.replace(PROBLEM, levels=(("tight", odd), ("loose", loose)), specs=loose)
+        with pytest.raises(FdgError, match=r"specs=random draws .*: give it in both or in none"):
+            CoDesign(problem, draws_specs=True)
+
+
 class Search(NamedTuple):
     """Random search as an algorithm of a user's own: nothing is learned."""
 

@@ -192,6 +192,10 @@ def test_further_operators_of_onnx(tmp_path):
         (lambda: model(loop()), "node 'again' (Loop): this operator is not supported"),
         (lambda: model(helper.make_node("Relu", ["x"], ["y"])), "no convolution or matrix product in it"),
         (lambda: model(CONV, weights={"w": (4, 3, 9, 9)}), "net.onnx: "),
+        (lambda: model(CONV, weights={"w": (4, 6, 3, 3)}), "(Conv): its input has 3 channels"),
+        (lambda: model(helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": (9, 4)}), "are for 9"),
+        (lambda: model(helper.make_node("Gemm", ["x", "w"], ["y"]), weights={"w": (9, 4)}, sizes=(1, 3)),
+         "are for 9"),
     ],
 )  # fmt: skip
 def test_what_an_onnx_file_cannot_be_is_one_line(made, says, tmp_path):

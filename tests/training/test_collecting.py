@@ -246,3 +246,9 @@ def test_the_command(tmp_path, capsys):
     assert again.evaluate().mean == run.last_evaluation.mean
     jax.tree.map(np.testing.assert_array_equal, again.state.learned, run.state.learned)
     assert Path(again.algorithm.dataset) == tmp_path / "bc"  # its own copy
+    (tmp_path / "bc").rename(tmp_path / "moved")  # a run begins with it, and with its data
+    algorithm = dataclasses.replace(algorithm, dataset=str(tmp_path / "moved"))
+    run = fdg.fit(
+        algorithm, total_steps=8, start_from=tmp_path / "moved", out=tmp_path / "more", eval_episodes=0
+    )
+    assert run.finished
