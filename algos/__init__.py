@@ -11,8 +11,7 @@ from fdg.public_names import explain_calls, no_attribute, submodule
 from fdg.settings.presets import own_preset
 
 if TYPE_CHECKING:
-    from algos.a2c import A2C
-    from algos.a3c import A3C
+    from algos.a2c import A2C, A3C
     from algos.agent import Bonus
     from algos.alphazero import AlphaZero
     from algos.buffers import ReplayBuffer
@@ -20,22 +19,20 @@ if TYPE_CHECKING:
     from algos.distributional import C51, QRDQN
     from algos.dqn import DQN
     from algos.explorers import Explorer
-    from algos.fast_td3 import FastTD3
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
+    from algos.memories import RecurrentNetwork
     from algos.networks import Network
     from algos.normalize import Normalizer, Transform
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
     from algos.offline.iql import IQL
-    from algos.offline.rebrac import ReBRAC
-    from algos.offline.td3_bc import TD3BC
+    from algos.offline.td3 import TD3BC, ReBRAC
     from algos.ppo import PPO
     from algos.pqn import PQN
     from algos.qmix import QMIX
-    from algos.recurrent import RecurrentNetwork
     from algos.recurrent_ppo import RecurrentPPO
-    from algos.redq import REDQ, DroQ
+    from algos.redq import REDQ, TQC, DroQ
     from algos.rlhf.dpo import DPO
     from algos.rlhf.group_relative import GRPO
     from algos.rlhf.ppo import PPORLHF
@@ -44,8 +41,7 @@ if TYPE_CHECKING:
     from algos.rollout import Actor
     from algos.sac import SAC
     from algos.self_play import SelfPlay
-    from algos.td3 import TD3
-    from algos.tqc import TQC
+    from algos.td3 import TD3, FastTD3
     from algos.value_decomposition import VDN
 
 __all__ = [

@@ -1,13 +1,17 @@
-"""Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016, arXiv 1602.01783).
+"""Advantage actor-critic: `A2C`, and its asynchronous form `A3C` (Mnih et al. 2016, arXiv 1602.01783).
 
-One gradient step follows each rollout, so learning is on-policy. `algos/a3c.py` is the asynchronous form,
-with the same loss.
+A2C takes one gradient step after each rollout, so learning is on-policy. A3C runs on a deterministic
+schedule: each of `W` workers acts, and takes gradients, with parameters of its own. The learner applies their
+gradients one after another to the shared parameters, and worker w continues with these as they are right
+after its own. So `W - 1` other gradients come between taking one and applying it: the order of an
+asynchronous run whose workers are equally fast, but the same in every run, and on any number of devices.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin; `W` workers, `E`
+environments of each.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +22,16 @@ from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
 from algos.losses import Advantages, WeightedLoss
 from algos.networks import NETWORK, Network
-from algos.normalize import Normalizers, Transforming
+from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
-from algos.rollout import values_after
-from envs import Box, Discrete, Environment, MultiDiscrete
+from algos.rollout import episode_metrics, rollout, values_after
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation
+from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class A2C(Agent):
+class A2C(Agent, driver=on_policy):
     """A2C for discrete, multi-discrete and continuous actions.
 
     Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017), which Stable-Baselines3
@@ -53,16 +58,7 @@ class A2C(Agent):
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
 
-    def __post_init__(self):
-        self._check()
-
-    # --- what all have that learn once from each rollout: `algos/on_policy.py` ---
-
-    init, iterate, actor = on_policy.init, on_policy.iterate_once, on_policy.actor
-    updates_per_iteration = property(lambda self: 1)
-    learn, gradient = on_policy.learn_once, on_policy.gradient_of_rollout
-    _policy, check_when_traced = on_policy.policy_and_value, on_policy.check_when_traced
-    _network, _default_optimizer = property(Agent._actor_critic), property(optimizers.rmsprop_of)
+    _default_optimizer = property(optimizers.rmsprop_of)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -72,10 +68,8 @@ class A2C(Agent):
         policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
 
-    # --- parts ---
-
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a rollout `[T, B]`, and its terms: scalars."""
+        """The loss over a rollout `[T, B]`, and its terms."""
         policy, value = on_policy.over_time(
             lambda rows: self._policy(parameters, rows), trajectory.observation
         )
@@ -94,3 +88,174 @@ class A2C(Agent):
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
         return self.objective.of(policy_loss, value_loss, jnp.mean(policy.entropy()))
+
+
+class State(NamedTuple):
+    """The state of A3C."""
+
+    parameters: Any  # the shared ones
+    optimizer_state: Any  # shared too
+    worker_parameters: Any  # leading axis W
+    observation_statistics: Any  # of all workers' observations; None where they are not normalised
+    return_statistics: RunningStatistics | None  # of the discounted return that rewards are scaled by, if any
+    running_return: jax.Array | None  # [W, E] float32, that return so far
+    env_state: Any  # leading axes W, E
+    observation: Observation  # [W, E, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
+
+
+@dataclasses.dataclass(frozen=True)
+class A3C(A2C):
+    """A3C for discrete, multi-discrete and continuous actions; fields, loss and optimiser are those of `A2C`.
+
+    RMSProp's statistics are shared by the workers ("Shared RMSProp" in the paper). By default a worker has
+    four environments, where the paper has one: fewer, larger gradients.
+
+    Raises:
+      FdgError: (construction) a field out of range, or workers that do not divide the environments.
+
+    >>> import envs
+    >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
+    2
+    """
+
+    presets_of: ClassVar[str] = "A3C"
+
+    num_workers: int = hyperparameter(4, "workers, each with parameters and environments of its own")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "num_workers")
+        require(
+            self,
+            self.rings == 1,
+            f"rings={self.rings}: each worker steps its environments together; use A2C, or rings=1",
+        )
+        require(self, self.transform is None, "transform: A3C learns from rows as they are; use A2C")
+        require(
+            self,
+            self.num_envs % self.num_workers == 0,
+            f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: choose a divisor",
+        )
+
+    @property
+    def envs_per_worker(self) -> int:
+        """`E`."""
+        return self.num_envs // self.num_workers
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """One with the gradient of each worker."""
+        return self.num_workers
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration: all workers have the same parameters."""
+        start = super().init(key)
+        return State(
+            parameters=start.parameters,
+            optimizer_state=start.optimizer_state,
+            worker_parameters=jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters
+            ),
+            observation_statistics=start.observation_statistics,
+            return_statistics=start.return_statistics,
+            running_return=self._by_worker(start.running_return),
+            env_state=self._by_worker(start.env_state),
+            observation=self._by_worker(start.observation),
+            key=start.key,
+            iteration=start.iteration,
+            bonus=start.bonus,
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all workers, and one update with the gradient of each."""
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: self.act(
+                state.worker_parameters, state.observation_statistics, observation, keys
+            ),
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            **self._rolling,
+        )
+        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
+        learned, worker_parameters, running_return, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            state.worker_parameters,
+            state.running_return,
+            Trajectory(observations, actions, None, time_steps),
+        )
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            worker_parameters=worker_parameters,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=state.iteration + 1,
+            bonus=bonus,
+        )
+        return state, {**metrics, **paid}
+
+    # --- fragments; their batch axis is that of the workers ---
+
+    @fdg.fragment("actor", in_axes=(0, None, 0, 0))
+    def act(self, worker_parameters, statistics, observation, keys):
+        """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`; see `A2C.act`."""
+
+        def one_worker(parameters, observation, key):
+            policy, _ = self._policy(parameters, observation)
+            return policy.sample(jax.random.split(key, self.envs_per_worker))
+
+        return jax.vmap(one_worker)(
+            worker_parameters, self.normalizers.seen(statistics, observation), keys
+        ), None
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [W]`, `action [W, E, *action]` -> the environments' next state and a `TimeStep [W, E]`."""
+        keys = jax.vmap(lambda key: jax.random.split(key, self.envs_per_worker))(keys)
+        keys, env_state, action = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:]), (keys, env_state, action)
+        )
+        return self._by_worker(self.env.step(keys, env_state, self._for_environment(action)))
+
+    @fdg.fragment("learner", in_axes=(None, 0, 0, 1), out_axes=(None, 0, 0, None))
+    def learn(self, learned, worker_parameters, running_return, trajectory):
+        """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
+        parameters, optimizer_state, *statistics = learned
+        seen, (running_return,), statistics = self.normalizers.rollout(
+            statistics, (running_return,), trajectory, self.discount
+        )
+        gradients, losses = self.gradient(worker_parameters, seen)
+        *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)
+        metrics = {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
+        return (*learned, *statistics), worker_parameters, running_return, metrics
+
+    @fdg.fragment("gradient", in_axes=(0, 1))
+    def gradient(self, worker_parameters, trajectory):
+        """Gradients of the loss `[W, ...]`, each over one rollout `[T, E]`, and their losses `[W]`."""
+        return jax.vmap(jax.grad(self.loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
+
+    @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))
+    def update(self, gradients, optimizer_state, parameters):
+        """The shared parameters after all gradients `[W, ...]`, and `[W, ...]` after each."""
+
+        def one_update(carry, gradient):
+            parameters, optimizer_state = carry
+            parameters, optimizer_state = self._one_update(gradient, optimizer_state, parameters)
+            return (parameters, optimizer_state), parameters
+
+        learned, worker_parameters = jax.lax.scan(one_update, (parameters, optimizer_state), gradients)
+        return *learned, worker_parameters
+
+    def _by_worker(self, tree):
+        """Leading axis `B` to leading axes `W, E`."""
+        return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)

@@ -23,6 +23,7 @@ from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
 from fdg.settings.fields import (
     hyperparameter,
+    own_value,
     require,
     require_positive,
     require_type,
@@ -61,11 +62,6 @@ class Rollouts(Part):
 PRECISION: dict[str, Any] = {
     "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
 }
-BONUS: dict[str, Any] = {
-    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
-    "flag": str | None,
-    "holds": "bonus",
-}
 # What fields hold that take functions or `module:name` of them.
 VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
 
@@ -92,8 +88,7 @@ class Agent(HasPresets):
     """Base of the algorithms of this package; your own need none.
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
-    and `OptimizerSettings`; it calls `_check` in its construction, and defines `updates_per_iteration` and
-    `actor`.
+    and `OptimizerSettings`; it defines `updates_per_iteration` and `actor`, or takes them from a driver.
 
     Attributes:
       action_spaces: the kinds of action spaces that it supports.
@@ -111,7 +106,19 @@ class Agent(HasPresets):
     precision: Literal["float32", "bfloat16"] = dataclasses.field(
         default="float32", metadata=PRECISION, kw_only=True
     )
-    bonus: Bonus | None = dataclasses.field(default=None, metadata=BONUS, kw_only=True)
+    bonus: Bonus | None = own_value(
+        "module:name of a bonus on rewards, an algos.Bonus (None: none)", "bonus", kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def __init_subclass__(cls, driver: Any = None, **options: Any) -> None:
+        """Adds the `MEMBERS` of a driver (`algos.off_policy`), unless the class defines them itself."""
+        for name, value in getattr(driver, "MEMBERS", {}).items():
+            if name not in vars(cls):
+                setattr(cls, name, value)
+        super().__init_subclass__(**options)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -127,8 +134,6 @@ class Agent(HasPresets):
     def learns_until(self) -> int | None:
         """The iteration after which the step size is zero; None if it never is."""
         return self.num_iterations if self.anneal_learning_rate else None
-
-    # --- what was learned, at work ---
 
     def actor(self, state: Any) -> Actor:
         """The actor of a state."""
@@ -146,8 +151,6 @@ class Agent(HasPresets):
 
     def check_when_traced(self, state: Any) -> None:
         """Checks what needs the state's shapes; `fdg.trace` calls it once."""
-
-    # --- fragments ---
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
@@ -195,15 +198,11 @@ class Agent(HasPresets):
         """The normaliser's statistics with the observations `[T, B, *obs]` added, for agents with replay."""
         return self.normalizers.observed(statistics, observation)
 
-    # --- parts ---
-
     @property
     def _bonus(self) -> Any:
-        """The bonus, resolved from its name; None without one."""
         return networks.by_name("--bonus", self.bonus)
 
     def _first_bonus(self, observation: Observation) -> Any:
-        """The bonus's initial state; None without one."""
         return None if self.bonus is None else self._bonus.init(features_and_mask(observation)[0])
 
     def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
@@ -275,7 +274,6 @@ class Agent(HasPresets):
         return distributions.bounded(action, self.env.action_space)
 
     def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-        """Actions of distributions `[N]`, in the environment's format."""
         return self._for_environment(chosen(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
@@ -284,7 +282,6 @@ class Agent(HasPresets):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        """The user's optimiser, or the algorithm's."""
         clip = getattr(self, "max_grad_norm", None)
         return optimizers.given(self.optimizer, self._step_size, clip) or self._default_optimizer
 
@@ -295,7 +292,6 @@ class Agent(HasPresets):
 
     @property
     def _step_size(self) -> optimizers.StepSize:
-        """The step size or its schedule."""
         if not self.anneal_learning_rate:
             return self.learning_rate
         return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
@@ -373,7 +369,6 @@ class Agent(HasPresets):
 
 
 def _able(condition: Callable[[Any], bool]) -> list[str]:
-    """The classes of this package that meet a condition, sorted."""
     return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
 
 

@@ -114,8 +114,6 @@ class AlphaZero(Agent):
         """Whether an environment is of a game."""
         return super().can_act_in(env) and isinstance(getattr(env, "single", None), Against)
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
@@ -149,12 +147,7 @@ class AlphaZero(Agent):
         )
         return State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1), metrics
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return self.epochs.updates
-
-    # --- what was learned, at work ---
+    updates_per_iteration = property(lambda self: self.epochs.updates)
 
     def actor(self, state: State) -> Actor:
         """How the network acts, without search: an actor sees no positions."""
@@ -163,7 +156,7 @@ class AlphaZero(Agent):
         )
 
     def player(self, state: State, simulations: int | None = None) -> Searching:
-        """An `envs.games.Player` that searches; `num_simulations` of the algorithm if no number is given."""
+        """An `envs.games.Player` that searches, by default with `num_simulations`."""
         return Searching(
             self._game,
             self._evaluate,
@@ -188,10 +181,7 @@ class AlphaZero(Agent):
 
     @fdg.fragment("learner", in_axes=(None, 1, None), out_axes=None)
     def learn(self, learned, trajectory, key):
-        """Minibatch updates on a rollout `[T, B]`: observations, `Search` and `TimeStep`.
-
-        `learned`: parameters and optimiser state.
-        """
+        """Minibatch updates of parameters and optimiser state on a rollout `[T, B]`."""
         observation, found, time_step = trajectory
         parameters, optimizer_state = learned
         target = self.targets(parameters, found.value, time_step)
@@ -209,18 +199,12 @@ class AlphaZero(Agent):
         """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
         return jax.grad(self.loss, has_aux=True)(parameters, sample)
 
-    # --- parts ---
-
     def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
-        """What values are fitted to: `[T, B]` float32, for the player of each move.
+        """The regression targets of values: `[T, B]` float32, for the player of each move.
 
         The outcome of the game; where it has not ended in the rollout, the value of its last position. As the
-        player changes with each move, they are lambda-returns with a negative discount.
-
-        Args:
-          parameters: of the network, for positions that the rollout ends with.
-          value: `[T, B]` float32, of the search at each position.
-          time_step: `[T, B]`.
+        player changes with each move, they are lambda-returns with a negative discount. `value [T, B]` is the
+        search's value of each position.
         """
         next_value = values_after(
             value, time_step, lambda final: self._evaluated(parameters, features_and_mask(final)[0])[1]
@@ -285,7 +269,6 @@ class AlphaZero(Agent):
 
     @property
     def _turns(self) -> Vectorized:
-        """The environment in which both players' moves are the agent's."""
         return vectorize(Turns(self._game, self.random_moves))
 
 

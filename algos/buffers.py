@@ -118,18 +118,16 @@ def hindsight(
     """Hindsight experience replay: most windows are drawn with a goal that the episode reached later.
 
     Andrychowicz et al. 2017, arXiv 1707.01495, section 3.3 and algorithm 1, with the strategy "future" of
-    section 4.5: the goal is what was achieved at a step drawn uniformly from those of the same episode from
-    this one on. Observations are dictionaries with `achieved_goal` and `desired_goal`, as those of
+    section 4.5: the goal is what was achieved at a step drawn uniformly from this one to the end of the
+    episode. Observations are dictionaries with `achieved_goal` and `desired_goal`, as those of
     Gymnasium-Robotics.
 
     Args:
-      spec: sizes, and the environment.
       share: of the windows that get another goal; k of the paper is `share / (1 - share)`.
-      horizon: rows that are looked ahead; None: a whole episode.
-      base: what windows are drawn from, such as `prioritized`.
+      horizon: rows of lookahead; None: a whole episode.
+      base: the buffer that windows are drawn from, such as `prioritized`.
       reward: `(achieved_goal [*goal], desired_goal [*goal]) -> []`; None: the environment's `compute_reward`.
-      terminated: as `reward`, whether the episode ends there; None: the environment's `compute_terminated`;
-        without one, episodes end as they did.
+      terminated: likewise; None: `compute_terminated`; without one, episodes end as they did.
 
     Raises:
       FdgError: the environment has no goals, or `length` is less than `horizon`.
@@ -172,7 +170,7 @@ def hindsight(
 
 
 def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
-    """The first `window` of the steps `[w, ...]`, with another goal for a share of the keys."""
+    """The first `window` of the steps `[w, ...]`, with another goal for a `share` of the keys."""
     step_key, share_key = jax.random.split(key)
     ended = rows.terminated | rows.truncated
     steps = len(ended)
@@ -212,7 +210,6 @@ def _scalar(function: Any) -> Callable[[Any, Any], Any]:
 
 
 def _of_environment(env: Any, name: str) -> Any:
-    """A method of an environment, or of the single one within; None if there is none."""
     return getattr(env, name, None) or getattr(getattr(env, "single", None), name, None)
 
 
@@ -302,3 +299,56 @@ def _allowing(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
 
     return broadcasting
+
+
+# --- n-step returns of windows; arguments as in `algos.returns` ---
+
+
+class NStep(NamedTuple):
+    """Reward of up to `n` steps, and where they end; their return is `reward + weight * next_value[last]`."""
+
+    reward: jax.Array  # [T, B] float32, discounted sum
+    weight: jax.Array  # [T, B] float32, discount ** number of steps; 0 if the last one terminated
+    last: jax.Array  # [T, B] int32, the row of the last of these steps
+
+
+def n_step_sums(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
+) -> NStep:
+    """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of an episode or trajectory.
+
+    It needs no values: learners from replay compute only the value at `last`.
+
+    >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
+    >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
+    >>> sums.reward[:, 0].tolist(), sums.weight[:, 0].tolist(), sums.last[:, 0].tolist()
+    ([1.5, 1.5, 1.0], [0.25, 0.25, 0.5], [1, 2, 2])
+    """
+    row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
+    one = NStep(reward, discount * (1.0 - terminated.astype(jnp.float32)), row)
+    alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
+
+    def longer(_, sums: NStep) -> NStep:
+        """Adds one step in front of the next row's sums, except where `alone` (`roll` wraps the last row)."""
+        after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
+        further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
+        return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
+
+    return jax.lax.fori_loop(1, n, longer, one)
+
+
+def n_step_returns(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float | jax.Array,
+    n: int,
+) -> jax.Array:
+    """Discounted rewards of `n >= 1` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
+
+    Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
+    truncation and after the last row it is `next_value` of that step.
+    """
+    sums = n_step_sums(reward, terminated, truncated, discount, n)
+    return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)

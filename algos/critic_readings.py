@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.losses import value_error
 from fdg.settings.fields import hyperparameter, require
 from fdg.settings.parts import Part
 
@@ -88,9 +87,8 @@ class Values:
 
     def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
         """Half the mean squared error, of samples with weights `[N]`."""
-        if weight is None:
-            return value_error(numbers, target)
-        return 0.5 * jnp.mean(weight * jnp.square(numbers - target))
+        each = jnp.square(numbers - target)
+        return 0.5 * jnp.mean(each if weight is None else weight * each)
 
     def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
         """Absolute errors: `[N]`."""

@@ -28,9 +28,9 @@ from algos.networks import Network, actor_features
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition
 from algos.sac import Apart, Entropy, Parameters
-from envs import Box, Environment, Observation
+from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_within
@@ -159,8 +159,6 @@ class _NormedCritics(nn.Module):
 
 
 class _How(NamedTuple):
-    """How samples are normalised."""
-
     in_training: bool
     renormalize: bool | jax.Array
     decay: float | jax.Array
@@ -199,12 +197,11 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CrossQ(Agent):
+class CrossQ(Agent, driver=off_policy):
     """CrossQ for continuous actions within bounds.
 
     Defaults are those of the paper (its table of hyperparameters), but for critics of half the width, as in
-    Stable-Baselines3's sbx, and four environments that are stepped together. Frozen and hashable; equal
-    values are equal algorithms.
+    Stable-Baselines3's sbx, and four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -215,8 +212,6 @@ class CrossQ(Agent):
     """
 
     presets_of: ClassVar[str] = "CrossQ"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -244,22 +239,12 @@ class CrossQ(Agent):
     explorer = ExplorerChoice()
 
     def __post_init__(self):
-        self._check()
         off_policy.check(self)
         require_within(self, 0, 1, "first_moment_decay", "norm_decay")
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
         require_not_negative(self, "renorm_after")
 
-    # --- what all have that learn off policy: `algos/off_policy.py` ---
-
-    updates_per_iteration = property(whole_updates)
-    buffer = property(off_policy.buffer)
-    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
-    _for_environment = off_policy.for_environment
-    check_when_traced, _check_critics = off_policy.check_gaussian, off_policy.check_twins
     _keys = 2  # of each sample of a gradient step
-    _recurrent = None  # statistics of a minibatch would mix the steps of sequences
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -294,8 +279,6 @@ class CrossQ(Agent):
         critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
         return Learned(sac.together(critics, acting), statistics, state, learned.updates + 1)
 
-    # --- parts ---
-
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         actor, actor_statistics = self._normed_actor.init(actor_key, observation)
         critics, critics_statistics = self._normed_critics.init(critics_key, observation, action)
@@ -309,7 +292,6 @@ class CrossQ(Agent):
         )
 
     def _acting(self, learned: Learned) -> tuple[Any, Any]:
-        """The actor's parameters and running statistics."""
         return learned.parameters.actor, learned.statistics.actor
 
     def _learn_from(
@@ -329,7 +311,6 @@ class CrossQ(Agent):
     def _critic_loss(
         self, critics, parameters: Parameters, statistics: Statistics, renormalize, transition, keys
     ):
-        """The squared errors of both critics; their statistics after it, and what is told of them."""
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy((parameters.actor, statistics.actor), transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys)
@@ -371,16 +352,14 @@ class CrossQ(Agent):
         return sac.squashed(self._acts(actor, observation), self.env.action_space.shape)
 
     def _acts(self, actor: Any, observation: Observation) -> jax.Array:
-        """What the actor's network gives by its running statistics: `[N, 2 * D]`."""
+        """The actor's output by its running statistics: `[N, 2 * D]`."""
         output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
         return output
 
     def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
-        """What the critics give for actions `[N, *action]`: two values, each `[N]`."""
         return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
 
     def _values(self, critics, statistics, observation, action):
-        """What the critics give by their running statistics, each `[N, ...]`."""
         values, _ = self._normed_critics.apply(
             critics, statistics, observation, action, in_training=False, renormalize=False
         )

@@ -1,10 +1,8 @@
-"""DQN that learns how each action's return is distributed: `QRDQN` and `C51`.
+"""DQN that learns the distribution of each action's return: `QRDQN` and `C51`.
 
 QR-DQN: Dabney et al. 2017, arXiv 1710.10044. C51: Bellemare, Dabney and Munos 2017, "A Distributional
-Perspective on Reinforcement Learning", arXiv 1707.06887.
-
-The network gives `K` numbers for each action, which a subclass reads as quantiles, or as probabilities of
-fixed returns. Acting takes the mean for the value, so all of `DQN`, its options included, stays as it is.
+Perspective on Reinforcement Learning", arXiv 1707.06887. The network gives `K` numbers for each action, read
+as quantiles, or as probabilities of fixed returns; acting takes the mean for the value.
 
 Letters in shapes: `N` samples of a minibatch, `n` actions, `K` numbers of each.
 """
@@ -56,10 +54,8 @@ class DistributionalDQN(DQN):
         """K."""
         raise NotImplementedError
 
-    # --- parts ---
-
     def _mean(self, numbers: jax.Array) -> jax.Array:
-        """Means `[..., n]` of the returns that `numbers [..., n, K]` tell of."""
+        """Means `[..., n]` of the returns of `numbers [..., n, K]`."""
         raise NotImplementedError
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
@@ -115,10 +111,7 @@ class QRDQN(DistributionalDQN):
         """K."""
         return self.quantiles
 
-    # --- parts ---
-
     def _mean(self, numbers: jax.Array) -> jax.Array:
-        """Means of quantiles (equation 1 of the paper's section 3)."""
         return jnp.mean(numbers, axis=-1)
 
     def loss(self, parameters, target_parameters, transition: Transition, weight):
@@ -140,9 +133,9 @@ class QRDQN(DistributionalDQN):
 class C51(DistributionalDQN):
     """C51 for discrete actions, with the fields of `DQN` and three of its own.
 
-    Returns are thought to lie between `value_min` and `value_max`; the metric `outside` says what part of the
-    targets does not. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)),
-    for CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
+    Returns are assumed between `value_min` and `value_max`; the metric `outside` is the share of the targets
+    outside. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)), for
+    CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -172,15 +165,11 @@ class C51(DistributionalDQN):
         """K."""
         return self.atoms
 
-    # --- parts ---
-
     @property
     def _grid(self) -> Distributions:
-        """The atoms (section 4)."""
         return Distributions(self.atoms, self.value_min, self.value_max)
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
-        """Means over the atoms, of logits."""
         return self._grid.value(numbers)
 
     def loss(self, parameters, target_parameters, transition: Transition, weight):

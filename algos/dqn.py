@@ -1,9 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015, Nature 518, "Human-level control through deep reinforcement learning").
 
-With what was added to it as options: double Q-learning, dueling networks, n-step returns, prioritised replay.
-
-Nothing here knows of devices: the `fdg.fragment`s, here and in `algos/replay.py`, say what the parts are, and
-which axis of their arrays is the batch.
+Options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -21,6 +18,7 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, sizes
 from algos.explorers import ExplorerChoice, Remembered, State, begin, empty, first_state
 from algos.layers import Layers
+from algos.memories import RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network, of_action
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
@@ -33,10 +31,9 @@ from algos.q_learning import (
     for_each_choice,
     over_choices,
 )
-from algos.recurrent import RecurrentNetwork, remembering_trunk, step_types
 from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
 from algos.rollout import Actor, Recollection
-from algos.sequences import SequenceMemory, memory_after, one_step, over_sequences
+from algos.sequences import SequenceMemory, memory_after, one_step, over_sequences, remembering_trunk
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require
 
@@ -46,9 +43,8 @@ class DQN(Agent):
     """Deep Q-learning for discrete actions; of several choices with a branch for each (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
-    environments in place of one. Errors are not clipped: where episodes end in failure, as CartPole's do, the
-    few large errors of their last steps are what keeps values from growing without bound. Frozen and
-    hashable; equal values are equal algorithms.
+    environments. Errors are not clipped: the few large errors of an episode's last steps keep CartPole's
+    values from growing without bound.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -96,8 +92,6 @@ class DQN(Agent):
 
     updates_per_iteration = property(whole_updates)
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
@@ -144,8 +138,6 @@ class DQN(Agent):
 
     learn, gradient, update = q_learning.learn, q_learning.gradient, q_learning.update
 
-    # --- parts ---
-
     def _drawn(self, values, amount, recollection, keys) -> tuple[jax.Array, Any]:
         """Actions as in training, of `values [B, n]`, and the explorer's state after them."""
 
@@ -162,7 +154,6 @@ class DQN(Agent):
         return self._values(parameters, observed), memory_after(self._recurrent, parameters, observed)
 
     def _first_recollection(self, num_envs: int) -> Recollection | None:
-        """What is remembered before the first step; None if nothing ever is."""
         action = jnp.zeros((num_envs, *self.env.action_space.shape), jnp.int32)
         memory = None if self._recurrent is None else self._recurrent.memory(num_envs)
         return begin(memory, self.explorer.begin(action), num_envs)
@@ -203,7 +194,6 @@ class DQN(Agent):
         return transition.reward + transition.discount * over_choices(next_value)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action, for observations `[N, *obs]` (`q_learning.values`)."""
         return q_learning.values(self._network, parameters, observation, choices(self.env))
 
     def check_when_traced(self, state: Any) -> None:
@@ -217,7 +207,6 @@ class DQN(Agent):
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
-        """A number for each of these is what the network gives."""
         return choices(self.env)
 
     @property

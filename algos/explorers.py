@@ -20,14 +20,9 @@ from algos.rollout import Policy, Recollection, episode_metrics, rollout, rollou
 from envs import Observation
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
+from fdg.settings.fields import own_value
 from fdg.settings.given import check_same
 from fdg.settings.parts import Part
-
-EXPLORER: dict[str, Any] = {
-    "help": "module:name of an exploration, an algos.Explorer (None: the algorithm's own)",
-    "flag": str | None,
-    "holds": "explorer",
-}
 
 
 class Explorer(NamedTuple):
@@ -53,7 +48,9 @@ class Explorer(NamedTuple):
 class ExplorerChoice(Part):
     """The user's exploration, if any."""
 
-    explore: Explorer | None = dataclasses.field(default=None, metadata=EXPLORER)
+    explore: Explorer | None = own_value(
+        "module:name of an exploration, an algos.Explorer (None: the algorithm's own)", "explorer"
+    )
 
     def begin(self, action: jax.Array) -> Any:
         """Its initial state for actions `[B, *action]`; None without one."""
@@ -91,8 +88,7 @@ class Remembered(NamedTuple):
 
 
 def boltzmann(temperature: float = 1.0) -> Explorer:
-    """Samples each action with probability proportional to `exp(value / temperature)`, for value-based
-    algorithms.
+    """Samples actions with probabilities proportional to `exp(value / temperature)`; for learners of values.
 
     >>> explorer, policy = boltzmann(0.5), Categorical(jnp.array([[0.0, 100.0]]))
     >>> keys, start = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, bool)
@@ -232,7 +228,7 @@ def collect(
 
 
 def stored(recollection: Recollection) -> Any:
-    """The part of a memory to store: the network's."""
+    """The network's memory, which replay stores."""
     memory = recollection.memory
     return memory.network if isinstance(memory, Remembered) else memory
 

@@ -29,7 +29,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 
 
 @dataclasses.dataclass(frozen=True)
-class IMPALA(Agent):
+class IMPALA(Agent, driver=on_policy):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
     Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
@@ -69,13 +69,7 @@ class IMPALA(Agent):
             f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace requires c_clip <= rho_clip",
         )
 
-    # --- what all have that learn once from each rollout: `algos/on_policy.py` ---
-
-    init, iterate, actor = on_policy.init, on_policy.iterate_once, on_policy.actor
-    updates_per_iteration = property(lambda self: 1)
-    learn, gradient = on_policy.learn_once, on_policy.gradient_of_rollout
-    _policy, check_when_traced = on_policy.policy_and_value, on_policy.check_when_traced
-    _network, _default_optimizer = property(Agent._actor_critic), property(optimizers.rmsprop_of)
+    _default_optimizer = property(optimizers.rmsprop_of)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -85,8 +79,6 @@ class IMPALA(Agent):
         policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         action = policy.sample(keys)
         return action, policy.log_prob(action)
-
-    # --- parts ---
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout `[T, B]`, and what it is made of: scalars."""

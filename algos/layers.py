@@ -372,9 +372,7 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def projected(parameters: Any) -> Any:
-    """Parameters after an update, with each column of each `UnitDense` kernel `[..., F, D]` of length one
-    again.
-    """
+    """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to length one."""
 
     def one(path: Any, x: Any) -> Any:
         return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x

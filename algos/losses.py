@@ -5,6 +5,7 @@ Advantages are time-major, `[T, B]`, as returns are: see `algos.returns`, also f
 """
 
 import dataclasses
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +25,39 @@ class Decision(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightedLoss(Part):
+    """The loss of an actor-critic with an entropy bonus."""
+
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+
+    def of(
+        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss and its terms, scalars.
+
+        >>> float(WeightedLoss(0.25, 0.5).of(jnp.float32(1), jnp.float32(4), jnp.float32(8))[0])
+        1.0
+        """
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {"loss": loss, **parts}
+
+
+def weighted_sum(
+    policy_loss: jax.Array,
+    value_loss: jax.Array,
+    entropy: jax.Array,
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`WeightedLoss.of` with the coefficients as arguments."""
+    return WeightedLoss(entropy_coefficient, value_coefficient).of(policy_loss, value_loss, entropy)
+
+
+@dataclasses.dataclass(frozen=True)
 class ProximalLoss(Part):
-    """The loss of PPO."""
+    """The loss of PPO (Schulman et al. 2017, arXiv 1707.06347, equation 9, negated)."""
 
     clip_ratio: float = hyperparameter(
         0.2, "epsilon: the probability ratio is clipped to [1 - epsilon, 1 + epsilon]"
@@ -44,23 +76,33 @@ class ProximalLoss(Part):
     def of(
         self, policy: Distribution, value: jax.Array, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a minibatch with the fields `action`, `decision`, `advantage` and `target`, and its
-        terms.
+        """The loss over a minibatch, and its terms.
+
+        Args:
+          policy, value: the current distribution and value of each sample, `[...]`.
+          minibatch: has the fields `action [..., *action]`, `decision` (a `Decision [...]`), `advantage` and
+            `target`, the regression target of the value, both `[...]` float32.
         """
-        return proximal_loss(
-            policy,
-            value,
-            minibatch.action,
-            minibatch.decision.log_prob,
-            minibatch.decision.value,
-            minibatch.advantage,
-            minibatch.target,
-            clip_ratio=self.clip_ratio,
-            clip_value=self.clip_value,
-            normalize_advantage=self.normalize_advantage,
-            value_coefficient=self.value_coefficient,
-            entropy_coefficient=self.entropy_coefficient,
+        decision, target = minibatch.decision, minibatch.target
+        log_ratio = policy.log_prob(minibatch.action) - decision.log_prob
+        advantage = standardize(minibatch.advantage) if self.normalize_advantage else minibatch.advantage
+        policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)
+        if self.clip_value:
+            value_loss = clipped_value_error(value, decision.value, target, self.clip_ratio)
+        else:
+            value_loss = value_error(value, target)
+        loss, parts = weighted_sum(
+            policy_loss,
+            value_loss,
+            jnp.mean(policy.entropy()),
+            self.value_coefficient,
+            self.entropy_coefficient,
         )
+        return loss, {
+            **parts,
+            "approx_kl": approximate_kl(log_ratio),
+            "clip_fraction": clip_fraction(log_ratio, self.clip_ratio),
+        }
 
 
 def proximal_loss(
@@ -71,72 +113,12 @@ def proximal_loss(
     old_value: jax.Array,
     advantage: jax.Array,
     target: jax.Array,
-    *,
-    clip_ratio: float,
-    clip_value: bool,
-    normalize_advantage: bool,
-    value_coefficient: float,
-    entropy_coefficient: float,
+    **settings: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of PPO (Schulman et al. 2017, arXiv 1707.06347, equation 9, negated), and its terms.
-
-    Args:
-      policy: the current policy's distribution of each sample.
-      value, target: `[...]` float32, V of each sample now, and its regression target.
-      action: `[..., *action]`, the actions taken.
-      old_log_prob, old_value: `[...]` float32, as recorded by the actor.
-      advantage: `[...]` float32.
-      clip_ratio, clip_value, normalize_advantage, value_coefficient, entropy_coefficient: as in
-        `ProximalLoss`.
-    """
-    log_ratio = policy.log_prob(action) - old_log_prob
-    if normalize_advantage:
-        advantage = standardize(advantage)
-    policy_loss = clipped_surrogate(log_ratio, advantage, clip_ratio)
-    if clip_value:
-        value_loss = clipped_value_error(value, old_value, target, clip_ratio)
-    else:
-        value_loss = value_error(value, target)
-    loss, parts = weighted_sum(
-        policy_loss, value_loss, jnp.mean(policy.entropy()), value_coefficient, entropy_coefficient
-    )
-    return loss, {
-        **parts,
-        "approx_kl": approximate_kl(log_ratio),
-        "clip_fraction": clip_fraction(log_ratio, clip_ratio),
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedLoss(Part):
-    """The loss of an actor-critic: of policy and value, and minus the entropy, weighed."""
-
-    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
-    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
-
-    def of(
-        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss and its terms, scalars (`weighted_sum`)."""
-        return weighted_sum(
-            policy_loss, value_loss, entropy, self.value_coefficient, self.entropy_coefficient
-        )
-
-
-def weighted_sum(
-    policy_loss: jax.Array,
-    value_loss: jax.Array,
-    entropy: jax.Array,
-    value_coefficient: float,
-    entropy_coefficient: float,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of an actor-critic with an entropy bonus, and its terms by name.
-
-    >>> float(weighted_sum(jnp.float32(1), jnp.float32(4), jnp.float32(8), 0.5, 0.25)[0])
-    1.0
-    """
-    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
-    return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    """`ProximalLoss(**settings).of` with the minibatch's fields as arguments."""
+    decision = Decision(old_log_prob, old_value)
+    minibatch = types.SimpleNamespace(action=action, decision=decision, advantage=advantage, target=target)
+    return ProximalLoss(**settings).of(policy, value, minibatch)
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:
@@ -213,9 +195,7 @@ def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric, not a
-    loss.
-    """
+    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric."""
     return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)
 
 

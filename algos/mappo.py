@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
+from algos.memories import RecurrentNetwork
+from algos.recurrent import recurrent_actor_critic, with_memory
 from algos.recurrent_ppo import RecurrentPPO
 from envs import TimeStep, num_agents
 from fdg.settings.fields import hyperparameter, require
@@ -25,9 +26,8 @@ from fdg.settings.fields import hyperparameter, require
 class MultiAgentPPO(RecurrentPPO):
     """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    A subclass chooses the critic by `central_value`: each agent's own, which sees what that agent sees, or
-    one that sees what all of them see. A step of `total_steps` is one of the environment, in which all agents
-    act.
+    `central_value` chooses the critic: each agent's own, which sees what that agent sees, or one that sees
+    what all see. A step of `total_steps` is one of the environment, in which all agents act.
 
     Raises:
       FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
@@ -49,8 +49,6 @@ class MultiAgentPPO(RecurrentPPO):
             " sequences; set recurrent=True or memory, or leave them out",
         )
         super().__post_init__()
-
-    # --- parts ---
 
     def _ends(self, time_step: TimeStep) -> TimeStep:
         """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
@@ -112,9 +110,8 @@ class IPPO(MultiAgentPPO):
 class MAPPO(MultiAgentPPO):
     """MAPPO with shared parameters, recurrent or feed-forward, for discrete and continuous actions.
 
-    The central value function sees the observations of all agents side by side (the paper's section 4,
-    "concatenation of local observations", as in JaxMARL's `mappo_rnn_mpe.py`), once for an environment, and
-    gives a value for each agent, whose rewards may differ.
+    The central value function sees the observations of all agents concatenated (the paper's section 4, as in
+    JaxMARL's `mappo_rnn_mpe.py`), and gives a value for each agent.
 
     Raises:
       FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.

@@ -10,7 +10,7 @@ layers, `M = W - 1` steps before the present one, `S = M + T`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos.layers import Layers, head, hidden_layers
+from envs import features_and_mask
 from fdg.errors import FdgError, unknown_name
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -344,7 +346,6 @@ def gru_unroll(
 
 @jax.custom_vjp
 def _recurrence(seen: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
-    """Memories `[T, N, H]`, from what the gates are given by the inputs, `seen [T, N, H]`."""
     return _forwards(seen, start, memory, kernels, bias).memory
 
 
@@ -368,7 +369,7 @@ def _with_steps(seen, start, memory, kernels, bias):
 
 
 def _backwards(saved, gradient):
-    """From the gradient by each memory, `[T, N, H]`, those by the arguments of `_recurrence`."""
+    """Gradients of `_recurrence`'s arguments from those of each memory, `[T, N, H]`."""
     start, first, kernels, (memories, (r, z, n), remembered) = saved
     before = jnp.where(start[..., None], 0.0, jnp.concatenate([first[None], memories[:-1]]))
     # What a change of the new memory does to the sums in the gates: how much to n's and to z's; and what a
@@ -397,3 +398,95 @@ def _backwards(saved, gradient):
 
 
 _recurrence.defvjp(_with_steps, _backwards)
+
+
+# --- networks with a memory ---
+
+
+class RecurrentNetwork(NamedTuple):
+    """A network with a memory, as three pure functions.
+
+    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
+    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
+    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
+      Where `start` is true an episode begins, and what the memory held before counts for nothing.
+
+    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    memory: Callable[[int], Any]
+    unroll: Callable[[Any, Any, Any, jax.Array], Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.RecurrentNetwork(init, memory, unroll)"
+
+
+def of_module(module: Any) -> RecurrentNetwork:
+    """A module of Linen of `(memory, observation, start)`, with a method `nothing_yet(B) -> memory`."""
+    return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
+
+
+def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
+    """Shapes and dtypes of what `unroll` returns for the next step of a state's environments.
+
+    `memory`: the network's; None for that of `state.recollection`.
+    """
+    steps = features_and_mask(state.observation)[0], state.recollection.start
+    steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)
+    memory = state.recollection.memory if memory is None else memory
+    return jax.eval_shape(network.unroll, parameters, memory, *steps)
+
+
+class MemoryTrunk(nn.Module):
+    """Dense layers, a memory, a dense layer and a head, over a sequence.
+
+    `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
+    results `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
+    """
+
+    layers: Layers
+    remembers: MemoryKind | None
+    outputs: int
+    head_scale: float
+
+    @nn.compact
+    def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
+        sequence = start.shape
+        # Only the memory may go step by step; all layers before and after it take the whole sequence at once.
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
+        if self.remembers is not None:
+            size = self.remembers.size
+            out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
+            x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
+        x = head(x, self.outputs, self.head_scale, self.layers.torso)
+        return x.reshape(*sequence, self.outputs), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class _Init:  # values and not closures, so that equal modules make equal networks
+    module: Any
+
+    def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
+        steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
+        start, memory = jnp.zeros((steps, num_envs), bool), self.module.nothing_yet(num_envs)
+        return self.module.init(key, memory, observation, start, *more)["params"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _NothingYet:
+    module: Any
+
+    def __call__(self, num_envs: int) -> Any:
+        return self.module.nothing_yet(num_envs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unroll:
+    module: Any
+
+    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array, *more: Any) -> Any:
+        return self.module.apply({"params": parameters}, memory, observation, start, *more)

@@ -320,9 +320,7 @@ def of_module(module: nn.Module) -> Network:
 def policy_and_value(
     network: Network, parameters: Any, observation: Observation, action_space: Space
 ) -> tuple[Distribution, jax.Array]:
-    """Distribution over the allowed actions, and value `[N]`, of an actor-critic for observations
-    `[N, *obs]`.
-    """
+    """An actor-critic's distribution over allowed actions, and value `[N]`, for observations `[N, *obs]`."""
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
     output, value = distributions.pair(network.apply(parameters, features), count)

@@ -11,7 +11,7 @@ Rewards are divided by the standard deviation of a running discounted return (En
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, own_value, require
 from fdg.settings.given import check_same
 from fdg.settings.parts import Part
 
@@ -52,13 +52,6 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
 
 # --- what algorithms are given ---
 
-NORMALIZER: dict[str, Any] = {
-    "help": "module:name of a normaliser of observations, an algos.Normalizer (None: by"
-    " --normalize-observation)",
-    "flag": str | None,
-    "holds": "normalizer",
-}
-
 
 class Normalizer(NamedTuple):
     """Normalisation of observations, as three pure functions.
@@ -84,7 +77,10 @@ class ObservationNormalizer(Part):
     """Settings of the normalisation of observations."""
 
     normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize: Normalizer | None = field(default=None, metadata=NORMALIZER)
+    normalize: Normalizer | None = own_value(
+        "module:name of a normaliser of observations, an algos.Normalizer (None: by --normalize-observation)",
+        "normalizer",
+    )
 
     @property
     def used(self) -> bool:
@@ -235,15 +231,10 @@ RUNNING = Normalizer(init_observations, normalize_observations, update_observati
 def update(
     stats: RunningStatistics, batch: jax.Array, axes: int | tuple[int, ...] | None = None
 ) -> RunningStatistics:
-    """Updates the statistics with the samples of `batch`.
+    """Updates the statistics `[*shape]` with the samples of `batch [..., *shape]`.
 
-    Uses the pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance").
-    It squares only differences from means, so it stays accurate if the mean is large.
-
-    Args:
-        stats: statistics of shape `[*shape]`.
-        batch: `[..., *shape]`, any dtype.
-        axes: the axes of `batch` that are samples; by default all axes before `shape`.
+    Uses the pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance"),
+    which stays accurate if the mean is large. `axes` of `batch` are samples; by default all before `shape`.
 
     >>> stats = update(init(()), jnp.array([1.0, 2.0]))
     >>> stats = update(stats, jnp.array([[3.0, 6.0]]))
@@ -285,17 +276,10 @@ def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax
 def accumulate_return(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One step of the running discounted return, whose standard deviation scales rewards.
+    """One step of the running discounted return, whose standard deviation scales rewards: all `[B]`.
 
-    Args:
-        running_return: `[B]` float32, carried from the previous step; initially zero.
-        reward: `[B]` float32, unscaled.
-        done: `[B]` bool, whether the step ended the episode.
-        discount: scalar in [0, 1].
-
-    Returns:
-        The next `running_return [B]`, zero where the episode ended, and this step's return `[B]`, a sample
-        for the statistics; in the order of a `lax.scan` body.
+    Returns the next `running_return` (initially zero), zero where the episode is `done`, and this step's
+    return, a sample for the statistics; in the order of a `lax.scan` body. `reward` is unscaled.
 
     >>> carry, sample = accumulate_return(jnp.array([2.0, 2.0]), jnp.ones(2), jnp.array([False, True]), 0.5)
     >>> carry.tolist(), sample.tolist()
@@ -330,12 +314,12 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
 class Transform:
     """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
 
-    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches `[U,
-    N]` of
+    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches
+    `[U, N]` of
       `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the same shapes.
     - `parameters`: on-policy, the network's before the update; with replay, everything that an update
-    changes. With
-      `staleness` they are newer than those that acted.
+    changes.
+      With `staleness` they are newer than those that acted.
     - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
@@ -347,18 +331,13 @@ class Transform:
         return "a function of (rows, parameters, key), 'module:name' of one"
 
 
-TRANSFORM: dict[str, Any] = {
-    "help": "module:name of a function of rows between collecting and learning, an algos.Transform",
-    "flag": str | None,
-    "holds": "transform",
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Transforming(Part):
     """The setting of algorithms that transform rows."""
 
-    transform: Transform | None = dataclasses.field(default=None, metadata=TRANSFORM)
+    transform: Transform | None = own_value(
+        "module:name of a function of rows between collecting and learning, an algos.Transform", "transform"
+    )
 
     def rows(self, rows: Any, parameters: Any, key: jax.Array) -> Any:
         """The transformed rows `[T, B, ...]` to learn from.

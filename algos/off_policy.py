@@ -23,11 +23,17 @@ from algos import distributions, networks
 from algos.distributions import stretched
 from algos.explorers import Remembered, State, begin, collect, empty, first_state
 from algos.layers import Layers
+from algos.memories import RecurrentNetwork
 from algos.networks import NETWORK, Network
-from algos.recurrent import RecurrentNetwork, remembering_critics, remembering_trunk
-from algos.replay import Replay, ReplayState, Transition
+from algos.replay import Replay, ReplayState, Transition, whole_updates
 from algos.rollout import Actor, Recollection, chosen
-from algos.sequences import memory_after, one_step, over_sequences
+from algos.sequences import (
+    memory_after,
+    one_step,
+    over_sequences,
+    remembering_critics,
+    remembering_trunk,
+)
 from envs import Box, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -47,7 +53,8 @@ class ActorAndCritics(Part):
 
 
 def check(algorithm: Any) -> None:
-    """Refuses actions without bounds, sizes that do not divide, and a target rate outside of [0, 1]."""
+    """Refuses fields out of range, actions without bounds, and sizes that do not divide."""
+    algorithm._check()
     require_within(algorithm, 0, 1, *(name for name in ("target_rate",) if hasattr(algorithm, name)))
     require_positive(algorithm, *(name for name in ("policy_delay",) if hasattr(algorithm, name)))
     space, num_envs, batch_size = algorithm.env.action_space, algorithm.num_envs, algorithm.batch_size
@@ -88,7 +95,7 @@ def buffer(algorithm: Any) -> Replay:
     return dataclasses.replace(made, batch_size=algorithm.updates_per_iteration * algorithm.batch_size)
 
 
-# --- methods, which classes take as their own: `init = off_policy.init` ---
+# --- methods of classes with `driver=off_policy` ---
 #
 # An algorithm says all that an update changes, `_first(actor_key, critics_key, observation [B, *obs],
 # action [B, *action])`, of which only types count; what of it acts, `_acting(learned)`; one gradient step,
@@ -167,7 +174,7 @@ def improved(
 
 
 def actor(self: Any, state: State) -> Actor:
-    """The actor with these parameters and statistics; `greedy` acts without noise."""
+    """The actor with these parameters and statistics."""
     progress = state.iteration / self.num_iterations
 
     def act(memory, observation, start, keys, greedy):
@@ -292,7 +299,7 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
 
 
 def actor_parameters(self: Any, learned: Any) -> Any:
-    """The part of the trained parameters that acts."""
+    """The acting parameters."""
     return learned.parameters.actor
 
 
@@ -379,3 +386,27 @@ def _outputs(self: Any) -> int:
     """Numbers that a critic returns for a sample; more than one for a grid of returns."""
     grid = getattr(self, "grid", None)
     return 1 if grid is None else grid.reading.outputs
+
+
+MEMBERS = {
+    "action_spaces": (Box,),
+    "default_env": "Pendulum-v1",
+    "__post_init__": check,
+    "updates_per_iteration": property(whole_updates),
+    "buffer": property(buffer),
+    "init": init,
+    "iterate": iterate,
+    "actor": actor,
+    "act": act,
+    "learn": learn,
+    "check_when_traced": check_gaussian,
+    "_actor": property(gaussian_actor),
+    "_critics": property(twin_critics),
+    "_for_environment": for_environment,
+    "_default_optimizer": property(adam),
+    "_acting": actor_parameters,
+    "_acts": actor_output,
+    "_valued": valued,
+    "_check_critics": check_twins,
+    "_recurrent": None,  # networks have no memory
+}

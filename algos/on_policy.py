@@ -55,8 +55,6 @@ def begin(
     """The initial state.
 
     Args:
-      algorithm: has the environments, the network and the optimiser.
-      key: one key.
       statistics: initial statistics of observations.
       returns: initial statistics of returns, and running returns.
       novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
@@ -92,8 +90,6 @@ def iteration(
     """One rollout of all environments and learning from it: the new state, and metrics.
 
     Args:
-      algorithm: has the fragments `act`, `step` and `learn`.
-      state: a `State`.
       act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
         for the algorithm's.
       learn: `((parameters, optimizer_state, observation_statistics, return_statistics, known),
@@ -142,14 +138,13 @@ def iteration(
 
 
 def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:
-    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results have the axes `[T,
-    B]`."""
+    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`."""
     num_steps = jax.tree.leaves(observation)[0].shape[0]
     of_rows = function(jax.tree.map(environment_major, observation))
     return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
 
 
-# --- methods of actor-critics, which classes take as their own: `actor = on_policy.actor` ---
+# --- methods of actor-critics with `driver=on_policy`, which learn once from each rollout ---
 
 
 def init(self: Any, key: jax.Array) -> Any:
@@ -197,3 +192,16 @@ def learn_once(self, learned, running, trajectory):
 def gradient_of_rollout(self, parameters, trajectory):
     """Gradient of the loss over a rollout `[T, B]`, and the loss's terms."""
     return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
+
+
+MEMBERS = {
+    "init": init,
+    "iterate": iterate_once,
+    "actor": actor,
+    "learn": learn_once,
+    "gradient": gradient_of_rollout,
+    "updates_per_iteration": property(lambda self: 1),
+    "check_when_traced": check_when_traced,
+    "_policy": policy_and_value,
+    "_network": property(lambda self: self._actor_critic()),
+}

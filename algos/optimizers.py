@@ -17,7 +17,7 @@ import optax
 
 from envs import user_code
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, own_value, require, require_positive
 from fdg.settings.parts import Part
 
 # A step size is a number, a traced one too, or a schedule of the number of steps so far.
@@ -42,13 +42,6 @@ NAMES = (
     *("ademamix", "adopt", "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "sophia"),
 )
 
-OPTIMIZER: dict[str, Any] = {
-    "help": "an optimiser of optax by its name (lion, adamw, muon, ...), or module:name of a function of the"
-    " step size that returns one; in Python also a gradient transformation (None: the algorithm's)",
-    "flag": str | None,
-    "holds": "optimizer",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings(Part):
@@ -56,7 +49,11 @@ class OptimizerSettings(Part):
 
     learning_rate: float = hyperparameter(2.5e-4, "step size of the optimiser")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
-    optimizer: Any = dataclasses.field(default=None, metadata=OPTIMIZER)
+    optimizer: Any = own_value(
+        "an optimiser of optax by its name (lion, adamw, muon, ...), or module:name of a function of the"
+        " step size that returns one; in Python also a gradient transformation (None: the algorithm's)",
+        "optimizer",
+    )
 
     def check(self, algorithm: Any) -> None:
         """Refuses a step size that is not positive, and what makes no optimiser."""
@@ -82,10 +79,9 @@ def given(
     """The optimiser that a user gave; None if none.
 
     Args:
-      optimizer: one of `NAMES`, `module:name`, or a function of the step size: gradients are clipped to
-        `max_grad_norm` before it. A gradient transformation is taken as it is, with its own step size.
+      optimizer: one of `NAMES`, `module:name`, or a function of the step size, whose gradients are clipped to
+        the global norm `max_grad_norm`, if any; or a gradient transformation, taken as it is.
       learning_rate: a number, or a schedule.
-      max_grad_norm: global norm; None: gradients are not clipped.
 
     Raises:
       FdgError: it is none of these, or the function fails.
@@ -223,12 +219,9 @@ class Epochs(Part):
     def check_divides(
         self, algorithm: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
     ) -> None:
-        """Refuses a number of minibatches that does not divide the samples.
+        """Refuses a number of minibatches that does not divide the samples, `per_env` of each environment.
 
-        Args:
-          algorithm: whose `num_envs` counts.
-          per_env: samples of one environment.
-          of_env, of_all: what makes their number, for one environment and for all.
+        `of_env` and `of_all` name their number for one environment and for all.
         """
         count, what = per_env, of_env
         if self.shuffle != "time":
@@ -271,11 +264,10 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
     """Random orders of `count` rows, one for each block, without a sort: `[blocks, count]` int32.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway 2012, "An Enciphering Scheme Based on a Card Shuffle",
-    CRYPTO, figure 1; 12 rounds and more for few rows): in each round the rows are paired, `x` with
-    `pivot - x`, and a random bit of each pair says whether its two change places. The bit is that of a
-    multiply-shift hash (Dietzfelbinger et al. 1997, "A Reliable Randomized Algorithm for the Closest-Pair
-    Problem"), whose numbers are drawn anew for every block and round. All is elementwise, so blocks that are
-    split over devices are shuffled where they are; a sort took 40% of PPO's time on a CPU.
+    CRYPTO, figure 1): in each round the rows are paired, `x` with `pivot - x`, and a random bit of each pair
+    says whether they change places, by a multiply-shift hash (Dietzfelbinger et al. 1997, "A Reliable
+    Randomized Algorithm for the Closest-Pair Problem") that is redrawn for every block and round. All is
+    elementwise, so blocks are shuffled on their own devices; a sort took 40% of PPO's time on a CPU.
 
     >>> orders = permutations(jax.random.key(0), count=5, blocks=2)
     >>> jnp.sort(orders).tolist()
@@ -313,8 +305,8 @@ def shuffled_rows(
 def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
     """The most blocks of which each gives every minibatch equally many samples.
 
-    One an environment, or as few environments to a block as that takes; to be shuffled by themselves, so that
-    devices exchange no samples. For `num_minibatches` that divides `num_envs * per_env`.
+    One an environment, or the fewest environments that this takes, so that devices exchange no samples.
+    `num_minibatches` divides `num_envs * per_env`.
 
     >>> own_blocks(num_envs=4, per_env=128, num_minibatches=16)
     4
@@ -363,7 +355,6 @@ def updated(
     Args:
       gradient: `(parameters, minibatch) -> (gradient, losses)`.
       update: `(gradient, optimizer_state, parameters) -> (parameters, optimizer_state)`.
-      parameters, optimizer_state: before the first update.
       rows: `[updates, blocks, n]` int32, as of `shuffled_rows`.
       take: the minibatch of some rows, `[blocks, n] -> minibatch`.
 

@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
-Top to bottom: settings, the two functions of every algorithm, fragments, parts. Nothing here knows of
-devices: the `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch. Two of them,
-`step` and `update`, are the same for every algorithm: `algos/agent.py`.
+`fdg.fragment` marks the parts, and the batch axis of their arrays. Two of them, `step` and `update`, are the
+same for every algorithm: `algos/agent.py`.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -224,7 +223,6 @@ class Distillation:
         """The novelty of a rollout.
 
         Args:
-          parameters, known: the current parameters and state.
           running: `[B]` float32, discounted novelty so far.
           seen: inputs of the agent's network: `[T, B, *obs]`, and `[B, *obs]` after the last step.
           step: `[T, B]`.
@@ -315,7 +313,6 @@ def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
 
 
 def _normalized(statistics: Any, observation: Any) -> Any:
-    """Observations as inputs of predictor and target."""
     if statistics is None:
         return observation
     return jax.tree.map(
@@ -369,8 +366,6 @@ class PPO(Agent):
         self._check()
         self.epochs.check_divides(self, self.num_steps)
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The initial state."""
         statistics = self.normalizers.begin(self.env.observation_space, kept=True)
@@ -383,10 +378,7 @@ class PPO(Agent):
 
     actor = on_policy.actor
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return self.epochs.updates
+    updates_per_iteration = property(lambda self: self.epochs.updates)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -402,8 +394,7 @@ class PPO(Agent):
         """Several epochs of minibatch updates on a rollout `[T, B]`.
 
         `learned`: parameters, optimiser state, statistics of observations and of returns, the novelty state.
-        `running`: the
-        running return `[B]`, and that of novelty.
+        `running`: the running return `[B]`, and that of novelty.
         """
         parameters, optimizer_state, observation_statistics, return_statistics, known = learned
         running_return, running_novelty = running
@@ -443,8 +434,6 @@ class PPO(Agent):
         """Gradient of the loss over a minibatch `[N]`, and the loss's terms."""
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
-    # --- parts ---
-
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch `[N]`, and its terms; with `rnd` also the novelty losses."""
         policy, value = self._policy(parameters, minibatch.observation)
@@ -458,13 +447,7 @@ class PPO(Agent):
         advantage: jax.Array,
         target: jax.Array,
     ) -> Any:
-        """The samples for minibatches and `loss`: `Minibatch [T, B]`, or a tuple with more fields.
-
-        Args:
-          see: maps observations to the network's input.
-          trajectory: `[T, B]`, as recorded.
-          advantage, target: `[T, B]`.
-        """
+        """The samples for `loss`: `Minibatch [T, B]`, or one with more fields; `see` normalises."""
         observation, action, decision, _ = trajectory
         return Minibatch(see(observation), action, decision, advantage, target)
 

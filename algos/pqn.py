@@ -4,9 +4,6 @@ Q-learning without replay and without a target network (arXiv 2407.04811): many 
 samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
 of Peng and Williams 1994.
 
-Nothing here refers to devices: each `fdg.fragment` names a part of the algorithm, and the batch axis of its
-arrays.
-
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
@@ -51,8 +48,7 @@ class Minibatch(NamedTuple):
 class PQN(Agent):
     """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/q_learning.py`).
 
-    Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers. Frozen and hashable;
-    equal values are equal algorithms.
+    Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -85,12 +81,7 @@ class PQN(Agent):
         require_positive(self, "reward_scale")
         require_within(self, 0, 1, "q_lambda")
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return self.epochs.updates
-
-    # --- the two functions of every algorithm ---
+    updates_per_iteration = property(lambda self: self.epochs.updates)
 
     init = on_policy.init
 
@@ -140,8 +131,6 @@ class PQN(Agent):
     def gradient(self, parameters, minibatch):
         """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
-
-    # --- parts ---
 
     def loss(self, parameters, minibatch: Minibatch):
         """Half the mean squared error of the values of the actions taken (the last line of algorithm 1)."""

@@ -52,13 +52,8 @@ class Exploration(Part):
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:
     """The best action, but with probability `epsilon` any that is allowed (Watkins 1989, section 8.1).
 
-    Args:
-        values: `[..., n]` float32, of each action; `-inf` where it is not allowed.
-        epsilon: scalar in [0, 1].
-
-    Returns:
-        A distribution: `sample(keys)` acts, with a key for each element of the batch; `mode()` is the best
-        action as long as `epsilon` is below one.
+    `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
+    action as long as `epsilon` is below one.
 
     >>> policy = epsilon_greedy(jnp.array([[1.0, 3.0, 2.0, -jnp.inf]]), 0.3)
     >>> [round(float(p), 3) for p in jnp.exp(policy.logits[0])]
@@ -96,12 +91,9 @@ def epsilon_greedy_actor(
     epsilon: jax.Array,
     deliver: Callable[[jax.Array], jax.Array],
 ) -> Actor:
-    """An actor without memory that takes the best action, or one drawn as in training.
+    """An actor without memory that takes the best action, or samples one as in training.
 
-    Args:
-      values_of: of observations `[N, *obs]` the `values`.
-      epsilon: `[]` float32, the probability of a random action in training.
-      deliver: from its actions to those that the environment takes.
+    `values_of` maps observations `[N, *obs]` to `values`; `deliver` its actions to the environment's.
     """
 
     def act(memory, observation, start, keys, greedy):
@@ -198,11 +190,8 @@ class Priorities(ReplayChoice):
 
         Args:
           learn: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`.
-          learned: before them.
-          buffer, replay: what minibatches are drawn from.
           keys: one for each step.
-          iteration, num_iterations: this one, and how many there are.
-          transform: `(minibatches [U, N], learned, key) -> minibatches`, of what was drawn, if anything.
+          transform: `(minibatches [U, N], learned, key) -> minibatches`, of the samples, if any.
         """
         ready = buffer.is_ready(replay)
         beta = self.beta(iteration, num_iterations)

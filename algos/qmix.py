@@ -73,16 +73,15 @@ def monotonic_mixer(
 ) -> Network:
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    `apply(parameters, values [N, A], state [N, S])` returns `[N]`, the value of what all agents do together.
-    It rises, or stays, with the value of every agent, for the weights that those meet are absolute values of
-    what hypernetworks make of the state; the biases are free.
+    `apply(parameters, values [N, A], state [N, S])` returns the joint value `[N]`. It does not fall with the
+    value of any agent: its weights are absolute values of what hypernetworks make of the state; the biases
+    are free.
 
     Args:
         units: `H`, of the one hidden layer, whose activation is an ELU.
         hypernetwork: widths of the layers, with ReLU, between the state and the weights; the paper has none.
-        scale: of the hypernetworks' first weights; 1: uniform within 1 / sqrt(inputs) of zero, as the authors
-            had them. With larger ones a mixture of 32 units magnifies what agents' values differ by many
-            times, the best of them are thought far too much of, and targets made of these run away.
+        scale: of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as the
+            authors had them. With larger ones a mixture of 32 units overestimates, and targets diverge.
 
     >>> mixer = monotonic_mixer(8)
     >>> values, state = jnp.ones((5, 3)), jnp.ones((5, 4))

@@ -1,8 +1,4 @@
-"""Networks with a memory, and the default ones: of actor-critics, of one agent or of several, and of learners
-from replay (`algos.memories` has the memories).
-
-The memory is given and returned, never hidden: whoever acts carries it from step to step, and whoever learns
-unrolls it over a sequence. Where an episode starts, the network forgets by itself.
+"""Actor-critics with a memory, of one agent or of several, and feed-forward ones in their form.
 
 Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
 """
@@ -10,7 +6,7 @@ Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` ou
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,17 +17,12 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.layers import (
     Activation,
-    Layers,
     PolicyLayers,
     Torso,
     checked_widths,
-    features,
-    head,
-    hidden_layers,
 )
-from algos.memories import MemoryKind
-from algos.networks import Network, actor_and_critic_features, actor_features
-from envs import features_and_mask
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module
+from algos.networks import Network, actor_and_critic_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -50,27 +41,6 @@ class AgentValues(NamedTuple):
 
     values: jax.Array  # [T, B, A, n] float32, of every action of each agent, allowed or not
     memory: Any  # [T, B, ...], after each step
-
-
-class RecurrentNetwork(NamedTuple):
-    """A network with a memory, as three pure functions.
-
-    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
-    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
-    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
-      Where `start` is true an episode begins, and what the memory held before counts for nothing.
-
-    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
-    """
-
-    init: Callable[[jax.Array, Any], Any]
-    memory: Callable[[int], Any]
-    unroll: Callable[[Any, Any, Any, jax.Array], Any]
-
-    @staticmethod
-    def described() -> str:
-        """What messages call it."""
-        return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
 def recurrent_actor_critic(
@@ -94,17 +64,15 @@ def recurrent_actor_critic(
     recurrent agents. Scales of the kernels as in `networks.actor_critic`.
 
     Args:
-        observation_space, action_space: of one agent, as for `networks.actor_critic`.
+        observation_space, action_space: of one agent.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the memory, and of the layer after it. None: no memory and no layer after it, so
-            that the rest is `networks.actor_critic`, with the same default for `hidden`.
-        activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
-        initial_log_std: for a `Box` action space.
-        num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents have
-            the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
-        central: one critic sees the observations of all agents side by side, and gives a value for each.
-        convolve, layer_norm, torso: as for `networks.actor_critic`.
+        memory_size: width of the memory, and of the layer after it. None: neither, as
+          `networks.actor_critic`.
+        num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents
+            share parameters, and each has a memory. Default: one agent, and no axis `A`.
+        central: one critic sees the observations of all agents concatenated, and gives a value for each.
         memory: another kind than a GRU, whose `size` is then `memory_size`.
+        activation, initial_log_std, convolve, layer_norm, torso: as for `networks.actor_critic`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
@@ -130,11 +98,6 @@ def recurrent_actor_critic(
         central,
     )
     return of_module(module)
-
-
-def of_module(module: Any) -> RecurrentNetwork:
-    """A module of Linen of `(memory, observation, start)`, with a method `nothing_yet(B) -> memory`."""
-    return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
 
 def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool = True) -> RecurrentNetwork:
@@ -164,17 +127,6 @@ def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool =
 def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 2) -> RecurrentNetwork | None:
     """A network of either kind as one with a memory; None stays None. Arguments as for `without_memory`."""
     return without_memory(network, leading_axes) if isinstance(network, Network) else network
-
-
-def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
-    """Shapes and dtypes of what `unroll` returns for the next step of a state's environments.
-
-    `memory`: the network's; None for that of `state.recollection`.
-    """
-    steps = features_and_mask(state.observation)[0], state.recollection.start
-    steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)
-    memory = state.recollection.memory if memory is None else memory
-    return jax.eval_shape(network.unroll, parameters, memory, *steps)
 
 
 class Memory(NamedTuple):
@@ -247,32 +199,6 @@ class RecurrentActorCritic(nn.Module):
         )
 
 
-class MemoryTrunk(nn.Module):
-    """Dense layers, a memory, a dense layer and a head, over a sequence.
-
-    `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
-    results `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
-    """
-
-    layers: Layers
-    remembers: MemoryKind | None
-    outputs: int
-    head_scale: float
-
-    @nn.compact
-    def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
-        sequence = start.shape
-        # Only the memory may go step by step; all layers before and after it take the whole sequence at once.
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        if self.remembers is not None:
-            size = self.remembers.size
-            out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
-            x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
-        x = head(x, self.outputs, self.head_scale, self.layers.torso)
-        return x.reshape(*sequence, self.outputs), memory
-
-
 def _side_by_side(inputs: jax.Array) -> jax.Array:
     """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: along the channels of images."""
     return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
@@ -286,33 +212,6 @@ def _merge(memory: Any, leading: tuple[int, ...]) -> Any:
 def _split(memories: Any, each: tuple[int, ...]) -> Any:
     """`[T, B * A, ...]` to `[T, B, A, ...]`."""
     return jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
-
-
-# Values and not closures, so that equal modules make equal networks.
-@dataclass(frozen=True)
-class _Init:
-    module: Any
-
-    def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
-        steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
-        start, memory = jnp.zeros((steps, num_envs), bool), self.module.nothing_yet(num_envs)
-        return self.module.init(key, memory, observation, start, *more)["params"]
-
-
-@dataclass(frozen=True)
-class _NothingYet:
-    module: Any
-
-    def __call__(self, num_envs: int) -> Any:
-        return self.module.nothing_yet(num_envs)
-
-
-@dataclass(frozen=True)
-class _Unroll:
-    module: Any
-
-    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array, *more: Any) -> Any:
-        return self.module.apply({"params": parameters}, memory, observation, start, *more)
 
 
 @dataclass(frozen=True)
@@ -348,124 +247,3 @@ class _UnrollSteps:
             return AgentValues(found, memory=())
         policy, value = found
         return Output(policy, value, memory=())
-
-
-# --- networks of learners from replay with a memory: DQN, SAC and TD3 ---
-
-
-def remembering_trunk(
-    observation_space: ObservationSpace,
-    outputs: int,
-    layers: Layers,
-    memory: MemoryKind,
-    scale: float = 1.0,
-    dueling: tuple[int, ...] | None = None,
-) -> RecurrentNetwork:
-    """Dense layers, a memory, a dense layer and a head: `unroll` gives `(output [T, B, n], memories)`.
-
-    Args:
-      observation_space: what is `privileged` is not seen.
-      outputs: n.
-      layers: without widths, one layer as wide as the memory.
-      memory: its kind and size.
-      scale: of the head's first weights.
-      dueling: numbers of actions of each choice; the head gives a value and advantages of these.
-
-    >>> from envs.spaces import Box
-    >>> network = remembering_trunk(Box(-1.0, 1.0, (4,)), 2, Layers(activation="relu"), MemoryKind(size=16))
-    >>> observation, start = jnp.zeros((5, 8, 4)), jnp.zeros((5, 8), bool)
-    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
-    >>> output, memories = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
-    >>> output.shape, memories.shape
-    ((5, 8, 2), (5, 8, 16))
-    """
-    widths = _sized(observation_space, layers, memory)
-    return of_module(_Remembering(observation_space, outputs, widths, memory, scale, dueling))
-
-
-def remembering_critics(
-    observation_space: ObservationSpace, outputs: int, layers: Layers, memory: MemoryKind
-) -> RecurrentNetwork:
-    """Two critics, each with a memory of the observations; actions join after it.
-
-    `unroll(parameters, memory, observation [T, B, *obs], start [T, B], action [T, B, *action])` gives two
-    values, each `[T, B]` (or of several `outputs` `[T, B, n]`), and memories. So a critic values any action
-    at a step by one memory.
-    """
-    widths = _sized(observation_space, layers, memory)
-    return of_module(_RememberingCritics(observation_space, outputs, widths, memory))
-
-
-def _sized(space: ObservationSpace, layers: Layers, memory: MemoryKind) -> Layers:
-    hidden = (memory.size,) if layers.hidden is None else layers.hidden
-    widths = checked_widths(space, hidden, layers.activation, layers.convolve)
-    return dataclasses.replace(layers, hidden=widths)
-
-
-def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
-    """Features of observations `[T, B, *obs]`, which layers take as rows."""
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
-
-
-class _Remembering(nn.Module):
-    observation_space: ObservationSpace
-    outputs: int
-    layers: Layers
-    remembers: MemoryKind
-    scale: float
-    dueling: tuple[int, ...] | None
-
-    @nn.compact
-    def __call__(self, memory: Any, observation: Any, start: jax.Array) -> tuple[jax.Array, Any]:
-        space, convolve = self.observation_space, self.layers.convolve
-        inputs = _inputs(observation, start, lambda flat: actor_features(flat, space, convolve))
-        outputs = self.outputs + (self.dueling is not None)
-        trunk = MemoryTrunk(self.layers, self.remembers, outputs, self.scale, name="trunk")
-        output, memories = trunk(memory, inputs, start)
-        return distributions.dueling(output, self.dueling) if self.dueling else output, memories
-
-    def nothing_yet(self, num_envs: int) -> Any:
-        """The memory before anything was seen."""
-        return self.remembers.empty((num_envs,))
-
-
-class _RememberingCritics(nn.Module):
-    observation_space: ObservationSpace
-    outputs: int
-    layers: Layers
-    remembers: MemoryKind
-
-    @nn.compact
-    def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
-        space, convolve = self.observation_space, self.layers.convolve
-        inputs = _inputs(observation, start, lambda flat: features(flat, space, convolve))
-        action = action.reshape(start.size, -1)
-        critics = [
-            _RememberingCritic(self.layers, self.remembers, self.outputs, name=name)
-            for name in ("critic_1", "critic_2")
-        ]
-        found = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
-        (first, after_first), (second, after_second) = found
-        return first, second, (after_first, after_second)
-
-    def nothing_yet(self, num_envs: int) -> Any:
-        """The memories of both before anything was seen."""
-        return (self.remembers.empty((num_envs,)),) * 2
-
-
-class _RememberingCritic(nn.Module):
-    layers: Layers
-    remembers: MemoryKind
-    outputs: int
-
-    @nn.compact
-    def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        out, memory = self.remembers.module()(memory, x.reshape(*start.shape, -1), start)
-        size = self.remembers.size
-        x = jnp.concatenate([out.reshape(-1, size), action], axis=-1)
-        value = head(hidden_layers(x, self.layers, (size,)), self.outputs, 1.0)
-        shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)
-        return value.reshape(shape), memory

@@ -1,12 +1,10 @@
-"""PPO whose actor and critic have a memory, for environments that do not show all that matters.
+"""PPO whose actor and critic have a memory, for partially observed environments.
 
-What is learned from are sequences of steps, each with the memory that the actor had at its start; the network
-is unrolled over them, and forgets where an episode starts. Stored memories grow old while parameters change:
-against that there is the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
-Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences.
-
-Reads like `algos/ppo.py`. A feed-forward network is the special case of one with an empty memory
-(`algos.recurrent.without_memory`).
+It learns from sequences of steps, each with the actor's memory at its start; the network is unrolled over
+them, and forgets where an episode starts. Stored memories become stale while parameters change: hence the
+burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning",
+ICLR, section 3), here for on-policy sequences. A feed-forward network is the special case with an empty
+memory (`algos.recurrent.without_memory`).
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
 sequences.
@@ -24,12 +22,12 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.layers import PolicyLayers
 from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
-from algos.memories import MemoryKind, MemorySizes
+from algos.memories import MemoryKind, MemorySizes, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
 from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, step_types, with_memory
+from algos.recurrent import recurrent_actor_critic, with_memory
 from algos.rollout import (
     Actor,
     Recollection,
@@ -143,12 +141,7 @@ class RecurrentPPO(Agent):
         else:
             self.epochs.check_divides(self, self.num_steps)
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return self.epochs.updates
-
-    # --- the two functions of every algorithm ---
+    updates_per_iteration = property(lambda self: self.epochs.updates)
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
@@ -294,8 +287,6 @@ class RecurrentPPO(Agent):
         each = (1, self.num_envs, *self._agents)
         distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
-    # --- parts ---
-
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch of sequences `[S]`, and its parts."""
         policy, value = self._predict(parameters, minibatch)
@@ -348,8 +339,7 @@ class RecurrentPPO(Agent):
     def _memory_before_each(self, first, before):
         """The memory that each sequence starts from, burn-in included: `[S, ...]`.
 
-        `first` is the memory that the rollout began with, `[B, ...]`; `before` is that before each of its
-        steps, `[T, B, ...]`.
+        `first [B, ...]` is that before the rollout; `before [T, B, ...]` that before each of its steps.
         """
         if self._length == self.num_steps:  # and no memory on the way is computed for nothing
             return first
@@ -384,7 +374,6 @@ class RecurrentPPO(Agent):
 
     @property
     def _length(self) -> int:
-        """Steps of a sequence."""
         return self.num_steps if self.sequence_length is None else self.sequence_length
 
     @property

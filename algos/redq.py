@@ -1,12 +1,13 @@
-"""Soft actor-critics with an ensemble of critics: what REDQ, DroQ and TQC share, `REDQ` and `DroQ`.
+"""Soft actor-critics with an ensemble of critics: `REDQ`, `DroQ` and `TQC`.
 
-As SAC (`algos/sac.py`), but for any number of critics, an actor that is paid their mean, and an actor and
+As SAC (`algos/sac.py`), but for any number of critics, an actor that maximises their mean, and an actor and
 temperature that may be updated less often than the critics. A subclass says what the critics are fitted to.
 
 REDQ: randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982): many
 gradient steps for each environment step; targets are the lowest of a few critics drawn at random. DroQ
-(Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034): two critics in place of ten,
-which dropout and layer normalisation make an ensemble each.
+(Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034): two critics with dropout and
+layer normalisation. TQC: truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov 2020, ICML,
+arXiv 2005.04269): critics give quantiles of the return, and targets leave out the largest.
 
 Letters in shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
 """
@@ -25,13 +26,14 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.layers import Layers, Trunk, features
+from algos.losses import quantile_error
 from algos.networks import Network
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition
 from algos.sac import Apart, Entropy, Parameters
-from envs import Box, Environment, Observation
+from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
@@ -70,8 +72,8 @@ class Ensemble(Part):
     def network(self, observation_space: ObservationSpace, layers: Layers, outputs: int = 1) -> Network:
         """The critics: `apply(parameters, observation [N, *obs], action [N, *action], keys [N] or None)`.
 
-        They give `[E, N]` float32, or `[E, N, outputs]` if `outputs` is above one.
-        Without keys there is no dropout. Parameters have a leading axis `E`.
+        They give `[E, N]` float32, or `[E, N, outputs]`; without keys there is no dropout. Parameters have a
+        leading axis `E`.
         """
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
@@ -136,11 +138,8 @@ class Keys(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftEnsemble(Agent):
+class SoftEnsemble(Agent, driver=off_policy):
     """Base of `REDQ`, `DroQ` and `TQC`; a subclass adds `_target` and `_error`, and `_outputs` if not one."""
-
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -160,22 +159,7 @@ class SoftEnsemble(Agent):
     explorer = ExplorerChoice()
     transforming = Transforming()
 
-    def __post_init__(self):
-        self._check()
-        off_policy.check(self)
-
-    # --- what all have that learn off policy: `algos/off_policy.py` ---
-
-    updates_per_iteration = property(whole_updates)
-    buffer = property(off_policy.buffer)
-    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
-    _actor = property(off_policy.gaussian_actor)
-    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
-    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
-    _acts, _valued = off_policy.actor_output, off_policy.valued
     _keys = len(Keys._fields)  # of each sample of a gradient step
-    _recurrent = None
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -202,21 +186,19 @@ class SoftEnsemble(Agent):
         target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
         return Learned(sac.together(critics, acting), target_critics, state, learned.updates + 1)
 
-    # --- parts ---
-
     def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
-        """What the critics are fitted to, leading axis `N`.
+        """The regression target of the critics, leading axis `N`.
 
         Args:
           transition: `[N]`.
-          following: `[E, N]` or `[E, N, K]`, of the target critics for the action that follows.
-          cost: `[N]`, the temperature times the log of that action's probability.
-          keys: `[N]`, for what is drawn.
+          following: `[E, N]` or `[E, N, K]`, of the target critics for the next action.
+          cost: `[N]`, the temperature times the log-probability of that action.
+          keys: `[N]`.
         """
         raise NotImplementedError
 
     def _error(self, given: jax.Array, target: Any) -> jax.Array:
-        """How far the critics, `[E, N]` or `[E, N, K]`, are from the target, summed over critics: `[N]`."""
+        """Errors of the critics' outputs `[E, N]` or `[E, N, K]`, summed over critics: `[N]`."""
         raise NotImplementedError
 
     @property
@@ -225,7 +207,6 @@ class SoftEnsemble(Agent):
         return 1
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
-        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
         critics = self._critics.init(critics_key, observation, action)
         actor, log_temperature = self._actor.init(actor_key, observation), self.entropy.begin()
         states = Apart(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
@@ -242,7 +223,6 @@ class SoftEnsemble(Agent):
         return self.update(gradient, learned, is_due), error, losses
 
     def _critic_loss(self, critics, parameters: Parameters, target_critics, transition, keys: Keys):
-        """The errors of all critics, and metrics."""
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy(parameters.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys.next_action)
@@ -260,7 +240,7 @@ class SoftEnsemble(Agent):
         }
 
     def _actor_loss(self, acting, critics, transition: Transition, keys: Keys) -> jax.Array:
-        """The losses of actor and temperature, by the mean of all that all critics give."""
+        """The losses of actor and temperature, by the mean of all critics."""
         actor, log_temperature = acting
         action, log_prob = self._policy(actor, transition.observation).sample_with_log_prob(keys.action)
         given = self._values(critics, transition.observation, action, keys.valued)
@@ -271,7 +251,6 @@ class SoftEnsemble(Agent):
         return actor_loss + temperature_loss
 
     def _values(self, critics, observation, action, keys: jax.Array) -> jax.Array:
-        """What all critics give, with dropout if there is any."""
         more = (keys,) if self.dropout else ()
         return self._critics.apply(critics, observation, action, *more)
 
@@ -295,9 +274,8 @@ class SoftEnsemble(Agent):
 class REDQ(SoftEnsemble):
     """REDQ for continuous actions within bounds.
 
-    Defaults are those of the paper (its table of hyperparameters): 10 critics, 2 of them in a target, 20
-    gradient steps of the critics for each environment step and each gradient step of the actor; but for four
-    environments that are stepped together.
+    Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics for
+    each environment step and each gradient step of the actor; but for four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -337,7 +315,6 @@ class REDQ(SoftEnsemble):
         return transition.reward + transition.discount * (jnp.min(following, axis=0) - cost)
 
     def _error(self, given, target) -> jax.Array:
-        """Half the squared errors, summed over critics."""
         return 0.5 * jnp.sum(jnp.square(given - target[None]), axis=0)
 
 
@@ -347,16 +324,56 @@ class DroQ(REDQ):
 
     Defaults are those of the paper: a hidden layer of a critic is dense, then dropout of 0.01, layer
     normalisation and ReLU, in the target critics too; 20 gradient steps for each environment step; but for
-    four environments that are stepped together.
+    four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
-
-    >>> import envs
-    >>> DroQ(env=envs.make("Pendulum-v1")).num_critics
-    2
     """
 
     presets_of: ClassVar[str] = "DroQ"
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class TQC(SoftEnsemble):
+    """TQC for continuous actions within bounds.
+
+    Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
+    are dropped; but for four environments.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+    """
+
+    presets_of: ClassVar[str] = "TQC"
+
+    ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))
+    quantiles: int = hyperparameter(25, "K, of each critic")
+    dropped_quantiles: int = hyperparameter(
+        2, "d: the largest of the targets that are left out, for each critic"
+    )
+    huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "quantiles", "huber_threshold")
+        require(
+            self,
+            0 <= self.dropped_quantiles < self.quantiles,
+            f"dropped_quantiles={self.dropped_quantiles}: it is from 0 to below quantiles={self.quantiles}",
+        )
+
+    def _target(self, transition: Transition, following, cost, keys) -> jax.Array:
+        """Algorithm 1: `[N, K']`, the `K' = E * (K - d)` smallest quantiles of all critics together."""
+        kept = len(following) * (self.quantiles - self.dropped_quantiles)
+        together = jnp.sort(following.swapaxes(0, 1).reshape(following.shape[1], -1), axis=-1)[:, :kept]
+        return transition.reward[:, None] + transition.discount[:, None] * (together - cost[:, None])
+
+    def _error(self, given, target) -> jax.Array:
+        of_one = lambda quantiles: quantile_error(quantiles, target, self.huber_threshold)  # noqa: E731
+        return jnp.sum(jax.vmap(of_one)(given), axis=0) / self.quantiles
+
+    @property
+    def _outputs(self) -> int:
+        return self.quantiles

@@ -10,7 +10,7 @@ from typing import Any
 # The module of each public class.
 MODULES = {
     "A2C": "algos.a2c",
-    "A3C": "algos.a3c",
+    "A3C": "algos.a2c",
     "Bonus": "algos.agent",
     "AlphaZero": "algos.alphazero",
     "ReplayBuffer": "algos.buffers",
@@ -19,7 +19,7 @@ MODULES = {
     "QRDQN": "algos.distributional",
     "DQN": "algos.dqn",
     "Explorer": "algos.explorers",
-    "FastTD3": "algos.fast_td3",
+    "FastTD3": "algos.td3",
     "IMPALA": "algos.impala",
     "IPPO": "algos.mappo",
     "MAPPO": "algos.mappo",
@@ -29,12 +29,12 @@ MODULES = {
     "BC": "algos.offline.bc",
     "CQL": "algos.offline.cql",
     "IQL": "algos.offline.iql",
-    "ReBRAC": "algos.offline.rebrac",
-    "TD3BC": "algos.offline.td3_bc",
+    "ReBRAC": "algos.offline.td3",
+    "TD3BC": "algos.offline.td3",
     "PPO": "algos.ppo",
     "PQN": "algos.pqn",
     "QMIX": "algos.qmix",
-    "RecurrentNetwork": "algos.recurrent",
+    "RecurrentNetwork": "algos.memories",
     "RecurrentPPO": "algos.recurrent_ppo",
     "REDQ": "algos.redq",
     "DroQ": "algos.redq",
@@ -47,7 +47,7 @@ MODULES = {
     "SAC": "algos.sac",
     "SelfPlay": "algos.self_play",
     "TD3": "algos.td3",
-    "TQC": "algos.tqc",
+    "TQC": "algos.redq",
     "VDN": "algos.value_decomposition",
 }
 

@@ -1,15 +1,15 @@
 """Replay: steps that the environments took, kept on the devices, and minibatches drawn from them.
 
 Each environment has a buffer of its own (`algos/buffers.py`), by default a ring of flashbax, in the order of
-time. This file maps it over the environments and adds what learning needs to be right:
+time. This file maps it over the environments and adds what learning needs:
 
 - Each step is stored with the observation that it led to *before* the automatic reset, and with how the
-  episode ended, if it did. So a truncated episode bootstraps and a terminated one does not (`algos.losses`).
-- A window of `n_step` steps is cut at the episode's end (`summarize`): no reward of the next one leaks in.
+  episode ended. So a truncated episode bootstraps and a terminated one does not (`algos.losses`).
+- A window of `n_step` steps is cut at the episode's end (`summarize`).
 
-**Under a policy** each environment has a ring of its own, and a minibatch takes equally many windows from
-each, by a key of its own. So a buffer that is split as the environments are exchanges nothing, neither to add
-nor to sample; its memory grows with the devices; and the numbers are those of one device.
+**Under a policy** a minibatch takes equally many windows from each environment's ring, by a key of its own.
+So a buffer that is split as the environments needs no communication; its memory grows with the devices; and
+the numbers are those of one device.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples, `n` steps of a window.
 """
@@ -25,12 +25,12 @@ import numpy as np
 
 import fdg
 from algos import buffers
-from algos.buffers import BufferSpec, ReplayBuffer
-from algos.returns import n_step_sums
+from algos.buffers import BufferSpec, ReplayBuffer, n_step_sums
 from envs import Observation, TimeStep
 from fdg.settings.fields import (
     hyperparameter,
     is_traced,
+    own_value,
     require,
     require_not_negative,
     require_positive,
@@ -57,14 +57,6 @@ class ReplayUpdates(Part):
         whole_updates(algorithm)
 
 
-REPLAY: dict[str, Any] = {
-    "help": "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
-    " algos.buffers.BufferSpec (None: by --priority-exponent)",
-    "flag": str | None,
-    "holds": "replay",
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class ReplayChoice(Part):
     """What is drawn for a gradient step: uniformly, by priority, or by a buffer of a user's own."""
@@ -75,7 +67,11 @@ class ReplayChoice(Part):
     importance_exponent: float = hyperparameter(
         0.4, "beta of prioritised replay at first; 1 in the end", only_with="priority_exponent"
     )
-    replay: Any = dataclasses.field(default=None, metadata=REPLAY)
+    replay: Any = own_value(
+        "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
+        " algos.buffers.BufferSpec (None: by --priority-exponent)",
+        "replay",
+    )
 
     def check(self, algorithm: Any) -> None:
         """Refuses an exponent of importance outside of [0, 1], and two buffers at once."""
@@ -215,23 +211,19 @@ _AXES = ReplayState._make((0, None))  # the batch axis of each field
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A replay buffer, on fragments of role `buffer`.
+    """A replay buffer, on fragments of role `buffer`; a frozen value.
 
-    A frozen value: algorithms make one from their hyperparameters where they need it. Until `is_ready`, and
-    in particular while the buffer is empty, `sample` gives a minibatch that is not to be learned from.
+    Until `is_ready`, `sample` gives a minibatch that is not to be learned from.
 
     Attributes:
       num_envs: B.
       buffer_size: steps that are kept, of all environments together, rounded down to the same for each.
       batch_size: N, a multiple of `num_envs`.
       learning_starts: steps of all environments together after which `is_ready` is true.
-      n_step: length of the windows that are drawn.
-      discount: gamma.
-      priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): of an
-        environment's windows, each is drawn with probability proportional to `priority ** alpha`. Zero, the
-        default, is uniform replay.
-      make: makes the buffer of one environment (`algos.buffers`); None: by `priority_exponent`.
-      env: the environment, for `make`.
+      n_step, discount: length of the windows that are drawn; gamma.
+      priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): an environment's
+        window is drawn with probability proportional to `priority ** alpha`. Zero is uniform replay.
+      make: makes the buffer of one environment `env` (`algos.buffers`); None: by `priority_exponent`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not fit.
@@ -358,8 +350,7 @@ class Replay:
     ) -> ReplayState:
         """Gives the windows of a `Sample`, by its `indices [N]`, new priorities `[N]` float32.
 
-        Nothing changes where replay is uniform, nor unless `ready` (None: `is_ready`): what was drawn before
-        may be no window.
+        Nothing changes where replay is uniform, nor unless `ready` (None: `is_ready`).
         """
         if not self.has_priorities:
             return state
@@ -398,7 +389,6 @@ class Replay:
 
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:
-        """Windows `[B, N / B]`."""
         update = self._ring.update
         assert update is not None  # `prioritize` asked
         mapped = jax.vmap(update, in_axes=(0, 0, 0, None))
@@ -410,7 +400,6 @@ class Replay:
 
     @property
     def _ring(self) -> ReplayBuffer:
-        """The buffer of one environment."""
         spec = BufferSpec(self.env, self.length, self.batch_size // self.num_envs, self.window)
         if self.make is not None:
             return buffers.made(self.make, spec)
@@ -421,8 +410,8 @@ class Replay:
 def summarize(window: Step, discount: float) -> Transition:
     """The n-step transition of windows `[N, n]`, cut at the end of the episode that they start in.
 
-    Rewards are summed up to that end (`returns.n_step_sums`); the next observation is what the last step
-    counted led to, and its value is worth `discount` for every step, or nothing if the last one terminated.
+    Rewards are summed up to that end (`buffers.n_step_sums`); the next observation is that of the last step
+    counted, and the discount of its value is zero if that step terminated.
 
     >>> row = lambda *values: jnp.array([values])
     >>> steps = Step(

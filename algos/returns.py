@@ -1,4 +1,4 @@
-"""Returns and targets of several steps: discounted, lambda, n-step, V-trace.
+"""Returns and targets of several steps: discounted, lambda, V-trace (n-step: `algos.buffers`).
 
 Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all functions:
 
@@ -13,22 +13,21 @@ Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all
 Results are `[T, B]` float32.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from algos.losses import accumulated_backwards, generalized_advantage_estimation, not_ended
+from fdg.settings.moved import moved
 
 __all__ = [
-    "NStep",
     "discounted_returns",
     "generalized_advantage_estimation",
     "lambda_returns",
-    "n_step_returns",
-    "n_step_sums",
     "v_trace",
 ]
+
+# n_step_sums and n_step_returns have moved.
+__getattr__ = moved(__name__, "algos.buffers")
 
 
 def discounted_returns(
@@ -75,57 +74,6 @@ def lambda_returns(
     continues = lambda_ * not_ended(jnp.logical_or(terminated, truncated))
     term = reward + discount * (1.0 - continues) * not_ended(terminated) * next_value
     return accumulated_backwards(term, discount * continues, next_value[-1])
-
-
-class NStep(NamedTuple):
-    """Reward of up to `n` steps, and where they end; their return is `reward + weight * next_value[last]`."""
-
-    reward: jax.Array  # [T, B] float32, discounted sum
-    weight: jax.Array  # [T, B] float32, discount ** number of steps; 0 if the last one terminated
-    last: jax.Array  # [T, B] int32, the row of the last of these steps
-
-
-def n_step_sums(
-    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
-) -> NStep:
-    """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of the episode or
-    trajectory.
-
-    It needs no values: learners from replay compute only the value at `last`.
-
-    >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
-    >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
-    >>> sums.reward[:, 0].tolist(), sums.weight[:, 0].tolist(), sums.last[:, 0].tolist()
-    ([1.5, 1.5, 1.0], [0.25, 0.25, 0.5], [1, 2, 2])
-    """
-    row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
-    one = NStep(reward, discount * not_ended(terminated), row)
-    alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
-
-    def longer(_, sums: NStep) -> NStep:
-        """Adds one step in front of the next row's sums, except where `alone` (`roll` wraps the last row)."""
-        after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
-        further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
-        return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
-
-    return jax.lax.fori_loop(1, n, longer, one)
-
-
-def n_step_returns(
-    reward: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    discount: float | jax.Array,
-    n: int,
-) -> jax.Array:
-    """Discounted rewards of `n >= 1` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
-
-    Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
-    truncation and after the last row it is `next_value` of that step.
-    """
-    sums = n_step_sums(reward, terminated, truncated, discount, n)
-    return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)
 
 
 def v_trace(

@@ -21,13 +21,13 @@ from algos.critic_readings import Distributions, ReturnGrid, Values
 from algos.distributions import TanhNormal
 from algos.explorers import ExplorerChoice
 from algos.layers import Layers
+from algos.memories import RecurrentNetwork
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.recurrent import RecurrentNetwork
-from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition
 from algos.sequences import SequenceMemory
-from envs import Box, Environment, Observation
+from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.parts import Part
 
@@ -66,13 +66,9 @@ class Entropy(Part):
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
         """The losses of the actor and of the temperature, and metrics.
 
-        Each has a gradient by its own part of the parameters only: the temperature is a constant to the
-        actor, and the actor's actions are constants to it.
-
-        Args:
-          log_temperature: `[]` float32.
-          log_prob, value: `[N]` float32, of actions that the actor drew.
-          shape: of an action; the target is minus one for each component (appendix D), unless it is given.
+        Each has a gradient by its own part of the parameters only. `log_temperature` is `[]`; `log_prob` and
+        `value` are `[N]`, of sampled actions; the target is minus one for each component of an action of this
+        `shape` (appendix D), unless it is given.
         """
         target = -float(math.prod(shape)) if self.target_entropy is None else self.target_entropy
         temperature = jnp.exp(jax.lax.stop_gradient(log_temperature))
@@ -106,7 +102,7 @@ def updated_apart(self: Any, gradient: Parameters, learned: Any, is_due: jax.Arr
 
 
 def together(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
-    """`Parameters` of critics, and of an actor with its temperature."""
+    """Combines critics, and an actor with its temperature."""
     return Parameters(acting[0], critics, acting[1])
 
 
@@ -142,13 +138,11 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(Agent):
+class SAC(Agent, driver=off_policy):
     """SAC for continuous actions within bounds.
 
-    Defaults are those of the paper (table 1), but for four environments that are stepped together and a start
-    as in CleanRL (Huang et al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for
-    each environment step, however many environments there are. Frozen and hashable; equal values are equal
-    algorithms.
+    Defaults are those of the paper (table 1), but for four environments and a start as in CleanRL (Huang et
+    al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for each environment step.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -160,8 +154,6 @@ class SAC(Agent):
     """
 
     presets_of: ClassVar[str] = "SAC"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -181,20 +173,6 @@ class SAC(Agent):
     explorer = ExplorerChoice()
     remembering = SequenceMemory()
 
-    def __post_init__(self):
-        self._check()
-        off_policy.check(self)
-
-    # --- what all have that learn off policy: `algos/off_policy.py` ---
-
-    updates_per_iteration = property(whole_updates)
-    buffer = property(off_policy.buffer)
-    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
-    _actor, _critics = property(off_policy.gaussian_actor), property(off_policy.twin_critics)
-    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
-    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
-    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
     _keys = 2  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -216,10 +194,7 @@ class SAC(Agent):
         )
         return Learned(parameters, target_critics, optimizer_state)
 
-    # --- parts ---
-
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
-        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
@@ -233,9 +208,9 @@ class SAC(Agent):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each of which has a gradient by its own part of the parameters only.
+        """The sum of three losses, each with a gradient by its own part of the parameters only.
 
-        One sum and one gradient, so all parts move at once; in algorithm 1 they move one after the other.
+        So all parts move at once; in algorithm 1 they move one after the other.
         """
         constant = jax.lax.stop_gradient(parameters)
 
@@ -265,5 +240,4 @@ class SAC(Agent):
 
     @property
     def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-        """Actor and critics with memories; None without."""
         return off_policy.recurrent(self, 2 * math.prod(self.env.action_space.shape))

@@ -47,13 +47,11 @@ def gumbel_search(
     (equation 11).
 
     Args:
-      game: whose rules are the model.
-      evaluate: what stands for the rest of the game at a leaf.
-      parameters: of `evaluate`.
-      key: one key.
+      game: the model.
+      evaluate, parameters: the evaluation of leaves.
       position: one in which the game is not over.
       simulations: positions added to the tree.
-      considered: moves that are looked at from the root, at most.
+      considered: the most moves that are considered at the root.
       scale: of the Gumbel noise; 0 for the best move without noise.
       discount: of the outcome, for each move.
     """
@@ -77,11 +75,10 @@ def gumbel_search(
 
 
 def _completed(tree: Any, node: jax.Array) -> jax.Array:
-    """mctx's completed values, as they are: outcomes have a scale of their own, from -1 to 1.
+    """mctx's completed values, without its rescaling: outcomes have a scale, from -1 to 1.
 
-    Stretched to the range of those in the node, as mctx has it by default, tiny errors of values decide where
-    all moves lose, and none that would draw is ever found: tic-tac-toe ended so, with a second player who did
-    not prevent three in a row.
+    Rescaled to the range within the node, tiny errors decide where all moves lose: in tic-tac-toe the second
+    player then did not prevent three in a row.
     """
     return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
 
@@ -141,14 +138,7 @@ def _mctx() -> Any:
 class Searching:
     """An `envs.games.Player` that searches with a trained evaluation; compares by identity.
 
-    Attributes:
-      game: what it plays.
-      evaluate: as of `gumbel_search`.
-      parameters: of `evaluate`.
-      simulations: of each move.
-      considered: moves that are looked at from the root, at most.
-      scale: of the Gumbel noise; 0 plays the best move that was found.
-      discount: of the outcome, for each move.
+    `simulations` are those of each move; other attributes are the arguments of `gumbel_search`.
     """
 
     game: Any
@@ -210,7 +200,6 @@ class RandomPlayouts:
         return found.action[0].astype(jnp.int32), memory
 
     def _evaluate(self, parameters: Any, key: jax.Array, position: Position) -> tuple[jax.Array, jax.Array]:
-        """Equal priors, and the outcome of one random game."""
         game = self.game
 
         def one_move(carry: tuple[jax.Array, Position]) -> tuple[jax.Array, Position]:
@@ -223,6 +212,5 @@ class RandomPlayouts:
 
 
 def _going(game: Game, key: jax.Array, position: Position) -> Position:
-    """The position, and a first one where the game is over: a search needs a legal move."""
     over, _ = game.outcome(position)
     return where(over, game.init(key), position)

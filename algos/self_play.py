@@ -51,20 +51,15 @@ class Memory(NamedTuple):
 class SelfPlay:
     """An algorithm whose opponents are older versions of itself.
 
-    For each game an opponent is drawn: with probability `latest` the newest version that was kept, else any
-    of those kept, all equally probable. It draws its moves from the policy as in training. With `size=1` the
-    opponent is one version, at most `every` iterations old.
-
-    All versions evaluate each position, so that a step costs `size` evaluations of the actor. If a newer
-    version replaces that of a game in progress, the game continues with the newer one.
+    For each game an opponent is drawn: with probability `latest` the newest version, else any of those kept,
+    all equally probable. It samples its moves as in training. All versions evaluate each position, so a step
+    costs `size` evaluations of the actor. A game whose version is replaced continues with the newer one.
 
     Attributes:
-      algorithm: with `init`, `iterate`, `actor` and a fragment `step` for its environment, such as those of
-        `algos`. Its `env` is an agent against an opponent (`envs.games.Against`), who is met in evaluations
-        only.
-      size: versions that are kept; the newest takes the position of the oldest.
-      every: iterations from one version to the next.
-      latest: probability of meeting the newest version.
+      algorithm: with `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
+        agent against an opponent (`envs.games.Against`), used in evaluations only.
+      size, every: versions that are kept; iterations from one to the next.
+      latest: probability of the newest version.
 
     All other attributes are those of the algorithm.
 
@@ -104,8 +99,6 @@ class SelfPlay:
         if not isinstance(self.latest, int | float) or not 0 <= self.latest <= 1:
             raise FdgError(f"SelfPlay: latest={self.latest!r}: give a probability, from 0 to 1")
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration; all versions are the first parameters.
 
@@ -122,8 +115,6 @@ class SelfPlay:
         iteration = state.iteration + 1
         versions, newest = self.keep(state.versions, state.newest, self._read(learner), iteration)
         return State(learner, versions, newest, iteration), metrics
-
-    # --- what was learned, at work ---
 
     def actor(self, state: State) -> Actor:
         """How the newest parameters act."""
@@ -151,7 +142,7 @@ class SelfPlay:
 
     @classmethod
     def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
-        """Makes it of words NAME=VALUE, as `said` and `--self-play` have them.
+        """Makes it from words NAME=VALUE, as `said` and `--self-play` have them.
 
         Raises:
           FdgError: a word is not of this form, its name is no field, or its value does not fit.
@@ -166,8 +157,6 @@ class SelfPlay:
             except ValueError as error:
                 raise FdgError(f"--self-play {word:.60}: {value!r:.40} is not {error}") from None
         return cls(algorithm, **values)
-
-    # --- fragments ---
 
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
@@ -186,8 +175,6 @@ class SelfPlay:
         ]
         return kept, newest
 
-    # --- parts ---
-
     @property
     def _game(self) -> Any:
         return self.algorithm.env.single.game
@@ -199,12 +186,10 @@ class SelfPlay:
         return dataclasses.replace(self.algorithm, env=env)
 
     def _read(self, learner: Any) -> list[jax.Array]:
-        """The leaves of a state of the algorithm that its actor reads."""
         is_read, leaves = _is_read(self), jax.tree.leaves(learner)
         return [leaf for leaf, read in zip(leaves, is_read, strict=True) if read]
 
     def _actor_of(self, leaves: list[jax.Array]) -> Actor:
-        """How a version acts; `leaves` are those that `_read` gives."""
         shapes, structure = jax.tree.flatten(_shapes(self._learner))
         given = iter(leaves)
         whole = [
@@ -272,13 +257,11 @@ def _a_key() -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _shapes(algorithm: Any) -> Any:
-    """The algorithm's state, of shapes."""
     return jax.eval_shape(algorithm.init, _a_key())
 
 
 @functools.lru_cache(maxsize=64)
 def _memory(algorithm: Any) -> Any:
-    """What an actor remembers of one game, of shapes."""
     return jax.eval_shape(lambda state: algorithm.actor(state).memory(1), _shapes(algorithm))
 
 
@@ -298,7 +281,6 @@ def _is_read(of: SelfPlay) -> tuple[bool, ...]:
 
 
 def _zeros(shape: Any) -> jax.Array:
-    """What stands for a leaf that nothing reads."""
     if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), shape.shape)
     return jnp.zeros(shape.shape, shape.dtype)

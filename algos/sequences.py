@@ -17,16 +17,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos.memories import MemoryKind, MemorySizes
-from algos.networks import Network
-from algos.recurrent import RecurrentNetwork
+from algos import distributions
+from algos.buffers import n_step_sums
+from algos.layers import Layers, checked_widths, features, head, hidden_layers
+from algos.memories import MemoryKind, MemorySizes, MemoryTrunk, RecurrentNetwork, of_module
+from algos.networks import Network, actor_features
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.returns import n_step_sums
 from algos.rollout import time_first
 from envs import Observation, features_and_mask
+from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 # --- networks with a memory, over sequences ---
@@ -254,8 +257,7 @@ class SequenceReplay(Replay):
         return transition, weight
 
     def priority(self, error: jax.Array) -> jax.Array:
-        """Errors of steps `[N * L]` as one of each sequence, `[N]`: 0.9 of the largest, 0.1 of the mean
-        (R2D2, section 2.3)."""
+        """Errors of steps `[N * L]` as one of each sequence `[N]`: 0.9 max + 0.1 mean (R2D2, section 2.3)."""
         size = jnp.abs(error).reshape(-1, self.sequence_length)
         return 0.9 * jnp.max(size, axis=1) + 0.1 * jnp.mean(size, axis=1)
 
@@ -317,3 +319,123 @@ class SequenceMemory(MemorySizes):
             return {}
         length = self.sequence_length or algorithm.num_steps
         return {"kind": SequenceReplay, "sequence_length": length, "burn_in": self.burn_in}
+
+
+# --- default networks with a memory: DQN, SAC and TD3 ---
+
+
+def remembering_trunk(
+    observation_space: ObservationSpace,
+    outputs: int,
+    layers: Layers,
+    memory: MemoryKind,
+    scale: float = 1.0,
+    dueling: tuple[int, ...] | None = None,
+) -> RecurrentNetwork:
+    """Dense layers, a memory, a dense layer and a head: `unroll` gives `(output [T, B, n], memories)`.
+
+    What is `privileged` is not seen.
+
+    Args:
+      outputs: n.
+      layers: without widths, one layer as wide as the memory.
+      scale: of the head's initial weights.
+      dueling: numbers of actions of each choice; the head gives a value and advantages of these.
+
+    >>> from envs.spaces import Box
+    >>> network = remembering_trunk(Box(-1.0, 1.0, (4,)), 2, Layers(activation="relu"), MemoryKind(size=16))
+    >>> observation, start = jnp.zeros((5, 8, 4)), jnp.zeros((5, 8), bool)
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> output, memories = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
+    >>> output.shape, memories.shape
+    ((5, 8, 2), (5, 8, 16))
+    """
+    widths = _sized(observation_space, layers, memory)
+    return of_module(_Remembering(observation_space, outputs, widths, memory, scale, dueling))
+
+
+def remembering_critics(
+    observation_space: ObservationSpace, outputs: int, layers: Layers, memory: MemoryKind
+) -> RecurrentNetwork:
+    """Two critics, each with a memory of the observations; actions join after it.
+
+    `unroll(parameters, memory, observation [T, B, *obs], start [T, B], action [T, B, *action])` gives two
+    values, each `[T, B]` (or of several `outputs` `[T, B, n]`), and memories. So a critic values any action
+    at a step by one memory.
+    """
+    widths = _sized(observation_space, layers, memory)
+    return of_module(_RememberingCritics(observation_space, outputs, widths, memory))
+
+
+def _sized(space: ObservationSpace, layers: Layers, memory: MemoryKind) -> Layers:
+    hidden = (memory.size,) if layers.hidden is None else layers.hidden
+    widths = checked_widths(space, hidden, layers.activation, layers.convolve)
+    return dataclasses.replace(layers, hidden=widths)
+
+
+def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
+
+
+class _Remembering(nn.Module):
+    observation_space: ObservationSpace
+    outputs: int
+    layers: Layers
+    remembers: MemoryKind
+    scale: float
+    dueling: tuple[int, ...] | None
+
+    @nn.compact
+    def __call__(self, memory: Any, observation: Any, start: jax.Array) -> tuple[jax.Array, Any]:
+        space, convolve = self.observation_space, self.layers.convolve
+        inputs = _inputs(observation, start, lambda flat: actor_features(flat, space, convolve))
+        outputs = self.outputs + (self.dueling is not None)
+        trunk = MemoryTrunk(self.layers, self.remembers, outputs, self.scale, name="trunk")
+        output, memories = trunk(memory, inputs, start)
+        return distributions.dueling(output, self.dueling) if self.dueling else output, memories
+
+    def nothing_yet(self, num_envs: int) -> Any:
+        """The memory before anything was seen."""
+        return self.remembers.empty((num_envs,))
+
+
+class _RememberingCritics(nn.Module):
+    observation_space: ObservationSpace
+    outputs: int
+    layers: Layers
+    remembers: MemoryKind
+
+    @nn.compact
+    def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
+        space, convolve = self.observation_space, self.layers.convolve
+        inputs = _inputs(observation, start, lambda flat: features(flat, space, convolve))
+        action = action.reshape(start.size, -1)
+        critics = [
+            _RememberingCritic(self.layers, self.remembers, self.outputs, name=name)
+            for name in ("critic_1", "critic_2")
+        ]
+        found = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
+        (first, after_first), (second, after_second) = found
+        return first, second, (after_first, after_second)
+
+    def nothing_yet(self, num_envs: int) -> Any:
+        """The memories of both before anything was seen."""
+        return (self.remembers.empty((num_envs,)),) * 2
+
+
+class _RememberingCritic(nn.Module):
+    layers: Layers
+    remembers: MemoryKind
+    outputs: int
+
+    @nn.compact
+    def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
+        out, memory = self.remembers.module()(memory, x.reshape(*start.shape, -1), start)
+        size = self.remembers.size
+        x = jnp.concatenate([out.reshape(-1, size), action], axis=-1)
+        value = head(hidden_layers(x, self.layers, (size,)), self.outputs, 1.0)
+        shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)
+        return value.reshape(shape), memory

@@ -1,9 +1,11 @@
-"""Twin delayed deep deterministic policy gradient (TD3; Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477).
+"""Twin delayed deep deterministic policy gradient: `TD3`, and `FastTD3`.
 
-A deterministic actor that explores with noise, two critics fitted to the lower of two targets, whose actions
-are smoothed by noise, and an actor that is updated less often than they are.
+TD3 (Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477): a deterministic actor that explores with noise, two
+critics fitted to the lower of two targets, whose actions are smoothed by noise, and an actor that is updated
+less often. FastTD3 (Seo, Sferrazza, Geng, Nauman, Yin and Abbeel 2025, arXiv 2505.22642): many environments,
+each with its own deviation of the noise, large minibatches, few gradient steps, distributional critics.
 
-Letters in shapes: `D` components of an action, `N` samples of a minibatch.
+Letters in shapes: `B` environments, `D` components of an action, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -21,19 +23,20 @@ from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal
 from algos.explorers import ExplorerChoice
 from algos.layers import Layers
+from algos.memories import RecurrentNetwork
+from algos.networks import Network
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.recurrent import RecurrentNetwork
-from algos.replay import ReplayUpdates, StepReplay, Transition, whole_updates
+from algos.replay import ReplayUpdates, StepReplay, Transition
 from algos.sequences import SequenceMemory
-from envs import Box, Environment
-from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
+from envs import Environment
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 from fdg.settings.parts import Part
 
 
 class Parameters(NamedTuple):
-    """Of the networks that act and value, or of those that follow them slowly."""
+    """Parameters of the networks, or of their targets."""
 
     actor: Any
     critics: Any  # of both
@@ -49,7 +52,7 @@ class Learned(NamedTuple):
 
 
 class NoisyAction(NamedTuple):
-    """An action in [-1, 1], and Gaussian noise about it, cut off at these bounds."""
+    """An action in [-1, 1] with Gaussian noise, clipped to these bounds."""
 
     action: jax.Array  # [..., D] float32
     noise: Any  # [] float32, standard deviation
@@ -82,11 +85,11 @@ class DelayedTargets(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(Agent):
+class TD3(Agent, driver=off_policy):
     """TD3 for continuous actions within bounds.
 
     Defaults are those of the paper (section 6.1 and its supplement C) as CleanRL has them, but for four
-    environments that are stepped together. Frozen and hashable; equal values are equal algorithms.
+    environments. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -97,8 +100,6 @@ class TD3(Agent):
     """
 
     presets_of: ClassVar[str] = "TD3"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -117,20 +118,7 @@ class TD3(Agent):
     explorer = ExplorerChoice()
     remembering = SequenceMemory()
 
-    def __post_init__(self):
-        self._check()
-        off_policy.check(self)
-
-    # --- what all have that learn off policy: `algos/off_policy.py` ---
-
-    updates_per_iteration = property(whole_updates)
-    buffer = property(off_policy.buffer)
-    init, iterate, actor = off_policy.init, off_policy.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
-    _actor, _critics = property(off_policy.deterministic_actor), property(off_policy.twin_critics)
-    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
-    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_deterministic
-    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
+    _actor, check_when_traced = property(off_policy.deterministic_actor), off_policy.check_deterministic
     _keys = 1  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -166,15 +154,12 @@ class TD3(Agent):
         targets = self._followed(targets, parameters, is_due)
         return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)
 
-    # --- parts ---
-
     def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
         """The targets after an update."""
         rate = jnp.where(is_due, self.target_rate, 0.0)
         return optax.incremental_update(parameters, targets, rate)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
-        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics)
         optimizer_state = Parameters(
@@ -190,14 +175,13 @@ class TD3(Agent):
         return self.update(gradient, learned, is_due), error, losses
 
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
-        """The squared errors of both critics, and what is told of them."""
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
         given = self._critics.apply(critics, transition.observation, transition.action)
         loss, error = self.grid.errors(given, target, transition.weight)
         return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.lower(given)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
-        """What the critics are fitted to: equation 14, with the clipped noise of target smoothing."""
+        """Equation 14, with the clipped noise of target smoothing."""
         smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero where the episode terminated, and not where it was truncated.
@@ -205,14 +189,14 @@ class TD3(Agent):
         return self.grid.reading.target(transition.reward, transition.discount, first, second, free)
 
     def _smoothed(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
-        """What the target actor would do next, with clipped noise: `[N, *action]` in [-1, 1]."""
+        """The target actor's next actions with clipped noise, `[N, *action]` in [-1, 1]."""
         action = self._policy(targets.actor, transition.next_observation).mode()
         drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
         noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
         return jnp.clip(action + noise, -1.0, 1.0)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """Minus the first critic's value of what the actor does: the deterministic policy gradient."""
+        """Minus the first critic's value of the actor's actions: the deterministic policy gradient."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
         return -jnp.mean(self.grid.reading.value(first))
@@ -224,5 +208,96 @@ class TD3(Agent):
 
     @property
     def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-        """Actor and critics with memories; None without."""
         return off_policy.recurrent(self, math.prod(self.env.action_space.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class FastTD3(TD3):
+    """FastTD3 for continuous actions within bounds.
+
+    Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
+    github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, two gradient steps on 32,768
+    samples for each step of all of them. Unlike `TD3`, targets have the actor itself and follow the critics
+    at every update, the actor follows the lower critic, and weights decay.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+
+    >>> import envs
+    >>> FastTD3(env=envs.make("Pendulum-v1")).updates_per_iteration
+    2
+    """
+
+    presets_of: ClassVar[str] = "FastTD3"
+
+    rollouts = Rollouts(num_envs=128, num_steps=1, total_steps=12_800_000)
+    replaying = ReplayUpdates(
+        buffer_size=6_553_600, batch_size=32_768, learning_starts=1_280, updates_per_step=1 / 64
+    )
+    target_rate: float = hyperparameter(0.1, "tau: the part of the way that targets go at an update")
+    exploration_noise: float = hyperparameter(
+        0.4, "largest standard deviation of actions in [-1, 1], in training: of the last environment"
+    )
+    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: of the first environment")
+    target_noise: float = hyperparameter(0.001, "standard deviation of the targets' actions")
+    grid = ReturnGrid(atoms=101)
+    normalizers = ObservationNormalizer(normalize_observation=True)
+    layers = Layers(hidden=(512, 256, 128), activation="relu")
+    critic_hidden: tuple[int, ...] | None = hyperparameter(
+        (1024, 512, 256), "widths of the critics' layers; None: by observation"
+    )
+    weight_decay: float = hyperparameter(0.1, "of AdamW, times the step size")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "smallest_noise")
+        require(
+            self,
+            self.smallest_noise <= self.exploration_noise,
+            f"smallest_noise={self.smallest_noise} is above exploration_noise={self.exploration_noise}",
+        )
+        require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
+        require_not_negative(self, "weight_decay")
+
+    def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered.
+
+        Deviations of the noise are spread evenly from the smallest to the largest, one for each environment.
+        The authors' code draws one for each episode, evenly between the same two.
+        """
+        if recollection is not None:  # of a user's own exploration
+            return super().act(actor, statistics, learning, progress, observation, recollection, keys)
+        noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys))
+        return self.spread(actor, statistics, learning, observation, keys, noise), None
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
+    def spread(self, actor, statistics, learning, observation, keys, noise):
+        """As `act`, with the deviations `noise [B]`."""
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+        policy = policy._replace(noise=noise[:, None])
+        # One key for both, of which only one is used.
+        uniform = jax.vmap(self._uniform)(keys)
+        return jnp.where(learning, policy.sample(keys), uniform)
+
+    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+        """The actor itself, and critics that follow at every update."""
+        return Parameters(
+            optax.incremental_update(parameters.actor, targets.actor, 1.0),
+            optax.incremental_update(parameters.critics, targets.critics, self.target_rate),
+        )
+
+    def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
+        """Minus the lower critic's value of the actor's actions."""
+        action = self._policy(actor, transition.observation).mode()
+        return -jnp.mean(self.grid.lower(self._critics.apply(critics, transition.observation, action)))
+
+    def _uniform(self, key: jax.Array) -> jax.Array:
+        return jax.random.uniform(key, self.env.action_space.shape, minval=-1.0, maxval=1.0)
+
+    @property
+    def _critics(self) -> Network:
+        return off_policy.twin_critics(self, dataclasses.replace(self.layers, hidden=self.critic_hidden))
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adamw(self._step_size, weight_decay=self.weight_decay)

@@ -1,16 +1,13 @@
-"""Cooperative value learning: each agent values its own actions, and what all do together is worth a mixture
-of these values, which alone is fitted to what the team earns. `VDN` and `QMIX` differ in the mixture.
+"""Cooperative value learning: `VDN`, and the base of `QMIX`.
 
-While it rises with the value of every agent, what is best for each is best for all: agents act greedily on
-what they see themselves, and learn together ("centralised training, decentralised execution"). Sequences are
-drawn from replay (`algos/sequences.py`), so that agents may have a memory, and targets look further than one
-step; gradient steps and the target network are those of DQN (`algos/q_learning.py`).
+Each agent values its own actions; a mixture of these values is fitted to the team's reward. While it rises
+with the value of every agent, greedy actions of each are the team's: agents act on what they see themselves,
+and learn together ("centralised training, decentralised execution"). Sequences are drawn from replay
+(`algos/sequences.py`), so that agents may have a memory, and targets several steps; gradient steps and the
+target network are those of DQN (`algos/q_learning.py`).
 
-Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as if an agent of its
-own made it: there are as many values as the sum of the choices, and not as their product.
-
-Nothing here knows of devices: the `fdg.fragment`s, in those files and here, say what the parts are, and which
-axis of their arrays is the batch.
+Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as that of an agent of
+its own: there are as many values as the sum of the choices, and not as their product.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `A` agents, `M` choices of all agents together
 (`A` where an action is one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of a
@@ -30,19 +27,12 @@ from algos import distributions, layers, q_learning
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.layers import Activation, Layers, Torso, checked_widths
-from algos.memories import MemoryKind, MemorySizes
+from algos.memories import MemoryKind, MemorySizes, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
 from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
-from algos.recurrent import (
-    AgentValues,
-    MemoryTrunk,
-    RecurrentNetwork,
-    of_module,
-    step_types,
-    without_memory,
-)
+from algos.recurrent import AgentValues, without_memory
 from algos.replay import ReplayState
 from algos.returns import lambda_returns
 from algos.rollout import Actor, Recollection, environment_major, time_first, time_major
@@ -132,8 +122,6 @@ class ValueDecomposition(Agent):
 
     updates_per_iteration = property(lambda self: self.num_updates)
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         agents_key, mixer_key, env_key, key = jax.random.split(key, 4)
@@ -208,8 +196,6 @@ class ValueDecomposition(Agent):
         """
         raise NotImplementedError
 
-    # --- parts ---
-
     def _loss(self, *arguments):
         return self.loss(*arguments)
 
@@ -235,10 +221,9 @@ class ValueDecomposition(Agent):
         sequences: Sequences,
         memories: Any,
     ) -> jax.Array:
-        """What the mixed values should be: `[L, N]`.
+        """The targets of the mixed values: `[L, N]`.
 
         Args:
-          parameters, target_parameters: those that learn, and older ones.
           memory: `[N, ...]`, before each sequence.
           sequences: `[L, N]`.
           memories: `[L, N, ...]`, of the agents that learn, after each step.
@@ -299,7 +284,6 @@ class ValueDecomposition(Agent):
 
     @property
     def _length(self) -> int:
-        """Steps of a sequence."""
         return self.num_steps if self.sequence_length is None else self.sequence_length
 
     @property
@@ -379,16 +363,15 @@ def agent_q_network(
 ) -> RecurrentNetwork:
     """The value of each action of each agent, whose `unroll` gives `AgentValues`.
 
-    Dense layers (after a convolution, of an image), a memory and one more dense layer where there is one, and
+    Dense layers (after a convolution, of an image), a memory and one more dense layer if there is one, and
     a head: the agent of QMIX (Rashid et al. 2018, figure 2c).
 
     Args:
         observation_space, action_space: of one agent. What is `privileged` is not seen.
         num_agents: `A`.
         hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
-        activation, layer_norm, convolve, torso: as for `networks.actor_critic`.
-        dueling: as for `networks.q_network`.
-        memory: what remembers; None: nothing does.
+        activation, layer_norm, convolve, torso, dueling: as for `networks.q_network`.
+        memory: None for none.
         identity: each agent also sees its number, one-hot.
 
     >>> from envs.spaces import Box
@@ -451,5 +434,5 @@ class AgentQNetwork(nn.Module):
         return AgentValues(values.reshape(*each, actions), memories)
 
     def nothing_yet(self, num_envs: int) -> Any:
-        """The memory before anything was seen."""
+        """The initial memory."""
         return () if self.remembers is None else self.remembers.empty((num_envs, self.num_agents))

@@ -5,8 +5,7 @@ Nothing here knows of tasks, rewards or learning; `Prompts` are those of `envs.t
 
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Cache, Decoder, positions_of
-from algos.language.generation import Samples, check_tokens, generate, sample_keys
-from algos.language.sampling import Sampling
+from algos.language.generation import Samples, Sampling, check_tokens, generate, sample_keys
 from envs.text.prompts import Prompts
 from fdg.public_names import submodules
 

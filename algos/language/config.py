@@ -34,8 +34,6 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What a field may be, and how an error says it."""
-
     words: str
     holds: Callable[[Any], bool]
 
@@ -81,34 +79,30 @@ class DecoderConfig:
     """Sizes and options of a decoder-only transformer with rotary positions, RMSNorm and SwiGLU.
 
     Attributes:
-      vocab_size: V, tokens that there are.
-      hidden_size: D, width of the residual stream.
-      intermediate_size: width inside a SwiGLU.
-      num_layers: blocks.
-      num_heads: query heads.
+      vocab_size, hidden_size, intermediate_size: V; D, width of the residual stream; width inside a SwiGLU.
+      num_layers, num_heads: blocks; query heads.
       num_kv_heads: heads of keys and values, each shared by `num_heads / num_kv_heads` query heads (GQA,
         arXiv 2305.13245).
       head_dim: width of a head; None for `hidden_size / num_heads`.
       rope_theta: base of the rotary frequencies (arXiv 2104.09864).
       rope_scaling: how these are stretched for long contexts, as sorted pairs of what `config.json` says:
         `rope_type` "linear", "dynamic", "llama3", "yarn" (arXiv 2309.00071) or "longrope" (arXiv 2402.13753),
-        and its factors. "dynamic" and "longrope" go by the length of each text.
+        and its factors. "dynamic" and "longrope" depend on the length of each text.
       rms_norm_eps: added to the mean square.
       tie_embeddings: whether the head is the embedding's transpose.
-      qkv_bias: whether queries, keys and values have a bias (Qwen2); `output_bias`, `mlp_bias`: likewise.
+      qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: the first).
       qk_norm: whether each head of queries and keys is normalised (Qwen3).
-      sliding_window: how many tokens, its own included, a token of the layers from `first_sliding_layer` on
+      sliding_window: tokens, its own included, that a token of the layers from `first_sliding_layer` on
         attends to; None for all.
       max_positions: the longest context, in tokens.
-      dtype: of the computation, "float32" or "bfloat16"; "float32" computes in the parameters' own dtype,
-        which is float32 (with x64 enabled, float64).
-      remat: whether blocks are computed again for the gradient, and not kept.
+      dtype: of the computation, "bfloat16", or "float32" for the parameters' own dtype.
+      remat: whether blocks are recomputed for the gradient.
       packed_rows: rows of packed sequences that are computed at once, so that padding costs nothing; None:
         each sequence is a row, with its padding. Changes no number but for rounding.
-      lora_rank: r of low-rank adapters (arXiv 2106.09685); 0 for none.
-      lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
+      lora_rank, lora_alpha: r of low-rank adapters (arXiv 2106.09685), 0 for none; their scale is
+        `alpha / r`.
       lora_targets: the linear layers that have adapters.
-      initializer_range: deviation of first weights.
+      initializer_range: standard deviation of initial weights.
     """
 
     vocab_size: int
@@ -206,7 +200,7 @@ class DecoderConfig:
 
     @property
     def trained_positions(self) -> int:
-        """Tokens of the contexts that were trained on before rotary frequencies were stretched."""
+        """Context length of the training before rotary frequencies were stretched."""
         return self.rope.get(_TRAINED) or self.max_positions
 
     @classmethod
@@ -224,14 +218,12 @@ class DecoderConfig:
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any], **changes: Any) -> "DecoderConfig":
-        """Reads the contents of a `config.json`.
+        """Reads the contents of a `config.json`, with some fields changed.
 
-        Args:
-          config: as parsed; of `model_type` llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
-          changes: fields that the file does not say (`dtype`, `remat`, `lora_rank`, ...), or otherwise.
+        Its `model_type` is llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
 
         Raises:
-          FdgError: another architecture, or an option that is not known here.
+          FdgError: another architecture, or an unknown option.
         """
         family = config.get("model_type")
         if family not in _FAMILIES:
@@ -380,7 +372,6 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
 
 
 def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, int]:
-    """How far tokens see, and the first layer of which that holds."""
     layers, window = config["num_hidden_layers"], value("sliding_window", "sliding_window")
     first = 0
     if "use_sliding_window" in config:

@@ -30,7 +30,7 @@ _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] of a sequence that log_probs makes a
 
 
 class Cache(NamedTuple):
-    """What was read so far: keys and values of a prompt, and of up to `C` tokens after it.
+    """Keys and values of a prompt, and of up to `C` tokens after it.
 
     All rows write their next token at one place, `step % C` after the prompt, whenever each began: a row that
     starts over (another prompt takes it) starts there, and never has more than `C` tokens.
@@ -38,9 +38,8 @@ class Cache(NamedTuple):
     Attributes:
       keys, values: of each layer, [N, K, P + C, h].
       prompt: which tokens of the prompt are there [N, P] bool.
-      position: of the next token [N] int32.
-      generated: tokens after the prompt [N] int32.
-      step: how often `decode` was called [] int32.
+      position, generated: of the next token, and tokens after the prompt, [N] int32.
+      step: number of calls of `decode` [] int32.
     """
 
     keys: tuple[jax.Array, ...]
@@ -141,7 +140,7 @@ class Decoder:
         return sharding.tensor_parallel()
 
     def cast(self, parameters: Weights) -> Weights:
-        """Parameters in the dtype of the computation: once, in front of a loop that reads them many times."""
+        """Parameters in the dtype of the computation: once, before a loop that reads them many times."""
         dtype = self._dtype(parameters)
         return jax.tree.map(lambda x: x.astype(dtype), parameters)
 
@@ -151,9 +150,7 @@ class Decoder:
         """What the head reads, after the last norm: [N, T, D], in the dtype of the computation.
 
         Args:
-          parameters: as `init` makes them.
-          tokens: [N, T] int32.
-          segments: [N, T] int32; 0 is padding.
+          tokens, segments: [N, T] int32; segment 0 is padding.
           positions: [N, T] int32; None to count from the beginning of each run of equal segments.
         """
         return self._sequences(parameters, tokens, segments, positions)[0]
@@ -176,21 +173,17 @@ class Decoder:
     ) -> jax.Array:
         """Log-probability of each token given those before it in its segment: [N, T] float32, first 0.
 
-        Logits of all places are never there at once: a few places at a time, again for the gradient.
+        Logits are computed for a few places at a time, and again for the gradient.
         """
         hidden = self.hidden(parameters, tokens, segments)
         return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
 
     def per_token(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
-        """Calls a function on sequences, without their padding where `packed_rows` says so.
+        """Calls a function on sequences, without their padding if `packed_rows` is set.
 
         Args:
           function: `(tokens [K, T], segments [K, T]) -> pytree of [K, T, ...]`, of each token.
-          tokens: [N, T] int32.
-          segments: [N, T] int32, 1 where there is a token, 0 for padding.
-
-        Returns:
-          A pytree of [N, T, ...].
+          tokens, segments: [N, T] int32; segments are 1 where there is a token, 0 for padding.
         """
         rows = self.config.packed_rows
         return (
@@ -236,16 +229,11 @@ class Decoder:
     def prefill(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, new_tokens: int
     ) -> tuple[jax.Array, Cache]:
-        """Reads prompts, and makes a cache for so many tokens after them.
+        """Logits [N, V] float32 of the token after each prompt, and a cache for `new_tokens` (C) more.
 
         Args:
-          parameters: as `init` makes them.
           tokens: [N, P] int32, left-padded: the last token of each row is there.
-          segments: [N, P] int32, 1 where there is a token and 0 where there is padding.
-          new_tokens: C, how often a row is decoded at most, before it starts over.
-
-        Returns:
-          Logits [N, V] float32 of the token after each prompt, and the cache.
+          segments: [N, P] int32, 1 where there is a token and 0 for padding.
         """
         hidden, keys, values = self._sequences(parameters, tokens, segments, None)
         room = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
@@ -270,11 +258,9 @@ class Decoder:
         """The cache of prompts and of what was decoded after them, under these parameters.
 
         Args:
-          parameters: as `init` makes them.
           tokens, mask: [N, P], of left-padded prompts.
-          generated: [N, C] int32, tokens after each prompt, right-padded.
-          length: [N] int32, how many of them there are.
-          step: [N] int32, the cache's `step` when the first of them was decoded; of the cache, it is 0.
+          generated, length: [N, C] int32, right-padded tokens after each prompt; [N] int32, their number.
+          step: [N] int32, the cache's `step` when the first of them was decoded; of the new cache, it is 0.
         """
         prompts, room = tokens.shape[1], generated.shape[1]
         there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
@@ -332,7 +318,7 @@ class Decoder:
         return self.logits(parameters, x[:, 0]), new
 
     def logits_dtype(self, parameters: Weights) -> Any:
-        """Of logits and log-probabilities: float32, or wider parameters'."""
+        """float32, or the parameters' dtype if it is wider."""
         return jnp.promote_types(self._dtype(parameters), jnp.float32)
 
     def _dtype(self, parameters: Weights) -> Any:
@@ -386,14 +372,12 @@ def positions_of(segments: jax.Array) -> jax.Array:
 
 
 def _parts(parameters: Weights) -> tuple[Weights, Weights]:
-    """The network, and the adapters of each layer."""
     if "base" not in parameters:
         return parameters, {}
     return parameters["base"], parameters["adapters"]["layers"]
 
 
 def _merged(weights: Weights, adapters: Weights) -> Weights:
-    """A block's weights, each linear layer with its adapter."""
     if not adapters:
         return weights
     merged = dict(weights)
@@ -416,7 +400,6 @@ def _block(
     turn: tuple[jax.Array, jax.Array],
     mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block on sequences [N, T, D]; also its keys and values [N, K, T, h]."""
     weights, scale = _merged(weights, adapters), _scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
     q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)

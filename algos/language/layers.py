@@ -164,3 +164,40 @@ def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
     """`down(silu(gate x) * up x)` (arXiv 2002.05202, sec. 2)."""
     gate, up = linear(weights["gate"], x, scale), linear(weights["up"], x, scale)
     return linear(weights["down"], jax.nn.silu(gate) * up, scale)
+
+
+def split_adapters(parameters: Weights) -> tuple[Weights, Weights]:
+    """(what is trained, what is not): adapters and their base; all of a network without adapters, and {}."""
+    if "base" in parameters:
+        return parameters["adapters"], parameters["base"]
+    return parameters, {}
+
+
+def join_adapters(trained: Weights, frozen: Weights) -> Weights:
+    """The parameters of what `split_adapters` made."""
+    return {"base": frozen, "adapters": trained} if frozen else trained
+
+
+def base(parameters: Weights) -> Weights:
+    """The network without its adapters."""
+    return parameters.get("base", parameters)
+
+
+def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
+    """One network that computes the same: `kernel + lora_alpha / lora_rank * a b`, on the host (eq. 3)."""
+    if "base" not in parameters:
+        return parameters
+    scale = config.lora_alpha / config.lora_rank
+    network, adapters = parameters["base"], parameters["adapters"]["layers"]
+    blocks: dict[str, Any] = {}
+    for i, block in network["layers"].items():
+        new = dict(block)
+        for part, each in adapters.get(i, {}).items():
+            new[part] = dict(block[part])
+            for name, adapter in each.items():
+                linear = block[part][name]
+                kernel = np.asarray(linear["kernel"])
+                change = np.asarray(adapter["a"], np.float64) @ np.asarray(adapter["b"], np.float64)
+                new[part][name] = {**linear, "kernel": (kernel + scale * change).astype(kernel.dtype)}
+        blocks[i] = new
+    return {**network, "layers": blocks}

@@ -19,9 +19,8 @@ class Packed(NamedTuple):
     """Rows of sequences.
 
     Attributes:
-      tokens: [rows, T] int32.
-      segments: [rows, T] int32: 1, 2, ... in each row, 0 for padding.
-      row, start: where each sequence is [count] int32.
+      tokens, segments: [rows, T] int32; segments are 1, 2, ... in each row, 0 for padding.
+      row, start: position of each sequence, [count] int32.
     """
 
     tokens: np.ndarray
@@ -31,13 +30,9 @@ class Packed(NamedTuple):
 
 
 def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = None, pad: int = 0) -> Packed:
-    """Sequences in as few rows as first-fit decreasing finds.
+    """Sequences in as few rows as first-fit decreasing finds, or in `rows` rows of `length` tokens.
 
-    Args:
-      sequences: of tokens, none longer than a row.
-      length: T of each row.
-      rows: how many rows; None for as many as it takes.
-      pad: what stands where nothing is.
+    `pad` fills the rest.
 
     Raises:
       FdgError: a sequence that is empty or too long; more than fit into `rows`.
@@ -101,14 +96,11 @@ class Rows(NamedTuple):
 
 
 def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: int = 0) -> Rows:
-    """Sequences in a given number of rows, by first-fit decreasing as `pack`; traces, whatever their lengths.
+    """Sequences in `rows` (M) rows of `length` (L) tokens, as `pack`; can be traced, whatever their lengths.
 
     Args:
-      tokens: [N, T] int32; padding may be anywhere.
-      mask: [N, T] bool, where there is a token.
-      rows: M.
-      length: L of each row.
-      pad: what stands where nothing is.
+      tokens, mask: [N, T] int32, and bool where there is a token; padding may be anywhere.
+      pad: fills the rest.
 
     >>> tokens = jnp.array([[5, 6, 0], [7, 8, 9], [0, 0, 1]])
     >>> packed = pack_rows(tokens, tokens > 0, rows=2, length=4)
@@ -155,10 +147,10 @@ def without_padding(
     that no block needs are skipped. The gradient computes each trip again.
 
     Args:
-      function: `(tokens [K, T] int32, segments [K, T] int32) -> pytree of [K, T, ...]`. What it gives for a
-        token may depend on the other tokens of the same segment, and on nothing else.
-      tokens: [N, T] int32; padding may be anywhere.
-      segments: [N, T] int32, 1 where there is a token, 0 for padding; or as bool.
+      function: `(tokens [K, T] int32, segments [K, T] int32) -> pytree of [K, T, ...]`. The result for a
+        token may depend on tokens of the same segment only.
+      tokens, segments: [N, T] int32; segments are 1 (or True) where there is a token; padding may be
+        anywhere.
       rows: packed rows at once; K is its greatest common divisor with N.
 
     Returns:

@@ -19,8 +19,7 @@ import numpy as np
 
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
-from algos.language.layers import Weights
-from algos.language.lora import merged
+from algos.language.layers import Weights, merge_adapters
 from algos.language.tensor_files import Stored, safetensors
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_json, refuse_run
@@ -291,7 +290,7 @@ def save(
         adapters, which that library would add.
     """
     config = {**decoder.config.to_hugging_face(), **(settings or {}), "torch_dtype": dtype}
-    base = merged(decoder.config, parameters)
+    base = merge_adapters(decoder.config, parameters)
     if "score" in base:
         config |= {
             "architectures": [each.replace(_GENERATES, _SCORES) for each in config["architectures"]],

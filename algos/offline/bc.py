@@ -1,7 +1,7 @@
 """Behaviour cloning (Pomerleau 1989, "ALVINN", NIPS 1): the actor imitates the actions of a data set.
 
-Also what distils a teacher into a student: data that a teacher has made, or labelled (`fdg collect
---labels`), teaches an actor that sees no privileged part of the observations.
+It also distils a teacher into a student that sees no privileged part of the observations, from data that the
+teacher has made or labelled (`fdg collect --labels`).
 
 Letters in shapes: `N` samples of a minibatch, `D` components of an action.
 """
@@ -44,8 +44,6 @@ class Learned(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class BC(Agent):
     """Maximum likelihood of the actions of a data set, for discrete actions and those within bounds.
-
-    Frozen and hashable; equal values are equal algorithms.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -98,8 +96,6 @@ class BC(Agent):
         self.check_files()
         return learning.init(self, key)
 
-    # --- fragments ---
-
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, transition):
         """Gradient of the loss over a minibatch `[N]`, and what it is made of."""
@@ -108,7 +104,6 @@ class BC(Agent):
     # --- parts; `update` is that of every agent ---
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
-        """All that an update changes, at first; of observations `[B, ...]` only types count."""
         parameters = Parameters(self._actor.init(actor_key, observation))
         return Learned(parameters, self._optimizer.init(parameters))
 
@@ -130,7 +125,6 @@ class BC(Agent):
         return loss, {"loss": loss, "squared_error": jnp.mean(error)}
 
     def _policy(self, actor: Any, observation: Observation) -> Any:
-        """Distribution over actions, for observations `[N, *obs]`; what is masked is not taken."""
         seen, action_mask = features_and_mask(observation)
         output, space = self._actor.apply(actor, seen), self.env.action_space
         if isinstance(space, Box):

@@ -1,8 +1,8 @@
 """Conservative Q-learning (CQL; Kumar, Zhou, Tucker and Levine 2020, arXiv 2006.04779).
 
-Soft actor-critic (`algos/sac.py`) whose critics also lower the values of actions that the data does not have,
-and raise those of the actions that it has. The state is that of SAC: a run of SAC can begin with what CQL has
-learned (`--from`). Equations below are numbered as in the paper.
+Soft actor-critic (`algos/sac.py`) whose critics also lower the values of actions outside the data, and raise
+those of its actions. The state is that of SAC: a run of SAC can begin with what CQL has learned (`--from`).
+Equations are numbered as in the paper.
 
 Letters in shapes: `N` samples of a minibatch, `K` actions drawn for each, `D` components of an action.
 """
@@ -31,24 +31,17 @@ from fdg.settings.fields import hyperparameter, require_not_negative, require_po
 
 
 @dataclasses.dataclass(frozen=True)
-class CQL(Agent):
+class CQL(Agent, driver=learning):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics
-    and a weight that stays as it is. Frozen and hashable; equal values are equal algorithms.
+    and a constant weight.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
-
-    >>> import envs
-    >>> CQL(env=envs.make("Pendulum-v1")).updates_per_iteration
-    32
     """
 
     presets_of: ClassVar[str] = "CQL"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
-    steps_are: ClassVar[str] = "steps"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -67,43 +60,28 @@ class CQL(Agent):
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
 
     def __post_init__(self):
-        self._check()
         off_policy.check(self)
         require_positive(self, "num_actions")
         require_not_negative(self, "conservatism")
 
-    # --- what all have that learn from data: `algos/offline/learning.py` ---
-
-    updates_per_iteration = property(learning.updates)
-    learning_starts = property(learning.learning_starts)
-    buffer = property(learning.buffer)
-    init, iterate, actor = learning.init, learning.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
     _keys = 5  # of each sample of a gradient step: two are SAC's
-    _recurrent = None
-
-    # --- what it has of SAC: all but what the critics are charged for ---
 
     gradient, update = SAC.gradient, SAC.update
-    _first, _acting, _learn_from, _policy = SAC._first, SAC._acting, SAC._learn_from, SAC._policy
-    _actor, _critics = SAC._actor, SAC._critics
-    _for_environment, _default_optimizer = SAC._for_environment, SAC._default_optimizer
-    check_when_traced, _acts, _valued = SAC.check_when_traced, SAC._acts, SAC._valued
-    _check_critics, _soft_loss = SAC._check_critics, SAC.loss
+    _first, _learn_from, _policy, _soft_loss = SAC._first, SAC._learn_from, SAC._policy, SAC.loss
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss of SAC and, weighed, that of equation 4, summed over both critics."""
+        """The loss of SAC plus the weighted loss of equation 4, summed over both critics."""
         loss, metrics = self._soft_loss(parameters, target_critics, transition, keys[:2])
         drawn = self._drawn(jax.lax.stop_gradient(parameters.actor), transition, keys[2:])
         gap = self._gap(parameters.critics, transition, *drawn)
         return loss + self.conservatism * gap, {**metrics, "conservative_gap": gap}
 
     def _drawn(self, actor: Any, transition: Transition, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions to be lowered, `[3 * K, N, *action]`, and logs of the densities that each was drawn with.
+        """Actions to be lowered, `[3 * K, N, *action]`, and the log-densities of drawing them.
 
-        Uniform ones, and those that the actor would take now and next (appendix F); `keys [3, N]`.
+        Uniform ones, and those of the policy now and next (appendix F); `keys [3, N]`.
         """
         several = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.num_actions)))(keys)
         several = several.swapaxes(1, 2)  # [3, K, N]
@@ -123,7 +101,7 @@ class CQL(Agent):
     def _gap(
         self, critics: Any, transition: Transition, actions: jax.Array, log_density: jax.Array
     ) -> jax.Array:
-        """By how much the log of the integral of exp(Q) exceeds the values of the data's actions, of both.
+        """The log of the integral of exp(Q) minus the values of the data's actions, of both critics.
 
         The integral is estimated by importance sampling from actions `[M, N, *action]` (appendix F).
         """

@@ -1,8 +1,8 @@
 """Implicit Q-learning (IQL; Kostrikov, Nair and Levine 2021, arXiv 2110.06169).
 
-A value of states is fitted to an upper expectile of the critics' values of the actions in the data, critics
-to it, and the actor imitates actions of the data, weighed by how much better than that value they are. No
-action outside of the data is ever valued. Equations below are numbered as in the paper.
+A state-value function is fitted to an upper expectile of the critics' values of the data's actions, critics
+to it, and the actor imitates the data's actions, weighed by their advantage over it. No action outside of the
+data is ever valued. Equations are numbered as in the paper.
 
 Letters in shapes: `N` samples of a minibatch, `D` components of an action.
 """
@@ -27,7 +27,7 @@ from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Learned
-from envs import Box, Environment, Observation
+from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 
@@ -40,11 +40,11 @@ class Parameters(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class IQL(Agent):
+class IQL(Agent, driver=learning):
     """IQL for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion, but for standard deviations that depend on the observation
-    and a step size of the actor that stays. Frozen and hashable; equal values are equal algorithms.
+    and a constant step size of the actor.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -55,9 +55,6 @@ class IQL(Agent):
     """
 
     presets_of: ClassVar[str] = "IQL"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
-    steps_are: ClassVar[str] = "steps"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -75,26 +72,13 @@ class IQL(Agent):
     transforming = Transforming()
 
     def __post_init__(self):
-        self._check()
         off_policy.check(self)
         require_positive(self, "largest_weight")
         inside = (self.expectile > 0) & (self.expectile < 1)
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
         require_not_negative(self, "advantage_scale")
 
-    # --- what all have that learn from data: `algos/offline/learning.py` ---
-
-    updates_per_iteration = property(learning.updates)
-    learning_starts = property(learning.learning_starts)
-    buffer = property(learning.buffer)
-    init, iterate, actor = learning.init, learning.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
-    _actor, _critics = property(off_policy.gaussian_actor), property(off_policy.twin_critics)
-    _for_environment, _default_optimizer = off_policy.for_environment, property(off_policy.adam)
-    _acting, check_when_traced = off_policy.actor_parameters, off_policy.check_gaussian
-    _acts, _valued, _check_critics = off_policy.actor_output, off_policy.valued, off_policy.check_twins
     _keys = 1  # of each sample of a gradient step
-    _recurrent = None
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -105,10 +89,7 @@ class IQL(Agent):
 
     update = SAC.update
 
-    # --- parts ---
-
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
-        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
         critics = self._critics.init(critics_key, observation, action)
         value = self._value.init(jax.random.fold_in(critics_key, 1), observation)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, value)
@@ -123,9 +104,9 @@ class IQL(Agent):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each of which has a gradient by its own part of the parameters only.
+        """The sum of three losses, each with a gradient by its own part of the parameters only.
 
-        One sum and one gradient, so all parts move at once; the authors' code moves one after the other.
+        So all parts move at once; the authors' code moves one after the other.
         """
         done = transition.observation, transition.action
         value = self._value.apply(parameters.value, transition.observation)

@@ -1,9 +1,9 @@
-"""Actor-critics that learn from a data set, as functions: its steps as replay, gradient steps, fine-tuning.
+"""Learning from a data set, as functions: its steps as replay, gradient steps, fine-tuning.
 
-The steps of a data set (`algos.offline.minari`) are laid into replay rings when a run begins, in equal parts
-for each environment, and minibatches are drawn from them as from an agent's own steps. Offline an iteration
-only takes gradient steps; the environment is stepped by evaluations alone. Online it also acts, and its steps
-join those of the data set (`algos.off_policy`). One gradient step is taken for each step counted.
+When a run begins, the steps of a data set (`algos.offline.minari`) fill the replay rings, in equal parts for
+each environment. Offline an iteration only takes gradient steps; only evaluations step the environment.
+Online it also acts, and adds its steps (`algos.off_policy`). One gradient step is taken for each step
+counted.
 
 Letters in shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
 """
@@ -82,7 +82,7 @@ class OfflineData(Part):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BoundedNormal:
-    """A Gaussian whose mean lies within [-1, 1]; actions that it draws are cut off there."""
+    """A Gaussian whose mean lies within [-1, 1]; its samples are clipped to that range."""
 
     mean: jax.Array  # [..., D] float32, in [-1, 1]
     log_std: jax.Array  # [..., D] float32
@@ -90,7 +90,7 @@ class BoundedNormal:
 
     @classmethod
     def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
-        """Of what an actor's network gives, `[N, 2 * D]`: means before their tanh, logs of deviations."""
+        """From an actor's output `[N, 2 * D]`: means before their tanh, logs of deviations."""
         mean, log_std = jnp.split(output, 2, axis=-1)
         return cls(jnp.tanh(mean), jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
@@ -125,7 +125,7 @@ class Data(OfflineData):
         return self.dataset is None or self.online
 
 
-# --- methods, which classes take as their own, as those of `algos.off_policy` ---
+# --- methods of classes with `driver=learning` ---
 
 
 def updates(algorithm: Any) -> int:
@@ -153,7 +153,7 @@ def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any)
 
 
 def init(self: Any, key: jax.Array) -> State:
-    """The state before the first iteration, the data set in its replay; statistics are those of the data."""
+    """The initial state, the data set in its replay and statistics."""
     if self.data.acts:
         state = off_policy.init(self, key)
         if self.dataset is None:
@@ -180,7 +180,7 @@ def init(self: Any, key: jax.Array) -> State:
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
-    """Gradient steps on minibatches of what is stored; if it acts, of new steps too."""
+    """Gradient steps on stored minibatches; if it acts, new steps too."""
     if self.data.acts:
         return off_policy.iterate(self, state)
     key, sample_key, learn_key = jax.random.split(state.key, 3)
@@ -194,7 +194,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
 def stored(algorithm: Any) -> Step:
     """The steps of the data set, `[L, B]`, with bounded actions in [-1, 1]; environment i has the i-th part.
 
-    A call to the host reads the file when the program runs: its arrays are no constants of the program.
+    A host callback reads the file when the program runs, so that arrays are no constants of the program.
     """
     env, count, rows = algorithm.env, algorithm.num_envs, algorithm.data.rows(algorithm)
 
@@ -230,3 +230,14 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     found = jax.tree.map(divided, steps)
     found.truncated[-1] |= ~found.terminated[-1]  # what follows in the ring is no part of the episode
     return found
+
+
+MEMBERS = {
+    **off_policy.MEMBERS,
+    "steps_are": "steps",
+    "updates_per_iteration": property(updates),
+    "learning_starts": property(learning_starts),
+    "buffer": property(buffer),
+    "init": init,
+    "iterate": iterate,
+}

@@ -17,10 +17,7 @@ Scale = Literal["group", "batch", "tokens", "none"]
 def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
     """DAPO's soft punishment of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
 
-    Args:
-      lengths: `[N]` int32, tokens of each response.
-      longest: tokens that a response can have.
-      buffer: over so many last tokens it grows; 0 for none at all.
+    It grows over the last `buffer` of `longest` tokens; `lengths` is `[N]` int32. 0 for none.
 
     >>> overlong_penalty(jnp.array([6, 8, 10]), longest=10, buffer=4).tolist()
     [0.0, -0.5, -1.0]
@@ -47,12 +44,10 @@ def group_advantage(
       reward: `[N]` float32; computed in float64 if that is enabled.
       group: `G`, responses to each prompt.
       baseline: the group's mean (GRPO), the mean of the others (RLOO, arXiv 2402.14740, equation 2), or none.
-      scale: divide by the standard deviation of the rewards within the group (GRPO, arXiv 2402.03300, section
-        4.1.2), or within the batch; otherwise not (Dr. GRPO), or later (`tokens`).
-      guard: added to that deviation.
-      unbiased: whether the deviation is over `n - 1`.
-      given: `[N]` bool, which responses have a reward; the others count in no mean, and have advantage zero.
-        None: all.
+      scale: divide by the standard deviation of rewards within the group (GRPO, arXiv 2402.03300, section
+        4.1.2) or the batch; `none` (Dr. GRPO) and `tokens` (done later) do not.
+      guard, unbiased: added to the deviation; whether that is over `n - 1`.
+      given: `[N]` bool, which responses have a reward; the others have advantage zero. None: all.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
@@ -72,10 +67,7 @@ def group_advantage(
 
 
 def _centred(x: jax.Array, there: jax.Array, axis: int | None) -> jax.Array:
-    """`x` less its mean over an axis, or over all: exactly zero where all are equal, as a mean seldom is.
-
-    What is not `there` counts in no mean, and is zero.
-    """
+    """`x` minus its mean over an axis, or over all: exactly zero where all are equal, or not `there`."""
     largest = jnp.max(x, axis, keepdims=True, where=there, initial=-jnp.inf)
     smallest = jnp.min(x, axis, keepdims=True, where=there, initial=jnp.inf)
     count = jnp.maximum(jnp.sum(there, axis, keepdims=True, dtype=x.dtype), 1)
@@ -141,16 +133,7 @@ def token_advantages(
     """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
 
     The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
-
-    Args:
-      reward: `[N, R]` float32.
-      value: `[N, R]` float32, before each token.
-      mask: `[N, R]` bool.
-      discount: gamma for each token.
-      gae_lambda: lambda.
-
-    Returns:
-      Advantage and value target, both `[N, R]` float32, zero outside the mask.
+    `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
 
     >>> one, mask = jnp.ones((1, 3)), jnp.array([[True, False, True]])
     >>> advantage, target = token_advantages(one, 0.5 * one, mask, 1.0, 1.0)

@@ -12,7 +12,7 @@ import numpy as np
 from algos.language import peft, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
-from algos.rlhf import rewards
+from algos.rlhf.responses import with_head
 from envs.text import CharacterTokenizer, TextTask
 from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
@@ -87,7 +87,7 @@ def check_there(path: str | None, scores: bool = False) -> None:
 
 def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
     """The reward model in a folder: `{"network": parameters of a decoder but its head, "score": [D, 1]}`."""
-    shapes = jax.eval_shape(lambda: rewards.first(network, network.init(key)))
+    shapes = jax.eval_shape(lambda: with_head(network, network.init(key)))
     shapes["network"].pop("head", None)  # an untied decoder's: a reward model has a score in its place
     dtype = shapes["network"]["embedding"].dtype
     return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)

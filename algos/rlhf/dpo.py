@@ -5,30 +5,18 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 import fdg
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.judged import JudgedAgent
+from algos.rlhf.judged import JudgedAgent, State
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
 from algos.rlhf.responses import rewarded, scores
 from fdg.settings.fields import hyperparameter, require, require_positive
-
-
-class State(NamedTuple):
-    """The state of DPO."""
-
-    parameters: Any
-    reference: Any  # parameters that the policy is kept near to; () where it has adapters
-    reward_model: Any  # () where the task judges
-    optimizer_state: Any
-    key: jax.Array  # of the whole run
-    iteration: jax.Array  # int32
-    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +53,9 @@ class DPO(PreferenceAgent, JudgedAgent):
             "late='mask': a loss of pairs has no weights of tokens: use late='wait'",
         )
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        parameter_key, key = jax.random.split(key)
-        parameters = self._first_parameters(parameter_key)
-        stream = () if self._reads else streaming.first_stream(self, self.num_prompts, parameters, key)
-        return State(
-            parameters=parameters,
-            reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
-            reward_model=self._first_reward_model(parameter_key),
-            optimizer_state=self._optimizer.init(self._trained(parameters)),
-            key=key,
-            iteration=jnp.int32(0),
-            stream=stream,
-        )
+        return self._first_state(key, 0 if self._reads else self.num_prompts)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, pairs of them, and all updates."""
@@ -114,8 +89,6 @@ class DPO(PreferenceAgent, JudgedAgent):
         )
         return state, {**metrics, **said}
 
-    # --- what was learned, at work ---
-
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
     ) -> dict[str, jax.Array]:
@@ -132,8 +105,6 @@ class DPO(PreferenceAgent, JudgedAgent):
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
         return updates.mapped(lambda some: self._scores(parameters, some), pairs, self.at_once)
-
-    # --- parts ---
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
@@ -166,7 +137,6 @@ class DPO(PreferenceAgent, JudgedAgent):
         return gains
 
     def _scores(self, parameters, pairs):
-        """Log-probabilities `[n, R]` of chosen and rejected responses."""
         return tuple(
             scores(self.network, parameters, responses, self.temperature)[0]
             for responses in (pairs.chosen, pairs.rejected)

@@ -18,25 +18,13 @@ import optax
 
 import fdg
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.advantages import Baseline, Scale, informative
-from algos.rlhf.judged import JudgedAgent
-from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, Surrogate, TokenEntropy
-from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
+from algos.rlhf.advantages import informative
+from algos.rlhf.judged import JudgedAgent, State
+from algos.rlhf.losses import TokenEntropy
+from algos.rlhf.objective import VARIANTS, Convention, Objective, ObjectiveChoices, Variant, objective
 from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
 from fdg.settings.fields import hyperparameter, require, require_within
-
-
-class State(NamedTuple):
-    """The state of GRPO."""
-
-    parameters: Any
-    reference: Any  # parameters that the policy is kept near to; () where there are none, or adapters
-    reward_model: Any  # () where the task judges
-    optimizer_state: Any
-    key: jax.Array  # of the whole run
-    iteration: jax.Array  # int32
-    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 class Batch(NamedTuple):
@@ -100,45 +88,7 @@ class GRPO(JudgedAgent):
         "how the learner's log-probabilities before its updates are found: computed, or between those at"
         " sampling and now, by age",
     )
-    baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
-    scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
-    guard: float | None = hyperparameter(None, "added to a deviation (None: the convention's)")
-    ratio_level: RatioLevel | None = hyperparameter(None, "of what ratios are (None: the variant's)")
-    surrogate: Surrogate | None = hyperparameter(
-        None, "what a token costs by its ratio and advantage (None: the variant's)"
-    )
-    aggregation: Aggregation | None = hyperparameter(None, "how tokens make a loss (None: the variant's)")
-    clip_low: float | None = hyperparameter(None, "ratios count down to 1 less this (None: the variant's)")
-    clip_high: float | None = hyperparameter(None, "ratios count up to 1 and this (None: the variant's)")
-    gate_positive: float | None = hyperparameter(
-        None, "steepness of a gate where advantages are above zero (None: the variant's)"
-    )
-    gate_negative: float | None = hyperparameter(
-        None, "steepness of a gate where advantages are below zero (None: the variant's)"
-    )
-    dual_clip: float | None = hyperparameter(
-        None, "most that a token of negative advantage costs, times it (None: the convention's)"
-    )
-    kl_coefficient: float | None = hyperparameter(
-        None, "beta: how strongly the reference holds; 0: there is none (None: the variant's)"
-    )
-    kl_estimator: Estimator | None = hyperparameter(None, "how KL is estimated (None: the variant's)")
-    kl_in: Penalised | None = hyperparameter(None, "where KL is counted (None: the variant's)")
-    overlong_buffer: float | None = hyperparameter(
-        None, "share of the longest response over which a penalty grows (None: the variant's)"
-    )
-    mask_truncated: bool | None = hyperparameter(
-        None, "responses without an end have no loss (None: the variant's)"
-    )
-    dynamic_sampling: int | None = hyperparameter(
-        None,
-        "times as many prompts are responded to, and those kept that teach; 0: take what comes (None: the"
-        " variant's)",
-    )
-    correction: Correction | None = hyperparameter(
-        None, "importance weights of actor against learner (None: the variant's)"
-    )
-    correction_cap: float | None = hyperparameter(None, "their bound (None: the variant's)")
+    choices = ObjectiveChoices()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,32 +156,17 @@ class GRPO(JudgedAgent):
     @property
     def objective(self) -> Objective:
         """The objective: variant, convention and explicit values."""
-        names = [field.name for field in dataclasses.fields(Objective)]
-        given = {name: getattr(self, name, None) for name in names}
-        return objective(
-            self.variant, self.convention, **{name: x for name, x in given.items() if x is not None}
-        )
+        given = {name: x for name, x in vars(self.choices).items() if x is not None}
+        return objective(self.variant, self.convention, **given)
 
     @property
     def responses_per_prompt(self) -> int:
         """`G`."""
         return self.group_size
 
-    # --- the two functions of every algorithm ---
-
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        parameter_key, key = jax.random.split(key)
-        parameters = self._first_parameters(parameter_key)
-        return State(
-            parameters=parameters,
-            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if self._has_reference else (),
-            reward_model=self._first_reward_model(parameter_key),
-            optimizer_state=self._optimizer.init(self._trained(parameters)),
-            key=key,
-            iteration=jnp.int32(0),
-            stream=streaming.first_stream(self, self._candidates, parameters, key),
-        )
+        return self._first_state(key, self._candidates, self._has_reference)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, and all updates on them."""
@@ -311,8 +246,6 @@ class GRPO(JudgedAgent):
         metrics = {**self._measured(batch, iteration), **whole, "gradient_norm": optax.tree.norm(gradient)}
         return trained, optimizer_state, metrics
 
-    # --- parts ---
-
     def _loss(self, parameters, is_first, minibatch):
         """The share of the loss and of measures, which add up (for `_max`, the largest counts)."""
         wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
@@ -375,7 +308,6 @@ class GRPO(JudgedAgent):
         return Minibatch(batch, old, advantage, nothing, nothing, age)
 
     def _chosen(self, batch: Batch) -> Batch:
-        """The prompts to learn from, and the mask of their tokens."""
         mask = batch.weight_mask
         if self.objective.mask_truncated:
             mask = mask & finished(batch.responses, self._stops)[:, None]
@@ -391,7 +323,6 @@ class GRPO(JudgedAgent):
         return jax.tree.map(lambda x: x[rows], batch)
 
     def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
-        """Metrics of a rollout before learning."""
         reward, given = batch.reward, rewarded(batch.responses)
         differ = informative(reward.total, self.group_size, given)
         return {
@@ -436,5 +367,4 @@ class GRPO(JudgedAgent):
 
     @property
     def _candidates(self) -> int:
-        """Prompts sampled in an iteration."""
         return self.num_prompts * max(1, self.objective.dynamic_sampling)

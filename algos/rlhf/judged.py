@@ -7,20 +7,33 @@ import dataclasses
 import os
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 import fdg
 from algos.language.decoder import Decoder
-from algos.rlhf import losses, rewards, streaming, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.checkpoints import begun_reward, check_there, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.responses import Responses, scores
+from algos.rlhf.responses import Responses, model_reward, scores
 from algos.rlhf.streaming import KEPT, Rollout
 from envs.text import Problem, Reward, is_game
 from envs.text.tokenizer_folders import same_tokens, tokenizer_of
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
+
+
+class State(NamedTuple):
+    """The state of GRPO and DPO."""
+
+    parameters: Any
+    reference: Any  # parameters that the policy is kept near to; () where there is none, or adapters
+    reward_model: Any  # () where the task judges
+    optimizer_state: Any
+    key: jax.Array  # of the whole run
+    iteration: jax.Array  # int32
+    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +142,23 @@ class JudgedAgent(LanguageAgent):
         """The reward model's rewards of `Responses [N]`: `[N]` float32."""
 
         def score(some: Responses) -> jax.Array:
-            return rewards.score(self._reward_network, reward_model, some)
+            return model_reward(self._reward_network, reward_model, some)
 
         return updates.mapped(score, responses, self.at_once)
+
+    def _first_state(self, key: jax.Array, count: int, refers: bool = True) -> State:
+        """The initial state; `count` prompts of an iteration are sampled."""
+        parameter_key, key = jax.random.split(key)
+        parameters = self._first_parameters(parameter_key)
+        return State(
+            parameters=parameters,
+            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if refers else (),
+            reward_model=self._first_reward_model(parameter_key),
+            optimizer_state=self._optimizer.init(self._trained(parameters)),
+            key=key,
+            iteration=jnp.int32(0),
+            stream=streaming.first_stream(self, count, parameters, key) if count else (),
+        )
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, responses):
@@ -160,8 +187,7 @@ class JudgedAgent(LanguageAgent):
 
     @fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
     def respond_ahead(self, parameters, version, first, problem, keys, stream):
-        """The next micro-batch of a stream, from the problems `[(a + 1) B]` that may start; `first` is the
-        index of the first.
+        """The next micro-batch of a stream, from problems `[(a + 1) B]`, of which `first` is the first index.
 
         Returns:
           `Recorded [b G]`; the age of each token `[b G, R]` in updates; the stream's state.

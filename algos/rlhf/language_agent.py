@@ -15,17 +15,16 @@ import optax
 
 import fdg
 from algos import presets
-from algos.language import lora
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
-from algos.language.generation import Samples
-from algos.language.sampling import Sampling
+from algos.language.generation import Samples, Sampling
+from algos.language.layers import split_adapters
 from algos.optimizers import ClippedOptimizer
-from algos.rlhf import checkpoints, data, requirements, updates
-from algos.rlhf.following import Rows, followed
+from algos.rlhf import checkpoints, requirements, updates
 from algos.rlhf.losses import masked_mean
+from algos.rlhf.requirements import Rows, followed
 from algos.rlhf.responses import Responses, lengths
-from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
+from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, problems_of, repeated
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, Reward, is_game, is_text
 from envs.text.game import replied, sampled
@@ -164,8 +163,6 @@ class LanguageAgent(HasPresets):
         _ = self._speaker  # whose own checks are these
         requirements.check_sizes(self, self.rows_of)
 
-    # --- settings ---
-
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
         """For a checkpoint, the published settings for it, instead of the task's."""
@@ -205,8 +202,6 @@ class LanguageAgent(HasPresets):
             found["num_heads"] = pairs * max(1, round(heads / pairs))
         return found
 
-    # --- lengths ---
-
     @property
     def responses_per_prompt(self) -> int:
         """`G`."""
@@ -245,8 +240,6 @@ class LanguageAgent(HasPresets):
     def why_not_from(self, earlier: Any) -> str | None:
         """Why weights of another algorithm's run cannot be used, or None."""
         return requirements.other_tokens(self.env, getattr(earlier, "env", None))
-
-    # --- what was learned, at work ---
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -309,8 +302,6 @@ class LanguageAgent(HasPresets):
 
         return {"peft": adapters_alone}
 
-    # --- fragments ---
-
     @fdg.fragment("environment")
     def problems(self, keys, numbers=()):
         """`keys [B]`, and row numbers for a file, -> a `Problem [B]` to train on."""
@@ -337,8 +328,6 @@ class LanguageAgent(HasPresets):
         """One step of the optimiser: trained parameters and optimiser state."""
         steps, optimizer_state = self._optimizer.update(gradient, optimizer_state, trained)
         return optax.apply_updates(trained, steps), optimizer_state
-
-    # --- parts ---
 
     @property
     def _needs_answers(self) -> bool:
@@ -390,7 +379,7 @@ class LanguageAgent(HasPresets):
 
     def _trained(self, parameters: Any) -> Any:
         """The trained part of the parameters: all, or the adapters."""
-        return lora.split(parameters)[0]
+        return split_adapters(parameters)[0]
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
@@ -424,7 +413,7 @@ class LanguageAgent(HasPresets):
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         key = jax.random.fold_in(state.key, 0)
-        return data.problems_of(self.env, key, state.iteration, count, self.dataset_size)
+        return problems_of(self.env, key, state.iteration, count, self.dataset_size)
 
     def _version(self, state: Any) -> jax.Array:
         """Iterations that made the parameters, counted by the optimiser: both have the same staleness."""

@@ -1,10 +1,10 @@
 """Losses on tokens, as pure functions of log-probabilities, masks and advantages.
 
 Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
-minibatch: so a minibatch that is taken in micro-batches has the loss, and the gradient, of the whole.
+minibatch, so losses and gradients of micro-batches add up.
 
-Letters in shapes: `N` responses, `R` tokens of a response; `mask` is true at tokens that the policy chose,
-false at padding and at what a tool or the user said in between.
+Letters in shapes: `N` responses, `R` tokens of a response. `mask [N, R]` is true at tokens that the policy
+chose. `log_prob`, `log_ratio`, `advantage` and results are `[N, R]` float32.
 """
 
 import dataclasses
@@ -34,19 +34,14 @@ _ROUNDING = 128  # units in the last place of one by which equal log-probabiliti
 def token_weights(
     mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
 ) -> jax.Array:
-    """What each token counts for in the loss of a minibatch, `[N, R]` float32; zero outside the mask.
+    """The weight of each token in the loss of a minibatch, `[N, R]` float32; zero outside the mask.
 
-    - `token_mean`: every token alike (DAPO, arXiv 2503.14476, equation 8).
-    - `sequence_mean`: every response alike, its tokens alike within it (GRPO, arXiv 2402.03300, equation 3).
+    - `token_mean`: equal for all tokens (DAPO, arXiv 2503.14476, equation 8).
+    - `sequence_mean`: equal for all responses, and within each (GRPO, arXiv 2402.03300, equation 3).
     - `sequence_sum`: the tokens of a response are summed, responses averaged (RLOO, REINFORCE).
-    - `constant`: the sum of all over `N * length`, whatever the responses' own lengths (Dr. GRPO, arXiv
-      2503.20783, section 3.2).
+    - `constant`: one over `N * length`, the longest response (Dr. GRPO, arXiv 2503.20783, section 3.2).
 
-    Args:
-      mask: `[N, R]` bool.
-      aggregation: which of these.
-      length: most tokens that a response can have.
-      count_empty: whether responses without a token count in the number of responses (TRL), or do not (verl).
+    `count_empty`: whether responses without a token count in the number of responses (TRL), or not (verl).
 
     >>> mask = jnp.array([[True, False, False], [True, True, True]])
     >>> token_weights(mask, "token_mean", 3)[1].tolist()
@@ -147,13 +142,10 @@ def surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> jax.Array:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token: `[N, R]` float32.
+    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token.
 
     Args:
-      log_ratio: `[N, R]` float32.
-      advantage: `[N, R]` float32.
-      clip_low: ratios count down to `1 - clip_low` ...
-      clip_high: ... and up to `1 + clip_high`; DAPO's is the larger one ("clip-higher", equation 10).
+      clip_low, clip_high: ratios count from `1 - clip_low` to `1 + clip_high` (DAPO's "clip-higher").
       dual_clip: where an advantage is negative, a token costs at most this many times as much (Ye et al.
         2020, arXiv 1912.09729, equation 5); None for no such bound.
 
@@ -178,15 +170,10 @@ def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_hi
 def weighted(
     log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
-    """REINFORCE with clipped importance weights, negated, of each token: `[N, R]` float32.
+    """REINFORCE with clipped importance weights, negated, of each token.
 
-    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the weight is clipped and has no gradient, so
-    every token keeps one.
-
-    Args:
-      log_prob: `[N, R]` float32, of the policy that learns.
-      log_ratio, advantage: `[N, R]` float32.
-      clip_low, clip_high: weights are within `1 - clip_low` and `1 + clip_high`.
+    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the weight is clipped to `1 - clip_low` and
+    `1 + clip_high` and has no gradient, so every token keeps one. `log_prob` is the learner's.
 
     >>> cost = weighted(jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[8.0]])), jnp.ones((1, 1)), 1.0, 4.0)
     >>> f"{cost[0, 0]:.3f}"  # -5 log(0.5)
@@ -197,14 +184,10 @@ def weighted(
 
 
 def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative: float) -> jax.Array:
-    """A soft gate in place of clipping, negated, of each token: `[N, R]` float32.
+    """A soft gate in place of clipping, negated, of each token.
 
     SAPO (arXiv 2511.20347): `4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is the
-    advantage.
-
-    Args:
-      log_ratio, advantage: `[N, R]` float32.
-      positive, negative: tau, where the advantage is above zero and elsewhere; the larger, the narrower.
+    advantage. tau is `positive` where the advantage is above zero, else `negative`.
 
     >>> f"{gated(jnp.zeros((1, 1)), jnp.array([[3.0]]), 1.0, 1.05)[0, 0]:.1f}"
     '-6.0'
@@ -216,15 +199,10 @@ def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative:
 def geometric_mean(
     log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
-    """Geometric mean of a response's clipped ratios times its advantage, negated, at each token: `[N, R]`.
+    """Geometric mean of a response's clipped ratios times its advantage, negated, at each token.
 
-    GMPO (arXiv 2507.20673, equation 4): token ratios are clipped by their logarithms, on the side that the
-    sign of the advantage says, as PPO's are.
-
-    Args:
-      log_ratio, advantage: `[N, R]` float32; of an advantage that differs by token, the mean counts.
-      mask: `[N, R]` bool.
-      clip_low, clip_high: ratios count from `exp(-clip_low)` to `exp(clip_high)`.
+    GMPO (arXiv 2507.20673, equation 4): token ratios are clipped to `exp(-clip_low)` and `exp(clip_high)`, on
+    the side of the advantage's sign, as in PPO. Of an advantage that differs by token, the mean counts.
     """
     length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
     whole = jnp.sum(jnp.where(mask, advantage, 0.0), axis=1, keepdims=True) / length
@@ -235,15 +213,14 @@ def geometric_mean(
 
 
 def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Estimator) -> jax.Array:
-    """KL of the policy from its reference, estimated at each token that the policy chose: `[N, R]` float32.
+    """KL of the policy from its reference, estimated at each token: `[N, R]` float32.
 
-    With `d` the log-probability now less that of the reference: `k1` is d, `k2` is d^2 / 2 and `k3` is
-    exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation
-    4). k1 and k3 have no bias as values. In a loss, k2 has the gradient of the KL, and k1 none on average.
+    With `d` the log-probability minus the reference's: `k1` is d, `k2` is d^2 / 2 and `k3` is exp(-d) - 1 + d
+    (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4). k1 and k3
+    are unbiased values. In a loss, k2 has the gradient of the KL, and k1 none on average.
 
-    A `d` within rounding (128 units in the last place of one: 1.5e-5 in float32) counts as none: of a policy
-    that is its reference, k2 and k3 have a gradient of exactly zero, wherever either was computed. Adam would
-    make full steps of what is rounding alone.
+    A `d` within rounding (128 units in the last place of one) counts as zero, so that k2 and k3 of a policy
+    that is its reference have no gradient: Adam would make full steps of rounding.
 
     >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
     >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
@@ -288,16 +265,11 @@ class TokenEntropy(Part):
 
 
 def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
-    """What the entropy of each token is worth, `[N, R]` float32, in nats: itself, up to a cap.
+    """The entropy of each token in nats, `[N, R]` float32, up to a cap, beyond which it has no gradient.
 
-    A bonus without one never ends: where no response is right nothing else moves the policy, Adam makes full
-    steps of it however small its weight, and all tokens become equally likely. Under the cap it keeps tokens
-    from being certain, and beyond it has no gradient. (He et al. 2025, arXiv 2505.22312, end a bonus where
-    the entropy of a batch is at a target.)
-
-    Args:
-      entropy: `[N, R]` float32, of what each token was drawn from.
-      cap: nats; None for no cap.
+    Where no response is right nothing else moves the policy, and a bonus without a cap makes all tokens
+    equally likely, however small its weight. (He et al. 2025, arXiv 2505.22312, end a bonus at a target
+    entropy.)
 
     >>> gradient = jax.grad(lambda x: entropy_bonus(x, 0.5).sum())
     >>> gradient(jnp.array([0.2, 0.8])).tolist()
@@ -309,14 +281,12 @@ def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
 def correction(
     sampled_log_prob: jax.Array, log_prob: jax.Array, mask: jax.Array, kind: Correction, cap: float
 ) -> jax.Array:
-    """Weights for responses of another policy than the one that learns: `[N, R]` float32, without gradient.
+    """Importance weights for responses of another policy than the learner, without gradient.
 
-    The ratio of the probability that the learner gives a token (or a whole response) to the one that the
-    actor gave it, by older parameters or by other arithmetic; both before top-k and top-p, so that equal
-    parameters have weight one. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al.
-    2025); `mask_*` leaves out what is above `cap` or below its inverse; `decoupled` leaves out tokens above
-    `cap` (decoupled PPO, Hilton et al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then of the
-    proximal policy, which the clipped ratio is over too).
+    The ratio of the learner's probability of a token (or response) to the actor's, both before top-k and
+    top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025); `mask_*` leaves
+    out what is above `cap` or below its inverse; `decoupled` leaves out tokens above `cap` (decoupled PPO,
+    Hilton et al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then of the proximal policy).
 
     >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
     >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
@@ -338,15 +308,11 @@ def correction(
 
 
 def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
-    """Log-probabilities of a proximal policy without a pass of its own: `[N, R]` float32, without gradient.
+    """Log-probabilities of a proximal policy without a pass of its own, without gradient.
 
-    Between the policy that drew a token, `age` updates before the one that is made now, and the policy as it
-    is: `age / (age + 1)` of the way, where the policy before this update would be if each update moved it as
-    far (A-3PO, arXiv 2512.06547).
-
-    Args:
-      sampled_log_prob, log_prob: `[N, R]` float32, at sampling and now.
-      age: `[N, R]` int32, updates between the version that drew a token and the one before this update.
+    Between the policy that drew a token, `age [N, R]` int32 updates before this one, and the current policy:
+    `age / (age + 1)` of the way, the policy before this update if updates moved it equally far (A-3PO, arXiv
+    2512.06547).
 
     >>> drawn, now = jnp.array([[-3.0, -3.0]]), jnp.array([[-1.0, -1.0]])
     >>> interpolated(drawn, now, jnp.array([[0, 1]])).tolist()
@@ -373,16 +339,15 @@ def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip:
 def preference_loss(
     margin: jax.Array, beta: float, kind: Preference = "sigmoid", label_smoothing: float = 0.0
 ) -> jax.Array:
-    """Direct preference optimisation, of each pair: `[N]` float32.
+    """The loss of each pair: `[N]` float32.
 
     Args:
-      margin: `[N]` float32, by how much the log-probability of the chosen response has grown over that of the
-        reference, less the same of the rejected one; for `ipo`, means over tokens in place of sums.
-      beta: how strongly the reference holds.
+      margin: `[N]` float32, log-probability of the chosen response over the reference's, less that of the
+        rejected one; for `ipo` means over tokens, else sums.
+      beta: the weight of the reference.
       kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
-        2310.12036, equation 17, beta its tau), or `robust` to labels of which some are wrong (arXiv
-        2403.00409).
-      label_smoothing: of `sigmoid` and `robust`: the share of labels that are wrong, below a half.
+        2310.12036, equation 17, beta its tau), or `robust` to wrong labels (arXiv 2403.00409).
+      label_smoothing: of `sigmoid` and `robust`: the share of wrong labels, below a half.
 
     >>> [f"{x:.4f}" for x in preference_loss(jnp.array([0.0, 10.0]), beta=0.1)]
     ['0.6931', '0.3133']

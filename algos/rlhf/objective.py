@@ -21,6 +21,8 @@ from algos.rlhf.advantages import (
 )
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, Surrogate, divergence
 from fdg.errors import FdgError, nearest
+from fdg.settings.fields import hyperparameter
+from fdg.settings.parts import Part
 
 Penalised = Literal["loss", "reward", "reward_to_go"]
 Variant = Literal[
@@ -42,56 +44,36 @@ Convention = Literal["paper", "trl", "verl", "tunix"]
 class Objective:
     """An objective; by default as in GRPO's paper (arXiv 2402.03300, equations 3 and 4).
 
-    Attributes:
-      baseline: subtracted from a response's reward: the `group` mean, the `leave_one_out` mean, or `none`.
-      scale: divides the difference: the standard deviation within the `group` or the `batch`; `tokens`:
-        standardises by mean and deviation of all tokens' advantages; `none`.
-      guard: added to the deviation.
-      unbiased_deviation: whether the deviation is over `n - 1`.
-      ratio_level: the level of probability ratios: see `losses.log_ratio`.
-      surrogate: the loss of a token by its ratio and advantage: `clip` (`losses.surrogate`), `weight`
-        (`losses.weighted`), `gate` (`losses.gated`) or `geometric_mean` (`losses.geometric_mean`).
-      aggregation: of tokens to a loss: see `losses.token_weights`.
-      count_empty: whether responses without tokens count in means.
-      clip_low, clip_high: bounds of ratios below and above one; for `geometric_mean`, of their logarithms.
-      gate_positive, gate_negative: tau of a `gate`, by the sign of the advantage.
-      dual_clip: bound on the loss of a token with negative advantage, in multiples of its advantage; None for
-        none.
-      kl_coefficient: beta, the weight of the KL to the reference; 0 for no reference.
-      kl_estimator: k1, k2 or k3.
-      kl_in: where it counts: in the `loss` of each token; in the `reward` of a response, summed; or in that
-        of each token, summed over later tokens (`reward_to_go`). In rewards it has no gradient.
-      overlong_buffer: share of the longest response over which a length penalty grows; 0 for none.
-      overlong_coefficient: the full penalty.
-      mask_truncated: whether truncated responses have no loss.
-      dynamic_sampling: the factor of additional prompts, from which those with differing rewards are
-        preferred; tokens of others do not count. 0: no additional prompts.
-      correction: importance weights for the difference between the acting and the learning policy.
-      correction_cap: the bound of these weights.
+    Fields with a help text are those of `GRPO`; the others belong to variants and conventions alone.
+    `scale="tokens"` standardises the advantages of all tokens; `kl_in="reward"` and `"reward_to_go"` subtract
+    the KL from a response's reward, or from each token's, without gradient.
     """
 
-    baseline: Baseline = "group"
-    scale: Scale = "group"
-    guard: float = 1e-6
-    unbiased_deviation: bool = True
-    ratio_level: RatioLevel = "token"
-    surrogate: Surrogate = "clip"
-    aggregation: Aggregation = "sequence_mean"
-    count_empty: bool = True
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    gate_positive: float = 1.0
-    gate_negative: float = 1.05
-    dual_clip: float | None = None
-    kl_coefficient: float = 0.04
-    kl_estimator: Estimator = "k3"
-    kl_in: Penalised = "loss"
-    overlong_buffer: float = 0.0
-    overlong_coefficient: float = 1.0
-    mask_truncated: bool = False
-    dynamic_sampling: int = 0
-    correction: Correction = "none"
-    correction_cap: float = 2.0
+    baseline: Baseline = hyperparameter("group", "what a reward is compared with")
+    scale: Scale = hyperparameter("group", "what an advantage is divided by")
+    guard: float = hyperparameter(1e-6, "added to a deviation")
+    unbiased_deviation: bool = True  # deviations are over n - 1
+    ratio_level: RatioLevel = hyperparameter("token", "of what ratios are")
+    surrogate: Surrogate = hyperparameter("clip", "what a token costs by its ratio and advantage")
+    aggregation: Aggregation = hyperparameter("sequence_mean", "how tokens make a loss")
+    count_empty: bool = True  # responses without tokens count in means
+    clip_low: float = hyperparameter(0.2, "ratios count down to 1 less this")
+    clip_high: float = hyperparameter(0.2, "ratios count up to 1 and this")
+    gate_positive: float = hyperparameter(1.0, "steepness of a gate where advantages are above zero")
+    gate_negative: float = hyperparameter(1.05, "steepness of a gate where advantages are below zero")
+    dual_clip: float | None = hyperparameter(None, "most that a token of negative advantage costs, times it")
+    kl_coefficient: float = hyperparameter(0.04, "beta: how strongly the reference holds; 0: there is none")
+    kl_estimator: Estimator = hyperparameter("k3", "how KL is estimated")
+    kl_in: Penalised = hyperparameter("loss", "where KL is counted")
+    overlong_buffer: float = hyperparameter(0.0, "share of the longest response over which a penalty grows")
+    overlong_coefficient: float = 1.0  # the full penalty
+    mask_truncated: bool = hyperparameter(False, "responses without an end have no loss")
+    dynamic_sampling: int = hyperparameter(
+        0,
+        "times as many prompts are responded to, and those kept that teach; 0: take what comes",
+    )
+    correction: Correction = hyperparameter("none", "importance weights of actor against learner")
+    correction_cap: float = hyperparameter(2.0, "their bound")
 
     def cost(
         self, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
@@ -157,6 +139,19 @@ class Objective:
             advantage = whiten(advantage, mask)
         return jax.lax.stop_gradient(advantage)
 
+
+def _choices() -> Any:
+    """A part with the fields of `Objective` that have a help text, each None by default."""
+    fields = []
+    for field in dataclasses.fields(Objective):
+        if help_text := field.metadata.get("help"):
+            whose = "convention" if field.name in ("guard", "dual_clip") else "variant"
+            given = hyperparameter(None, f"{help_text} (None: the {whose}'s)")
+            fields.append((field.name, field.type | None, given))
+    return dataclasses.make_dataclass("ObjectiveChoices", fields, bases=(Part,), frozen=True)
+
+
+ObjectiveChoices = _choices()
 
 VARIANTS: dict[str, Mapping[str, Any]] = {
     # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.

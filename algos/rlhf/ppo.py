@@ -67,7 +67,7 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PPORLHF(JudgedAgent):
-    """PPO for language models with the KL penalty in the reward. Frozen and hashable.
+    """PPO for language models with the KL penalty in the reward.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
@@ -107,8 +107,6 @@ class PPORLHF(JudgedAgent):
     def responses_per_prompt(self) -> int:
         """`G`."""
         return self.group_size
-
-    # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
         """The initial state; the critic starts from the policy's weights, with value zero."""
@@ -247,8 +245,6 @@ class PPORLHF(JudgedAgent):
         steps, optimizer_state = self._critic_optimizer.update(gradient, optimizer_state, critic)
         return optax.apply_updates(critic, steps), optimizer_state
 
-    # --- parts ---
-
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.counted, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
@@ -278,7 +274,6 @@ class PPORLHF(JudgedAgent):
         }
 
     def _values(self, critic, responses):
-        """The value before each token of the responses, `[n, R]` float32."""
         hidden = hidden_before(self._critic_network, critic["network"], responses).astype(jnp.float32)
         return hidden @ critic["value"]
 

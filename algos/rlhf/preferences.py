@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import fdg
 from algos.rlhf import updates
 from algos.rlhf.advantages import informative
-from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.requirements import Rows
 from algos.rlhf.responses import Responses, rewarded
 from algos.rlhf.speaker import held_out_numbers
 from algos.rlhf.streaming import Rollout
@@ -96,8 +96,6 @@ class PreferenceAgent(LanguageAgent):
         rows = super().example_rows(examples)
         return [{k: v for k, v in row.items() if k != "reward"} for row in rows] if self._reads else rows
 
-    # --- fragments ---
-
     @fdg.fragment("environment")
     def read(self, keys, numbers=()):
         """`keys [B]`, and row numbers for a file, -> `Pairs [B]` to train on."""
@@ -130,8 +128,6 @@ class PreferenceAgent(LanguageAgent):
             return self._loss(self._with_trained(parameters, trained), minibatch)
 
         return jax.grad(loss, has_aux=True)(self._trained(parameters))
-
-    # --- parts ---
 
     @property
     def _reads(self) -> bool:

@@ -110,3 +110,25 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
         "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
         **({"no_reward_rate": jnp.mean(~counted, dtype=jnp.float32)} if judged else {}),
     }
+
+
+# --- reward models: a decoder with a scalar head, `{"network": its parameters, "score": [D, 1]}` ---
+
+
+def with_head(network: Decoder, parameters: Any) -> Any:
+    """A reward model with a network's weights, and reward zero for all responses."""
+    return {"network": parameters, "score": jnp.zeros((network.config.hidden_size, 1))}
+
+
+def model_reward(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
+    """The rewards of `Responses [N]` by a reward model: `[N]` float32.
+
+    Linear in the hidden state of the last token, as in `...ForSequenceClassification` with one label.
+    """
+    tokens, segments = sequences(responses)
+    hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
+    places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    last = jnp.max(jnp.where(segments > 0, places, 0), axis=1)
+    held = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+    at_least = jnp.promote_types(held.dtype, jnp.float32)
+    return (held.astype(at_least) @ parameters["score"].astype(at_least))[:, 0]

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.language import lora
-from algos.rlhf import rewards
+from algos.language.layers import join_adapters, merge_adapters, split_adapters
 from algos.rlhf.checkpoints import save
 from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
-from algos.rlhf.responses import Responses, rewarded
+from algos.rlhf.responses import Responses, model_reward, rewarded, with_head
 from envs.text import Prompts
 from fdg.errors import Elsewhere
 from fdg.settings.fields import hyperparameter, require, require_not_negative
@@ -73,10 +72,10 @@ class RewardModel(PreferenceAgent):
         """The initial state: all responses have reward zero."""
         parameter_key, key = jax.random.split(key)
         network = self._first_parameters(parameter_key)
-        parameters = rewards.first(self.network, network)
+        parameters = with_head(self.network, network)
         return State(
             parameters=parameters,
-            respondent=jax.tree.map(jnp.copy, lora.split(network)[0]),
+            respondent=jax.tree.map(jnp.copy, split_adapters(network)[0]),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
@@ -102,8 +101,6 @@ class RewardModel(PreferenceAgent):
             iteration=state.iteration + 1,
         )
         return state, {**metrics, **said}
-
-    # --- what was learned, at work ---
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -136,7 +133,7 @@ class RewardModel(PreferenceAgent):
         )
         asked = self.env.prompts_of(list(prompts))
         tokens, mask = self.env.responses_of(list(responses), list(prompts))
-        found = rewards.score(self.network, state.parameters, Responses(asked, tokens, mask, mask))
+        found = model_reward(self.network, state.parameters, Responses(asked, tokens, mask, mask))
         return found.tolist()
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
@@ -145,23 +142,22 @@ class RewardModel(PreferenceAgent):
         prompts = Prompts(found["prompt"], found["prompt_mask"])
         mask = found["response_mask"]
         said = Responses(prompts, found["response"], mask, mask)
-        return {**found, "reward_model": rewards.score(self.network, state.parameters, said)}
+        return {**found, "reward_model": model_reward(self.network, state.parameters, said)}
 
     def export(self, state: Any, path: Path) -> None:
         """Writes the reward model in Hugging Face's format: see `LanguageAgent.export`."""
-        network = lora.merged(self.network.config, state.parameters["network"])
+        network = merge_adapters(self.network.config, state.parameters["network"])
         save(path, self.network, {**network, "score": state.parameters["score"]}, self.env.tokenizer)
-
-    # --- parts ---
 
     def _loss(self, parameters, minibatch):
         pairs, weight = minibatch.pairs, minibatch.weight
         chosen, rejected = (
-            rewards.score(self.network, parameters, responses) for responses in (pairs.chosen, pairs.rejected)
+            model_reward(self.network, parameters, responses) for responses in (pairs.chosen, pairs.rejected)
         )
         margin = chosen - rejected
         centring = self.centre_coefficient * jnp.square(chosen + rejected)
-        loss = jnp.sum(weight * (rewards.preference_loss(margin) + centring))
+        # Bradley and Terry, as in Ouyang et al. 2022 (arXiv 2203.02155), equation 1.
+        loss = jnp.sum(weight * (-jax.nn.log_sigmoid(margin) + centring))
         return loss, {
             "loss": loss,
             "preference_accuracy": jnp.sum(weight * (margin > 0)),
@@ -172,18 +168,16 @@ class RewardModel(PreferenceAgent):
 
     def _margin(self, parameters, pairs):
         """The model's reward of the chosen minus that of the rejected response: `[B]` float32."""
-        chosen = rewards.score(self.network, parameters, pairs.chosen)
-        return chosen - rewards.score(self.network, parameters, pairs.rejected)
+        chosen = model_reward(self.network, parameters, pairs.chosen)
+        return chosen - model_reward(self.network, parameters, pairs.rejected)
 
     def _speaking(self, state: Any) -> Any:
         network = state.parameters["network"]
-        return (
-            {"base": network["base"], "adapters": state.respondent} if "base" in network else state.respondent
-        )
+        return super()._with_trained(network, state.respondent)
 
     def _trained(self, parameters: Any) -> Any:
-        return {**parameters, "network": lora.split(parameters["network"])[0]}
+        return {**parameters, "network": split_adapters(parameters["network"])[0]}
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
-        frozen = lora.split(parameters["network"])[1]
-        return {**trained, "network": lora.join(trained["network"], frozen)}
+        frozen = split_adapters(parameters["network"])[1]
+        return {**trained, "network": join_adapters(trained["network"], frozen)}

@@ -43,8 +43,6 @@ class SFT(LanguageAgent):
     """Cross-entropy of the answers' tokens given their prompts; with `loss_on="assistant"` also of the
     assistant's earlier turns in the prompts (TRL's `assistant_only_loss`).
 
-    Frozen and hashable.
-
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
 
@@ -151,10 +149,7 @@ class SFT(LanguageAgent):
 
         return jax.grad(loss, has_aux=True)(self._trained(parameters))
 
-    # --- parts ---
-
     def _samples(self, responses: Responses) -> Minibatch:
-        """Demonstrations `[B]` to learn from."""
         own = responses.own
         lengths = jnp.broadcast_to(jnp.sum(own, axis=1, keepdims=True, dtype=jnp.float32), own.shape)
         nothing = jnp.zeros(own.shape)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.language.decoder import Decoder
-from algos.language.generation import Samples, generate
-from algos.language.sampling import Sampling
+from algos.language.generation import Samples, Sampling, generate
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, of_transcript, with_opening
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, is_game, play
@@ -30,8 +29,7 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
 
     Args:
       game: has `tokenizer`, `turns` and `reply`, as an `envs.text.TextGame`.
-      problem: `[N]`.
-      keys: `[N]`, one for each conversation; each turn gets its own.
+      problem, keys: `[N]`; each turn gets its own key.
       respond: generates the model's turns.
 
     Returns:
@@ -58,11 +56,9 @@ class Heard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """Generates and evaluates responses of a network.
+    """Generates and evaluates responses of a network to a `TextTask` or `TextGame`.
 
     Attributes:
-      network: the decoder.
-      env: a `TextTask` or `TextGame`.
       sampling: how it samples in training.
       slots: responses in flight at once; None: all.
     """
@@ -73,8 +69,7 @@ class Speaker:
     slots: int | None
 
     def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
-        """Responses to `prompts [N]` by `keys [N]`, sampled as in training, or with the most likely
-        tokens."""
+        """Responses to `prompts [N]` by `keys [N]`, sampled as in training, or the most likely tokens."""
         how = self.sampling
         if greedy:
             how = dataclasses.replace(how, temperature=0.0, top_k=0, top_p=1.0)
@@ -122,8 +117,7 @@ class Speaker:
         }
 
     def rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """The results of `examples` as rows of a table: `prompt` and `response` as text, rewards as
-        numbers."""
+        """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
         prompts = self._texts(examples["prompt"], examples["prompt_mask"])
         responses = self._texts(examples["response"], examples["response_mask"])
         numbers = {name: examples[name] for name in examples if name.startswith("reward")}
@@ -213,3 +207,53 @@ def repeated(x: jax.Array, times: int) -> jax.Array:
     if times == 1:
         return x
     return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
+
+
+def problems_of(
+    env: Any, key: jax.Array, iteration: jax.Array, count: int, size: int | None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """The keys `[count]` of an iteration's problems, and `(row numbers [count] int32,)` of a file or `()`.
+
+    Args:
+      env: a task; `num_rows` is the number of rows of its file.
+      key: of the run's data.
+      iteration: `[]` int32.
+      size: the number of problems; None for all rows of a file, or fresh ones.
+    """
+    rows = getattr(env, "num_rows", None)
+    size = size or (rows if rows is not None and rows >= count else None)
+    keys = problem_keys(key, iteration, count, size)
+    return keys, () if rows is None or size is None else (problem_numbers(key, iteration, count, size),)
+
+
+def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | None) -> jax.Array:
+    """Keys `[count]` of an iteration's problems, fresh ones, or out of `size`, each used once in an epoch.
+
+    Both depend only on the run's `key` and the iteration, so a resumed run gets the same problems.
+
+    >>> key = jax.random.key(0)
+    >>> words = lambda i: {tuple(w) for w in jax.random.key_data(problem_keys(key, i, 2, 4)).tolist()}
+    >>> words(0) | words(1) == words(2) | words(3), len(words(0) | words(1))
+    (True, 4)
+    """
+    if size is None:
+        return jax.random.split(jax.random.fold_in(key, iteration), count)
+    of_problems = jax.random.split(key)[0]
+    return jax.vmap(jax.random.fold_in, (None, 0))(of_problems, problem_numbers(key, iteration, count, size))
+
+
+def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int) -> jax.Array:
+    """The numbers of an iteration's problems out of `size`, `[count] int32`; arguments as for `problem_keys`.
+
+    >>> key = jax.random.key(0)
+    >>> sorted(n for i in (0, 1) for n in problem_numbers(key, i, 2, 4).tolist())
+    [0, 1, 2, 3]
+    """
+    first = iteration * count
+    epoch, within = first // size, first % size + jnp.arange(count)
+
+    def order(epoch: jax.Array) -> jax.Array:
+        return jax.random.permutation(jax.random.fold_in(key, epoch), size)
+
+    # A batch ends at most in the epoch after the one that it begins in.
+    return jnp.concatenate([order(epoch), order(epoch + 1)])[within]

@@ -25,7 +25,7 @@ KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-
 
 
 class Rollout(NamedTuple):
-    """Responses of some prompts, those to one prompt next to each other."""
+    """Responses of some prompts, those to one prompt contiguous."""
 
     responses: Responses  # [N]; none of a response's tokens is `own` where it has no reward
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
@@ -42,12 +42,9 @@ def rollouts(
     learn: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     sums: Any = (),
 ) -> tuple[Any, Any, Any]:
-    """Generates all micro-batches of an iteration, and calls `then` (and `learn`) on each.
+    """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
 
     Args:
-      agent: a `JudgedAgent`.
-      state: its state.
-      count: `B`, prompts of an iteration.
       then: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows.
       learn: `(sums, rows) -> (sums, measures)`, called after each micro-batch if there are several.
       sums: the first carry of `learn`.
@@ -101,15 +98,9 @@ def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> Str
 
 
 def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, parameters: Any) -> Stream:
-    """The stream of an agent's responses.
+    """The stream of an agent's responses to problems that may begin, in order, by one key each.
 
-    Args:
-      agent: a `JudgedAgent`.
-      count: prompts of an iteration.
-      problem: those that may begin, in order.
-      keys: one of each response to them.
-      first: index of the first response to them in the run.
-      parameters: of the network, for their dtype.
+    `first` is the run's index of the first response; of `parameters` only the dtype counts.
     """
     group = agent.responses_per_prompt
     source = Answers(

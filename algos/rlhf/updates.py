@@ -44,13 +44,10 @@ def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> An
 def accumulated(
     gradient: Callable[[Any], tuple[Any, dict[str, jax.Array]]], samples: Any, size: int | None
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches.
+    """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
 
-    Args:
-      gradient: `samples -> (gradient, measures)` of a micro-batch, which add up to those of the minibatch. Of
-        a measure whose name ends in `_max`, the largest is taken instead.
-      samples: `[n, ...]`.
-      size: samples of a micro-batch; None for all at once.
+    `gradient` maps samples to gradient and measures. Of a measure whose name ends in `_max`, the largest is
+    taken.
 
     >>> samples = jnp.arange(6.0)
     >>> total, measures = accumulated(lambda x: (x.sum(), {"x": x.sum(), "x_max": x.max()}), samples, 2)
@@ -93,12 +90,9 @@ def epochs(
     Args:
       step: `(carry, minibatch, is_first) -> (carry, measures)`.
       carry: parameters and optimiser state.
-      samples: `[n, ...]`; the `n / groups` samples of a group are contiguous.
-      key: for the shuffle.
-      num_epochs: times that every sample is used.
-      num_minibatches: updates of an epoch.
-      groups: number of prompts. Samples are shuffled within blocks of one prompt, or of the fewest prompts
-        that give every minibatch equally many samples of each block.
+      samples: `[n, ...]`; the `n / groups` samples of a group (a prompt) are contiguous.
+      key: for the shuffle, within blocks of one prompt, or of the fewest prompts that give every minibatch
+        equally many samples of each block.
 
     Returns:
       The carry after the last update, and the measures' means over them; of `_max`, the largest.
@@ -135,10 +129,8 @@ def learned(
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
     Args:
-      self: the agent.
       gradient: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch.
       weighed: adds weights to a minibatch.
-      parameters, optimizer_state: before the updates.
       samples, key, groups: as for `epochs`.
     """
 
@@ -161,11 +153,7 @@ def optimizer(
 ) -> optax.GradientTransformation:
     """The user's optimiser (`algos.optimizers.given`), or AdamW (arXiv 1711.05101).
 
-    Args:
-      own: the user's; None for AdamW, with betas 0.9 and 0.999.
-      step_size: the step size or its schedule.
-      weight_decay: of AdamW, decoupled.
-      max_grad_norm: global norm for gradient clipping.
+    `max_grad_norm` clips the global norm of gradients.
     """
     given = optimizers.given(own, step_size, max_grad_norm)
     if given is not None:  # it may count nothing, which `count` needs
@@ -186,12 +174,9 @@ def count(optimizer_state: Any) -> jax.Array:
 
 
 def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
-    """A step size that grows linearly, and falls linearly to zero, both from the start of a run.
+    """A step size that grows linearly for `warmup` updates, and falls linearly to zero after all `updates`.
 
-    Args:
-      learning_rate: the largest step size.
-      warmup: updates of growth; the first one is above zero.
-      updates: updates of the whole run, over which it falls; None for no decay.
+    The first is above zero; `updates=None` for no decay.
     """
 
     def step_size(count: jax.Array) -> jax.Array:

@@ -56,6 +56,12 @@ def hyperparameter(
     )
 
 
+def own_value(description: str, holds: str, **options: Any) -> Any:
+    """A field for a value of the user's own, None by default; its flag takes the value's `module:name`."""
+    metadata = {"help": description, "flag": str | None, "holds": holds}
+    return dataclasses.field(default=None, metadata=metadata, **options)
+
+
 def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
     """The absolute path of a folder that a field holds; any other value unchanged."""
     kind, _, word = str(field.metadata.get("holds")).partition(" or ")

@@ -7,7 +7,7 @@ import pytest
 
 import algos
 import envs
-from algos.recurrent import RecurrentNetwork
+from algos.memories import RecurrentNetwork
 from algos.replay import Step
 from algos.sequences import SequenceReplay, Sequences, memory_after, one_step, over_sequences
 

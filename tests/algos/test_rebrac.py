@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import algos
-from algos.offline.rebrac import Followed, Pairs
+from algos.offline.td3 import Followed, Pairs
 from algos.replay import Step
 from algos.td3 import Parameters
 from tests.algos.offline.by_hand import CRITICS, HALF, MEAN, ONE, column, keys

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algos.buffers import n_step_returns, n_step_sums
 from algos.returns import (
     discounted_returns,
     generalized_advantage_estimation,
     lambda_returns,
-    n_step_returns,
-    n_step_sums,
     v_trace,
 )
 

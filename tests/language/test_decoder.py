@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos.language import Decoder, DecoderConfig, lora
+from algos.language import Decoder, DecoderConfig
 from algos.language import decoder as module
-from algos.language.layers import rotary_frequencies
+from algos.language.layers import join_adapters, merge_adapters, rotary_frequencies, split_adapters
 from bench import language_oracle as oracle
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
@@ -108,11 +108,11 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
     apply, plain = jax.jit(adapted.apply), jax.jit(decoder.apply)
     expected = plain(parameters, TOKENS, SEGMENTS)
     np.testing.assert_allclose(apply(fresh, TOKENS, SEGMENTS), expected, atol=1e-6)
-    adapters, base = lora.split(fresh)
-    moved = lora.join(jax.tree.map(lambda x: x + 0.1, adapters), base)
+    adapters, base = split_adapters(fresh)
+    moved = join_adapters(jax.tree.map(lambda x: x + 0.1, adapters), base)
     found = apply(moved, TOKENS, SEGMENTS)
     assert jnp.abs(found - expected).max() > 0.1
-    merged = lora.merged(config, moved)
+    merged = merge_adapters(config, moved)
     np.testing.assert_allclose(plain(merged, TOKENS, SEGMENTS), found, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
-from algos.language.sampling import draw, filtered
+from algos.language.generation import draw, filtered
 from fdg.errors import FdgError
 
 VOCABULARY, STOP = 11, 3

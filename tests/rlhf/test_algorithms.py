@@ -19,11 +19,12 @@ import envs
 import fdg
 import policies
 from algos.language import Decoder, DecoderConfig
-from algos.rlhf import data, updates
+from algos.rlhf import updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
 from algos.rlhf.preferences import paired
 from algos.rlhf.responses import Responses, finished, scores
+from algos.rlhf.speaker import problem_keys
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from fdg.placing.plans import SteppedPlan
@@ -353,15 +354,13 @@ def test_beyond_its_cap_entropy_pays_nothing(name):
 def test_the_order_of_problems_follows_from_key_and_iteration_alone():
     """Also where a batch begins in one epoch and ends in the next."""
     key = jax.random.key(5)
-    words = lambda i: jax.random.key_data(data.problem_keys(key, jnp.int32(i), 4, 6)).tolist()  # noqa: E731
+    words = lambda i: jax.random.key_data(problem_keys(key, jnp.int32(i), 4, 6)).tolist()  # noqa: E731
     met = [tuple(word) for i in range(6) for word in words(i)]  # 24: four epochs of 6
     epochs = [met[start : start + 6] for start in range(0, 24, 6)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 6 for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert words(1) == words(1)
-    fresh = [
-        tuple(w) for i in range(3) for w in jax.random.key_data(data.problem_keys(key, i, 4, None)).tolist()
-    ]
+    fresh = [tuple(w) for i in range(3) for w in jax.random.key_data(problem_keys(key, i, 4, None)).tolist()]
     assert len(set(fresh)) == 12
 
 

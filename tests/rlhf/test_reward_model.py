@@ -18,10 +18,10 @@ import fdg
 import policies
 from algos.language import weights
 from algos.language.decoder import Decoder
-from algos.rlhf import rewards
+from algos.rlhf import reward_model
 from algos.rlhf.checkpoints import reward_config_of, save
 from algos.rlhf.preferences import Minibatch, Pairs
-from algos.rlhf.responses import Responses
+from algos.rlhf.responses import Responses, model_reward
 from envs.text import Prompts
 from fdg.errors import FdgError
 from tests.conformance.comparison import assert_same
@@ -61,7 +61,7 @@ def folder(trained, tmp_path_factory):
 def test_a_response_is_worth_what_is_held_at_its_last_token(trained):
     algorithm, state = trained
     said = responses([7, 2], [8, 9, 2])
-    found = jax.jit(lambda p: rewards.score(algorithm.network, p, said))(state.parameters)
+    found = jax.jit(lambda p: model_reward(algorithm.network, p, said))(state.parameters)
     hidden = jax.jit(algorithm.network.hidden)
     for i, text in enumerate(([1, 4, 7, 2], [1, 5, 6, 8, 9, 2])):
         row = jnp.array([text])
@@ -75,7 +75,7 @@ def test_the_loss_of_pairs_by_hand(trained, monkeypatch):
     """Pairs worth 2 and 1, and -1 and 1; a third, of equals, does not count."""
     algorithm = trained[0]
     said = iter([jnp.array([2.0, -1.0, 5.0]), jnp.array([1.0, 1.0, 0.0])])
-    monkeypatch.setattr(rewards, "score", lambda *_: next(said))
+    monkeypatch.setattr(reward_model, "model_reward", lambda *_: next(said))
     pairs = Pairs(None, None, None)
     loss, measures = algorithm._loss({}, Minibatch(pairs, (), jnp.array([0.5, 0.5, 0.0])))
     by_hand = 0.5 * (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2))) + 0.01 * 0.5 * (9 + 0)
@@ -134,7 +134,7 @@ def test_a_reward_model_of_an_untied_decoder_judges(trained, tmp_path):
     assert expected.pop("head").shape == (8, tied.vocab_size)
     assert_same({**state.parameters, "network": expected}, found, 0)
     said = responses([7, 2], [8, 9, 2])
-    score = jax.jit(rewards.score, static_argnums=0)
+    score = jax.jit(model_reward, static_argnums=0)
     np.testing.assert_allclose(
         score(algorithm._reward_network, found, said), score(network, state.parameters, said), atol=1e-6
     )
@@ -164,7 +164,7 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
         state = jax.jit(algorithm.init)(jax.random.key(0))
         assert_same(trained[1].parameters, state.reward_model, 0)
         said, _, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
-        score = jax.jit(rewards.score, static_argnums=0)
+        score = jax.jit(model_reward, static_argnums=0)
         found = score(algorithm._reward_network, trained[1].parameters, said)
         np.testing.assert_allclose(reward.total, found, atol=1e-6)
         assert set(reward.parts) == {"correct", "model"} and np.ptp(found) > 0

@@ -1,7 +1,10 @@
-"""ReBRAC (Tarasov, Kurenkov, Nikulin and Kolesnikov 2023, arXiv 2305.09836): TD3 that stays near the data.
+"""TD3 from a data set: `TD3BC` and `ReBRAC`.
 
-Actor and critics pay, each by a weight of its own, for actions that are not those of the data. All else is
-TD3 (`algos/td3.py`) with normalised layers of the critics.
+TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860): the actor also imitates the data. ReBRAC (Tarasov, Kurenkov,
+Nikulin and Kolesnikov 2023, arXiv 2305.09836): actor and critics pay, each by a weight of its own, for
+actions that are not those of the data, and layers of the critics are normalised. All else is TD3
+(`algos/td3.py`), and so is the state: a run of TD3 can begin with what a run of either has learned
+(`--from`).
 
 Letters in shapes: `B` environments, `n` samples of each, `N` samples of a minibatch.
 """
@@ -25,12 +28,63 @@ from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
 from algos.td3 import TD3, DelayedTargets, Parameters
-from envs import Box, Environment, Observation
+from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_not_negative
 
 
+@dataclasses.dataclass(frozen=True)
+class TD3BC(Agent, driver=learning):
+    """TD3+BC for continuous actions within bounds, from a data set, then online.
+
+    Defaults are those of the paper (its table 5): observations are normalised by the statistics of the data.
+
+    Raises:
+      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
+
+    >>> import envs
+    >>> TD3BC(env=envs.make("Pendulum-v1"), num_steps=2).updates_per_iteration
+    16
+    """
+
+    presets_of: ClassVar[str] = "TD3BC"
+
+    env: Environment
+    rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
+    data = Data()
+    optimizer_settings = OptimizerSettings(learning_rate=3e-4)
+    discount: float = hyperparameter(0.99, "gamma")
+    value_weight: float = hyperparameter(
+        2.5, "alpha of equation 5: of the critics' values, whose scale is one, against imitation"
+    )
+    delayed = DelayedTargets()
+    grid = ReturnGrid()
+    normalizers = ObservationNormalizer(normalize_observation=True)
+    layers = Layers(hidden=(256, 256), activation="relu")
+    networks = ActorAndCritics()
+    explorer = ExplorerChoice()
+    transforming = Transforming()
+
+    def __post_init__(self):
+        off_policy.check(self)
+        require_not_negative(self, "value_weight")
+
+    _keys = 1  # of each sample of a gradient step
+
+    gradient, update, check_when_traced = TD3.gradient, TD3.update, TD3.check_when_traced
+    _first, _learn_from, _followed, _actor = TD3._first, TD3._learn_from, TD3._followed, TD3._actor
+    _critic_loss, _target, _policy, _smoothed = TD3._critic_loss, TD3._target, TD3._policy, TD3._smoothed
+
+    def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
+        """Equations 3 and 5: minus the first critic's value, weighed, and the imitation error."""
+        action = self._policy(actor, transition.observation).mode()
+        first, _ = self._critics.apply(critics, transition.observation, action)
+        value = self.grid.reading.value(first)
+        scale = self.value_weight / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
+        return jnp.mean(jnp.square(action - transition.action)) - scale * jnp.mean(value)
+
+
 class Followed(NamedTuple):
-    """A `Transition`, and what was done next."""
+    """A `Transition` with the next action."""
 
     observation: Observation  # [N, *obs]
     action: jax.Array  # [N, *action]
@@ -46,7 +100,6 @@ class Pairs(Replay):
     """Replay of single steps, each with the action of the next: windows of two."""
 
     def _of_windows(self, windows: Step) -> Followed:
-        """Of windows `[B, n, 2]`: `[B, n]`."""
         single = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(single)
         ended = windows.terminated | windows.truncated
@@ -54,24 +107,16 @@ class Pairs(Replay):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReBRAC(Agent):
+class ReBRAC(Agent, driver=learning):
     """ReBRAC for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix B), whose weights of both penalties are chosen by
-    data set. Frozen and hashable; equal values are equal algorithms.
+    Defaults are those of the paper for locomotion (appendix B), which chooses both penalties by data set.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
-
-    >>> import envs
-    >>> ReBRAC(env=envs.make("Pendulum-v1"), num_steps=2).updates_per_iteration
-    16
     """
 
     presets_of: ClassVar[str] = "ReBRAC"
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
-    default_env: ClassVar[str] = "Pendulum-v1"
-    steps_are: ClassVar[str] = "steps"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -96,32 +141,18 @@ class ReBRAC(Agent):
     transforming = Transforming()
 
     def __post_init__(self):
-        self._check()
         off_policy.check(self)
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
-    # --- what all have that learn from data: `algos/offline/learning.py` ---
-
-    updates_per_iteration = property(learning.updates)
-    learning_starts = property(learning.learning_starts)
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
-    init, iterate, actor = learning.init, learning.iterate, off_policy.actor
-    act, learn = off_policy.act, off_policy.learn
     _keys = 1  # of each sample of a gradient step
-    _recurrent = None
 
-    # --- what it has of TD3: the critics' loss, and when what is updated ---
-
-    gradient, update = TD3.gradient, TD3.update
-    _first, _acting, _learn_from = TD3._first, TD3._acting, TD3._learn_from
-    _followed = TD3._followed
-    check_when_traced, _acts, _valued = TD3.check_when_traced, TD3._acts, TD3._valued
-    _check_critics = TD3._check_critics
-    _actor, _for_environment, _default_optimizer = TD3._actor, TD3._for_environment, TD3._default_optimizer
+    gradient, update, check_when_traced = TD3.gradient, TD3.update, TD3.check_when_traced
+    _first, _learn_from, _followed, _actor = TD3._first, TD3._learn_from, TD3._followed, TD3._actor
     _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
 
     def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:
-        """What the critics are fitted to: that of TD3, less the penalty of what would follow."""
+        """The target of TD3, minus the penalty of the next action."""
         smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The data has no action after a truncation.
@@ -136,8 +167,6 @@ class ReBRAC(Agent):
         scale = 1.0 / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
         penalty = squared_distance(action, transition.action)
         return jnp.mean(self.actor_penalty * penalty - scale * value)
-
-    # --- parts ---
 
     @property
     def _critics(self) -> Network:
