@@ -184,9 +184,7 @@ def sizes(count: int) -> list[int]:
 
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Values of policies for so many devices: every class, every size of its groups, every staleness; and
-    those that are values already.
-    """
+    """Policies for so many devices: every class, size of its groups and staleness; and given values."""
     found: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):

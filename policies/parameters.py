@@ -69,12 +69,9 @@ class ShardsParameters:
     def __repr__(self) -> str:
         """As of any dataclass, without fields that only have names where they are as they were."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
-        own = [field for field in fields if field.repr and not self._is_left(field)]
+        own = [f for f in fields if f.repr and not (f.kw_only and getattr(self, f.name) == f.default)]
         words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
         return f"{type(self).__qualname__}({words})"
-
-    def _is_left(self, field: dataclasses.Field) -> bool:
-        return bool(field.kw_only) and getattr(self, field.name) == field.default
 
     def sharded(self, group: Group) -> Group:
         """The group, with the mesh and the rules that these fields say."""

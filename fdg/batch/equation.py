@@ -36,9 +36,7 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation may not be split, whatever its rule: it has effects, or draws random numbers that
-    depend on the batch of keys.
-    """
+    """Whether an operation may not be split, whatever its rule: effects, draws that depend on the batch."""
     return bool(eqn.effects) or keys.draws_from_the_batch(eqn)
 
 

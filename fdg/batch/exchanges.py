@@ -1,5 +1,6 @@
 """Reads the collectives off a flow, and the operations that every device repeats for want of a rule."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -65,8 +66,7 @@ class _Pruner:
 
 
 class WithoutRule(NamedTuple):
-    """An operation on a split batch without a rule: its operands are gathered, and every device runs it
-    whole.
+    """An operation without a rule on a split batch: operands are gathered, and every device runs all of it.
 
     Attributes:
       primitive: the operation's name.
@@ -111,55 +111,54 @@ def predict(
       says so).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
-    exchanged: dict[tuple, int] = {}
-    for found in _exchanges(flow, (), ()):
-        if found.bytes and found.calls:
-            place = found.kind, found.calls, found.fragments
-            exchanged[place] = exchanged.get(place, 0) + found.bytes
-    unknown: dict[tuple, int] = {}
-    for each in _unknown(flow, None, 1):
-        where = each.primitive, each.fragment, each.calls
-        unknown[where] = unknown.get(where, 0) + each.bytes
+    totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)
+    for found, size in _exchanges(flow, (), ()):
+        totals[found] += size
     return (
-        tuple(Collective(kind, size, calls, names) for (kind, calls, names), size in exchanged.items()),
-        tuple(WithoutRule(name, where, size, calls) for (name, where, calls), size in unknown.items()),
+        tuple(
+            dataclasses.replace(one, bytes=size)
+            for one, size in totals.items()
+            if isinstance(one, Collective) and size and one.calls
+        ),
+        tuple(one._replace(bytes=size) for one, size in totals.items() if isinstance(one, WithoutRule)),
     )
 
 
-def _exchanges(flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]) -> Iterator[Collective]:
-    """The collectives of a jaxpr inside loops of `trips` trips."""
+def _exchanges(
+    flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
+) -> Iterator[tuple[Collective | WithoutRule, int]]:
+    """The collectives, and operations without a rule, of a jaxpr inside loops of `trips` trips: each without
+    its bytes, and these."""
     gathered: set[Any] = set()  # once, and at hand from then on
 
     def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):
         for i in positions:
             if atoms[i] not in gathered:
                 gathered.add(atoms[i])
-                yield exchange("all-gather", [atoms[i]], levels[i])
+                yield exchange("all-gather", trips[: levels[i]]), _bytes([atoms[i]])
 
-    def exchange(kind: str, atoms: Sequence[Any], level: int) -> Collective:
-        size = sum(jaxprs.bytes_of(v.aval) for v in atoms)
-        return Collective(kind, size, math.prod(trips[:level]), fragments)
+    def exchange(kind: str, around: tuple[int, ...]) -> Collective:
+        return Collective(kind, 0, math.prod(around), fragments)
 
     for each in flow.equations:
-        yield from gather(each.eqn.invars, each.gathered, each.levels)
+        eqn, name = each.eqn, each.eqn.primitive.name
+        yield from gather(eqn.invars, each.gathered, each.levels)
         if each.reduced:
-            yield exchange("all-reduce", each.eqn.outvars, max(each.levels, default=0))
+            yield exchange("all-reduce", trips[: max(each.levels, default=0)]), _bytes(eqn.outvars)
         around = trips if each.trips is None else (*trips, each.trips)
         if each.agreed:
-            yield Collective("all-reduce", 1, math.prod(around), fragments)
-        mark = FragmentMark.of(each.eqn)
+            yield exchange("all-reduce", around), 1
+        simple = not each.bodies and eqn.primitive is not boundary_p
+        if simple and each.gathered and name not in RULES and not must_be_whole(eqn):
+            where = fragments[-1] if fragments else None
+            operands = [eqn.invars[i] for i in each.gathered]
+            yield WithoutRule(name, where, 0, math.prod(trips)), _bytes(operands)
+        mark = FragmentMark.of(eqn)
         inside = fragments if mark is None else (*fragments, mark.name)
         for body in each.bodies:
             yield from _exchanges(body, inside, around)
     yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
 
 
-def _unknown(flow: Flow, fragment: str | None, calls: int) -> Iterator[WithoutRule]:
-    for each in flow.equations:
-        name, mark = each.eqn.primitive.name, FragmentMark.of(each.eqn)
-        simple = not each.bodies and each.eqn.primitive is not boundary_p
-        if simple and each.gathered and name not in RULES and not must_be_whole(each.eqn):
-            size = sum(jaxprs.bytes_of(each.eqn.invars[i].aval) for i in each.gathered)
-            yield WithoutRule(name, fragment, size, calls)
-        for body in each.bodies:
-            yield from _unknown(body, fragment if mark is None else mark.name, calls * (each.trips or 1))
+def _bytes(atoms: Sequence[Any]) -> int:
+    return sum(jaxprs.bytes_of(v.aval) for v in atoms)

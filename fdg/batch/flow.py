@@ -21,7 +21,6 @@ class EquationFlow:
     """The batch axes of one equation.
 
     Attributes:
-      eqn: the equation.
       operands: axes of its operands, after `gathered` and `sliced`.
       results: axes of its results.
       gathered: positions of operands that are replicated first.
@@ -54,7 +53,6 @@ class Flow:
     Attributes:
       jaxpr: an open jaxpr.
       inputs: axis and level of its inputs.
-      equations: one for each equation.
       outputs: axes of its outputs, after `gathered` and `sliced`, which are as in `EquationFlow`.
       levels: the levels of the outputs.
       requested_axes: for each replicated input, the one axis along which all its readers would take it split.

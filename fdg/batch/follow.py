@@ -296,8 +296,7 @@ def _with_bodies(
 
 
 def _with_predicate(loop: EquationFlow) -> EquationFlow:
-    """The flow of a while loop with a predicate for each row, as `vmap` makes: rows that are done stay
-    unchanged.
+    """The flow of a while loop with a predicate for each row, as `vmap` makes: rows that are done stay.
 
     If rows are independent, a device may stop when its rows are done; otherwise all devices agree before each
     trip.

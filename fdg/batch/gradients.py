@@ -115,8 +115,7 @@ def opened(flow: Flow, devices: int) -> Flow:
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """The equations that belong together: from the end backwards, those with all batched readers among
-    them."""
+    """The equations that belong together: from the end, those with all batched readers among them."""
     readers: dict[Any, list[int]] = {}
     for i, each in enumerate(flow.equations):
         for v in jaxprs.variables(each.eqn.invars):
@@ -136,10 +135,10 @@ def _members(flow: Flow) -> frozenset[int]:
         fine = all(j in members for v in split for j in readers.get(v, ()))
         fine &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
         (members if fine and _can_be_tiled(each) else early).add(i)
-    return frozenset(members | _turned(flow, members))
+    return frozenset(members | _transposed_sums(flow, members))
 
 
-def _turned(flow: Flow, members: Collection[int]) -> set[int]:
+def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
     """Includes a transpose of a sum, which XLA fuses into the product."""
     sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
     return {

@@ -50,7 +50,6 @@ class Row:
     """A candidate with its prediction, or why it cannot be carried out.
 
     Attributes:
-      candidate: the candidate.
       prediction: None if it cannot be carried out.
       refused: why, in one line; "" if it can.
       measured: measured seconds of an iteration, or None.
@@ -77,11 +76,9 @@ class Choice:
       policy: the chosen policy.
       devices: the number of devices to use.
       algorithm: the algorithm, with the allowed changes.
-      graph: its graph.
       prediction: of an iteration.
       rows: all candidates: the chosen one, then by time, refused ones last.
       took: seconds that choosing took.
-      cluster: the cluster.
     """
 
     policy: Any
@@ -108,13 +105,13 @@ class Choice:
         """The reason in one line."""
         taken = _takeable(self.rows)
         best, *others = taken
-        quickest = min(others, key=lambda row: row.seconds, default=best)
+        fastest = min(others, key=lambda row: row.seconds, default=best)
         other = next((row for row in others if row.seconds > best.seconds), None)
         than = ""
-        if quickest.seconds < best.seconds:
+        if fastest.seconds < best.seconds:
             than = (
-                f", not told from {quickest.candidate} on {_on(quickest)} at {duration(quickest.seconds)},"
-                f" which has more groups or devices"
+                f", within {TIE - 1:.0%} of {fastest.candidate} on {_on(fastest)} at"
+                f" {duration(fastest.seconds)}, which has more groups or devices"
             )
         elif other is not None:
             than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"

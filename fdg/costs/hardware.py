@@ -201,8 +201,6 @@ class Cluster:
 
     Attributes:
       kind: the kind of all devices.
-      devices_per_host: devices of a host.
-      hosts: number of hosts.
       inside: the link between devices of a host.
       between: the link between hosts.
       cores: cores that a machine's CPU devices share; None if each has its own.

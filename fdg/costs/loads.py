@@ -9,18 +9,12 @@ Programs are rewritten as for compiling:
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import jax
-from jax.extend import core
-
-from fdg import jaxprs
-from fdg.agents import mapped
 from fdg.batch.collective import Collective
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.agents_loop import of_one
+from fdg.lowering.programs import of_agents, of_one
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
@@ -32,7 +26,6 @@ class Target:
     """The devices as lowering needs to know them.
 
     Attributes:
-      platform: their platform.
       cores: cores that a machine's CPU devices share; None for those of this process.
       devices: the most devices on a machine; None for all.
     """
@@ -52,8 +45,6 @@ class Load:
     """A program's work in one run.
 
     Attributes:
-      program: its name.
-      group: its group.
       work: of one of the group's devices.
       arrays: arguments and results that the host handles.
       collectives: among the group's devices.
@@ -125,9 +116,7 @@ def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
 @functools.lru_cache(maxsize=64)
 def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
     """The work of several agents on one device."""
-    inputs: Any = jaxprs.open_jaxpr(jaxpr).invars
-    shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]
-    return work_of(jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*shapes))
+    return work_of(of_agents(jaxpr, agents, together))
 
 
 def _shared(work: Work, group: Group) -> Work:

@@ -19,7 +19,7 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
 from fdg.costs.program_time import Seconds, seconds_of
-from fdg.costs.schedule_tasks import AHEAD, HOST, Cost, ScheduleTasks, loop_lengths
+from fdg.costs.schedule_tasks import HOST, IN_FLIGHT, Cost, ScheduleTasks, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
 from fdg.errors import FdgError
 from fdg.placing.plans import Plan, SteppedPlan
@@ -112,26 +112,21 @@ class _Model:
         self.groups = {group.name: group for group in plan.groups}
         self.lost = cluster.kind.lost
         self.loads = loads(plan, cluster.target)
-        self.seconds = {load.program: self._seconds(load) for load in self.loads}
-        self.sent = {load.program: self._sent(load) for load in self.loads}
+        self.seconds: dict[str, Seconds] = {}
+        self.sent: dict[str, list[tuple[traffic.Sent, float]]] = {}  # with the number of synchronisations
+        for load in self.loads:
+            cores, devices = self.lost.cores(self.cores(load.group)), load.group.devices
+            self.seconds[load.program] = seconds_of(load.work, cluster.kind, cores)
+            self.sent[load.program] = [
+                (traffic.collective(one, devices, cluster), one.calls * self.lost.meetings)
+                for one in load.collectives
+            ]
 
     def cores(self, group: Group) -> float:
         """Cores that each device of a group can use alone: all of its machine's, if the other groups wait."""
         if self.cluster.cores is None:
             return 1.0
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
-
-    def _seconds(self, load: Load) -> Seconds:
-        cores = self.lost.cores(self.cores(load.group))
-        return seconds_of(load.work, self.cluster.kind, cores)
-
-    def _sent(self, load: Load) -> list[tuple[traffic.Sent, float]]:
-        """Collectives with their number of synchronisations."""
-        times = self.lost.meetings
-        return [
-            (traffic.collective(c, load.group.devices, self.cluster), c.calls * times)
-            for c in load.collectives
-        ]
 
     def wanted(self, load: Load) -> float:
         """Cores of the pool that a program uses; 0 without a pool."""
@@ -270,7 +265,7 @@ def _run(
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm = _WARM + ahead
     # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
-    last = [stepper.iteration() for _ in range(warm + _COUNTED + AHEAD)]
+    last = [stepper.iteration() for _ in range(warm + _COUNTED + IN_FLIGHT)]
     trace = simulation.run()
     begin, end = (max(trace.ends[: last[i - 1] + 1]) for i in (warm, warm + _COUNTED))
     found = {("seconds", ""): (end - begin) / _COUNTED}
@@ -294,7 +289,7 @@ def _shares(
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:
             continue
-        label, lanes = simulation.labels[task], simulation.lanes[task]
+        label, lanes, *_ = simulation.tasks[task]
         if lanes == (HOST,):
             found["starting programs on the host"] += seconds
         elif label in split and (whole := sum(split[label].values())):

@@ -86,8 +86,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
 
 def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Seconds by class on one core without fusion: of operations large enough for several cores, and of all
-    others."""
+    """Seconds by class on one core without fusion: of operations that several cores divide, and of others."""
     wide: dict[str, float] = collections.defaultdict(float)
     narrow: dict[str, float] = collections.defaultdict(float)
     least = kind.rate("parallel_bytes")
@@ -112,8 +111,7 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
 
 
 def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
-    """Seconds of an operation without start-up: bytes divided by its class's rate, or by memory's if it is
-    large."""
+    """Seconds of an operation without start-up: bytes by its class's rate, or memory's if it is large."""
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)
     if operation.bytes > kind.rate("cache_bytes"):

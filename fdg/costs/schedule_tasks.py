@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.policy import Group
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
 
-AHEAD = 4  # iterations: one that is being started, and three that the engine lets be in flight
+IN_FLIGHT = 4  # iterations: one that is being started, and three that the engine lets be in flight
 HOST = "host"
 
 
@@ -38,7 +38,7 @@ Slow = Callable[[int], float]
 """How much longer than usual so many devices take together, this time."""
 
 
-def lanes_of(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
+def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
     """The lanes of each group: devices that belong to the same groups form a lane."""
     members: dict[int, list[str]] = {}
     for group in groups:
@@ -68,18 +68,18 @@ class ScheduleTasks(ScheduleWalk[int]):
     ):
         super().__init__(-1)
         self._simulation, self._costs, self._host_cores, self._slow = simulation, costs, host_cores, slow
-        self._schedule, self._lanes, self._lengths = plan.schedule, lanes_of(plan.groups), lengths
+        self._schedule, self._lanes, self._lengths = plan.schedule, device_lanes(plan.groups), lengths
         self._sizes = {group.name: len(group) for group in plan.groups}
         self._waits: tuple[int, ...] = ()
         self._last: list[int] = []  # the last task of each iteration
 
     def iteration(self) -> int:
         """Adds one iteration; returns the number of its last task."""
-        if len(self._last) >= AHEAD:
-            self._waits = (self._last[-AHEAD],)
+        if len(self._last) >= IN_FLIGHT:
+            self._waits = (self._last[-IN_FLIGHT],)
         self.walk(self._schedule.steps)
         self.rebind(self._schedule.carry)
-        self._last.append(len(self._simulation.seconds) - 1)
+        self._last.append(len(self._simulation.tasks) - 1)
         return self._last[-1]
 
     def trips(self, repeat: Repeat) -> int:
@@ -100,14 +100,14 @@ class ScheduleTasks(ScheduleWalk[int]):
         after = self._after(move, name)
         ends = (*self._lanes[move.source], *self._lanes[move.target]) if cost.meets else ()
         moved = self._simulation.add(name, tuple(dict.fromkeys((name, *ends))), cost.seconds, after)
-        self.facts.update(dict.fromkeys(move.defs, moved))
+        self.facts.update(dict.fromkeys(defs(move), moved))
 
     def _after(self, step: Step, name: str) -> list[int]:
         """Adds the host's dispatch of a step; returns the tasks that the step has to wait for."""
         host = self._costs[step].host
         started = self._simulation.add(f"start {name}", (HOST,), host, self._waits, self._host_cores)
         self._waits = ()
-        return [started, *(self.facts[value] for value in step.uses)]
+        return [started, *(self.facts[value] for value in uses(step))]
 
 
 def loop_lengths(steps: Sequence[Step]) -> frozenset[int]:

@@ -15,6 +15,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +40,23 @@ class Trace:
         return chain[::-1]
 
 
-class Simulation:
-    """Tasks in the order in which they were added.
+class Task(NamedTuple):
+    """A task: its seconds alone, its cores of the pool (0 if it runs elsewhere), and the tasks before it."""
 
-    Attributes:
-      seconds: of each task, alone.
-      labels: of each task.
-      lanes: of each task.
-    """
+    label: str
+    lanes: tuple[str, ...]
+    seconds: float
+    cores: float
+    after: tuple[int, ...]
+
+
+class Simulation:
+    """The `tasks` in the order in which they were added."""
 
     def __init__(self, cores: float = math.inf):
         """`cores` is the size of the shared pool; infinite if each task has what it needs."""
         self._cores = cores
-        self.seconds: list[float] = []
-        self.labels: list[str] = []
-        self.lanes: list[tuple[str, ...]] = []
-        self._wanted: list[float] = []
-        self._after: list[tuple[int, ...]] = []
+        self.tasks: list[Task] = []
         self._last: dict[str, int] = {}
 
     def add(
@@ -66,46 +67,34 @@ class Simulation:
         after: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Adds a task to its lanes.
-
-        Args:
-          cores: cores of the pool; 0 for a task that runs elsewhere.
-
-        Returns:
-          The task's number.
-        """
-        number = len(self.seconds)
+        """Adds a task to its lanes; returns its number."""
+        number = len(self.tasks)
         before = dict.fromkeys(task for task in after if task >= 0)
         for lane in lanes:
             if lane in self._last:
                 before[self._last[lane]] = None
             self._last[lane] = number
-        self.seconds.append(seconds)
-        self.labels.append(label)
-        self.lanes.append(lanes)
-        self._wanted.append(cores)
-        self._after.append(tuple(before))
+        self.tasks.append(Task(label, lanes, seconds, cores, tuple(before)))
         return number
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
         """Busy seconds of each lane between two times."""
         found: dict[str, float] = collections.defaultdict(float)
-        for lanes, start, stop in zip(self.lanes, trace.starts, trace.ends, strict=True):
+        for task, start, stop in zip(self.tasks, trace.starts, trace.ends, strict=True):
             overlap = min(stop, end) - max(start, begin)
             if overlap > 0:
-                for lane in lanes:
+                for lane in task.lanes:
                     found[lane] += overlap
         return dict(found)
 
     def run(self) -> Trace:
         """Runs all tasks; the pool slows down while more cores are wanted than there are."""
-        cores = self._cores
-        count = len(self.seconds)
-        waiting = [len(before) for before in self._after]
+        tasks, count = self.tasks, len(self.tasks)
+        waiting = [len(task.after) for task in tasks]
         followers: list[list[int]] = [[] for _ in range(count)]
-        for task, before in enumerate(self._after):
-            for other in before:
-                followers[other].append(task)
+        for number, one in enumerate(tasks):
+            for other in one.after:
+                followers[other].append(number)
         starts, ends, latest = [0.0] * count, [0.0] * count, [-1] * count
         now = pool_now = wanted = 0.0
         apart: list[tuple[float, int]] = []  # (end, task): those that share nothing
@@ -114,20 +103,20 @@ class Simulation:
         while True:
             for task in ready:
                 starts[task] = now
-                if self._wanted[task] > 0:
-                    heapq.heappush(pool, (pool_now + self.seconds[task], task))
-                    wanted += self._wanted[task]
+                if tasks[task].cores > 0:
+                    heapq.heappush(pool, (pool_now + tasks[task].seconds, task))
+                    wanted += tasks[task].cores
                 else:
-                    heapq.heappush(apart, (now + self.seconds[task], task))
+                    heapq.heappush(apart, (now + tasks[task].seconds, task))
             ready = []
-            speed = min(1.0, cores / wanted) if wanted > cores else 1.0
+            speed = min(1.0, self._cores / wanted) if wanted > self._cores else 1.0
             pool_end = now + (pool[0][0] - pool_now) / speed if pool else float("inf")
             if not pool and not apart:
                 return Trace(starts, ends, latest)
             if pool and (not apart or pool_end <= apart[0][0]):
                 pool_now, done = heapq.heappop(pool)
                 now = pool_end
-                wanted -= self._wanted[done]
+                wanted -= tasks[done].cores
                 if not pool:
                     wanted = 0.0
             else:

@@ -26,7 +26,6 @@ class Sent:
     """The cost of a communication.
 
     Attributes:
-      seconds: its duration.
       inside, between: bytes on links within all hosts, and between hosts.
       bound: the largest part: "latency" or "bandwidth", and the link.
     """

@@ -116,13 +116,11 @@ def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
     changed: dict[str, Any] = {}
     if before != now:
         changed["effects"] = jaxpr.effects - (before - now) | (now - before)
-    if getattr(jaxpr, "is_high", False) and not any(map(_is_high, eqns)):
+    if getattr(jaxpr, "is_high", False) and not any(
+        eqn.primitive.name in HIGH_LEVEL or any(body.is_high for body in inner_jaxprs(eqn)) for eqn in eqns
+    ):
         changed["is_high"] = False
     return jaxpr.replace(eqns=eqns, **changed)
-
-
-def _is_high(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive.name in HIGH_LEVEL or any(body.is_high for body in inner_jaxprs(eqn))
 
 
 # --- what rules are made of ---

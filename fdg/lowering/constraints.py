@@ -71,10 +71,6 @@ def _moved(eqn: Any) -> tuple[int, ...]:
 __all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
 
 
-def _spec(axis: Axis) -> PartitionSpec:
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
-
-
 def constrain(
     jaxpr: ClosedJaxpr,
     mesh: Mesh,
@@ -127,17 +123,17 @@ class _Rewriter:
         placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or sliced before
         current: dict[Any, Any] = {}
         known: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
-        met: dict[Any, Any] = {}  # parameters where they meet the batch
+        whole_along_batch: dict[Any, Any] = {}  # parameters, gathered over the batch's mesh axis
 
-        def meet(atom: Any, value: Any) -> Any:
+        def gather_parameter(atom: Any, value: Any) -> Any:
             spec = known.get(atom)
             if spec is None or all(BATCH not in axes for axes in spec):
                 return value
-            if atom not in met:
+            if atom not in whole_along_batch:
                 sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
                 equations.append(_constraint_to(sharding, value))
-                met[atom] = equations[-1].outvars[0]
-            return met[atom]
+                whole_along_batch[atom] = equations[-1].outvars[0]
+            return whole_along_batch[atom]
 
         def constrained(atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
             equations.append(self._constraint(atom, axis, whole))
@@ -180,8 +176,8 @@ class _Rewriter:
         for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
             invars = take(step.eqn.invars, step)
-            for i in weights.meeting(step) if self.sharded else ():
-                invars[i] = meet(step.eqn.invars[i], invars[i])
+            for i in weights.gathered_operands(step) if self.sharded else ():
+                invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
             takes, gives = unsplit(step) if self.sharded else ({}, {})
             for i, whole in takes.items():
                 invars[i] = constrained(invars[i], step.operands[i], whole)
@@ -262,8 +258,7 @@ class _Rewriter:
         return found
 
     def _constraint(self, atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
-        """An equation that shards `atom` along a batch axis and replicates it along the dimensions
-        `whole`."""
+        """An equation that splits `atom` along a batch axis and replicates dimensions `whole`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # no part for each device; the plan lets no fragment's own batch get here
@@ -294,8 +289,8 @@ class _Rewriter:
         run = jax.shard_map(
             function,
             mesh=self.mesh,
-            in_specs=tuple(map(_spec, step.operands)),
-            out_specs=list(map(_spec, step.results)),
+            in_specs=tuple(batch_sharding(self.mesh, axis).spec for axis in step.operands),
+            out_specs=[batch_sharding(self.mesh, axis).spec for axis in step.results],
             axis_names={BATCH} if stays_split else set(self.mesh.axis_names),
             check_vma=False,
         )
@@ -328,7 +323,6 @@ def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _constraint_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A cached constraint equation: there are thousands of a few kinds, and tracing one takes a
-    millisecond."""
+    """A cached constraint equation: there are thousands of a few kinds, and tracing takes 1 ms."""
     constrained = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
     return constrained(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]

@@ -91,7 +91,7 @@ def _ordered(x: jax.Array, is_max: bool) -> jax.Array:
     if jnp.finfo(x.dtype).bits < _NARROW:
         x = lax.convert_element_type(x, jnp.float32)
     kind = jnp.iinfo(f"int{jnp.finfo(x.dtype).bits}")
-    order = _turned(lax.bitcast_convert_type(x, kind.dtype), kind)
+    order = _flip_negatives(lax.bitcast_convert_type(x, kind.dtype), kind)
     last = lax.full_like(order, kind.max if is_max else kind.min)
     return lax.select(lax.ne(x, x), last, order)
 
@@ -100,10 +100,10 @@ def _floats(order: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `_ordered`."""
     kind = jnp.iinfo(order.dtype)
     wide = dtype if jnp.finfo(dtype).bits == kind.bits else jnp.float32
-    return lax.convert_element_type(lax.bitcast_convert_type(_turned(order, kind), wide), dtype)
+    return lax.convert_element_type(lax.bitcast_convert_type(_flip_negatives(order, kind), wide), dtype)
 
 
-def _turned(bits: jax.Array, kind: Any) -> jax.Array:
+def _flip_negatives(bits: jax.Array, kind: Any) -> jax.Array:
     """Reverses the order of negative ones; its own inverse."""
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, kind.bits - 1))
     return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, kind.max)))

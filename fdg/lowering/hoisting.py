@@ -3,11 +3,11 @@
 A `HoistRule` selects operations of a loop's body; they are hoisted with what they depend on, unless that is
 carried.
 
-    scan 128 trips { x; row: a = f row; b = dear a; x = step x a b }
+    scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
-Hoisting `dear`, with `f row` recomputed in the loop (`again`) or passed to it:
+Hoisting `expensive`, with `f row` recomputed in the loop (`again`) or passed to it:
 
-    bs = for all 128 rows: dear (f row)                as = ..., bs = for all 128 rows: ...
+    bs = for all 128 rows: expensive (f row)                as = ..., bs = for all 128 rows: ...
     scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
 """
 
@@ -57,12 +57,12 @@ class _Parts(NamedTuple):
     Attributes:
       early: equations that depend on no carried value.
       late: all others, and recomputed ones.
-      handed: values of `early` that `late` reads.
+      passed: values of `early` that `late` reads.
     """
 
     early: list[Any]
     late: list[Any]
-    handed: list[core.Var]
+    passed: list[core.Var]
 
 
 def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
@@ -76,19 +76,19 @@ def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
     parts = _split(body.jaxpr, {*constants, *(v for i, v in enumerate(inputs) if i not in carried)}, rule)
     if parts is None or body.trips * _bytes(parts, rule.again) > rule.most_bytes:
         return None
-    needed = _read(parts.early, parts.handed)
+    needed = _read(parts.early, parts.passed)
     own = [i for i, v in enumerate(inputs) if v in needed]
     if not any(i in body.sliced for i in own):
         return None  # the same every trip, which XLA takes out itself
-    ahead = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.handed, parts.early, constants))
+    hoisted = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.passed, parts.early, constants))
     rows = [0 if i in body.sliced else None for i in own]
     operands = [eqn.invars[i] for i in own]
     try:
-        made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*jaxprs.shapes_of(operands))
+        made = jax.make_jaxpr(jax.vmap(hoisted, in_axes=rows))(*jaxprs.shapes_of(operands))
     except NotImplementedError:
         return None  # an operation of the user's own that has no batching rule
     stacks = [core.Var(aval) for aval in made.out_avals]
-    late = _closed([*inputs, *parts.handed], body.jaxpr.outvars, parts.late, constants)
+    late = _closed([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
         _call(rule.name, made, operands, stacks),
         _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
@@ -140,14 +140,14 @@ def _calls_apart(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
     parts = _split(body.jaxpr, {*constants, *known}, rule)
     if parts is None:
         return [eqn]
-    needed = _read(parts.early, parts.handed)
+    needed = _read(parts.early, parts.passed)
     inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
-    handed = [core.Var(v.aval) for v in parts.handed]
-    first = _closed([inner for inner, _ in inputs], parts.handed, parts.early, constants)
-    second = _closed([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late, constants)
+    passed = [core.Var(v.aval) for v in parts.passed]
+    first = _closed([inner for inner, _ in inputs], parts.passed, parts.early, constants)
+    second = _closed([*body.jaxpr.invars, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _call(eqn.params["name"], first, [outer for _, outer in inputs], handed),
-        _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
+        _call(eqn.params["name"], first, [outer for _, outer in inputs], passed),
+        _call(eqn.params["name"], second, [*eqn.invars, *passed], eqn.outvars),
     ]
 
 
@@ -171,7 +171,7 @@ _OUTSIDE = frozenset("pure_callback io_callback debug_callback debug_print ffi_c
 
 
 def _bytes(parts: _Parts, all_of_it: bool) -> int:
-    made = [v for each in parts.early for v in each.outvars] if all_of_it else parts.handed
+    made = [v for each in parts.early for v in each.outvars] if all_of_it else parts.passed
     return sum(jaxprs.bytes_of(v.aval) for v in made)
 
 

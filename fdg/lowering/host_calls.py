@@ -52,17 +52,13 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
             mark = FragmentMark.of(eqn)
             eqn = inside(eqn, where if mark is None else f"fragment '{mark.name}' ({mark.role})")
             if eqn.primitive.name in _CALLS and not isinstance(eqn.params["callback"], Guarded):
-                eqn = eqn.replace(params={**eqn.params, "callback": _guard(eqn.params, where, last_words)})
+                avals = eqn.params.get("result_avals")
+                expected = avals and tuple((tuple(aval.shape), str(aval.dtype)) for aval in avals)
+                callback = Guarded(eqn.params["callback"], where, expected, last_words)
+                eqn = eqn.replace(params={**eqn.params, "callback": callback})
             yield eqn
 
     return jaxprs.rewrite_blocks(jaxpr, guarded, where, traces=False)
-
-
-def _guard(params: dict[str, Any], where: str, last_words: LastWords | None) -> "Guarded":
-    expected = params.get("result_avals")
-    if expected is not None:
-        expected = tuple((tuple(aval.shape), str(aval.dtype)) for aval in expected)
-    return Guarded(params["callback"], where, expected, last_words)
 
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:

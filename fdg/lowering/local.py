@@ -36,7 +36,7 @@ class Local:
             return values
         if all(axis is None for axis in step.operands):  # shared, or made here: the whole, then the part
             results = jaxprs.bind(eqn, values)
-            return [self._part(x, axis) for x, axis in zip(results, step.results, strict=True)]
+            return [self.part(x, axis) for x, axis in zip(results, step.results, strict=True)]
         results = jaxprs.bind(eqn, values, self._parameters(step))
         for x, v, axis in zip(results, eqn.outvars, step.results, strict=True):
             assert x.shape == self._shape(v.aval.shape, axis), (eqn, x.shape)
@@ -67,9 +67,10 @@ class Local:
     def _parts(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
         """Values, with some of them sliced along an axis."""
         axes = dict(sliced)
-        return [self._part(x, axes.get(i)) for i, x in enumerate(values)]
+        return [self.part(x, axes.get(i)) for i, x in enumerate(values)]
 
-    def _part(self, x: Any, axis: Axis) -> Any:
+    def part(self, x: Any, axis: Axis) -> Any:
+        """The part of an array that is split along an axis."""
         if axis is None:
             return x
         size = x.shape[axis] // self.count

@@ -61,13 +61,13 @@ def hoist_batch_reductions(
     trip. Takes the arguments of `in_order`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)  # one flow serves many numbers of devices
-    return _AHEAD(flow, None, lambda: _meet_ahead(jaxpr, flow))
+    return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
 
 
-_AHEAD: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
-def _meet_ahead(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
+def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Hoisting other collectives, such as those that shuffle samples, would run them twice.
@@ -155,16 +155,16 @@ def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
     before: list[_CollectiveStep] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
-        meeting = _CollectiveStep(step, read) if _has_collectives(step) else None
-        if meeting is not None:
-            awaited = [each for each in before if each.overlaps_later or meeting.overlaps_later]
+        collective = _CollectiveStep(step, read) if _has_collectives(step) else None
+        if collective is not None:
+            awaited = [each for each in before if each.overlaps_later or collective.overlaps_later]
             eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
         for each in before:
-            if each.reaches(step.eqn.invars) or (meeting is not None and each in awaited):
+            if each.reaches(step.eqn.invars) or (collective is not None and each in awaited):
                 each.behind.update(step.eqn.outvars)
         equations.append(eqn)
-        if meeting is not None:
-            before = [meeting] if meeting.overlaps_later else [*before, meeting]
+        if collective is not None:
+            before = [collective] if collective.overlaps_later else [*before, collective]
     return equations
 
 

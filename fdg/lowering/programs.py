@@ -19,7 +19,7 @@ from fdg import jaxprs, keys
 from fdg.agents import exchanging, mapped
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
-from fdg.lowering.agents_loop import by_groups, of_one
+from fdg.lowering.draws import hoist_draws
 from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.rewriting import Setting, rewritten
@@ -75,9 +75,13 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
 
 def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of several agents, a few at a time on each device (`lowering.agents_loop`).
+    """The program of several agents, a few at a time on each device (`placing.agents_per_device`).
 
-    Agents are independent, except for the exchanges of a population (`graph.between_agents`).
+        128 agents on a GPU     all mapped together: one program of large operations
+        128 agents on a core    8 mapped together for all iterations of a call; then the next 8
+
+    Agents are independent, except for the exchanges of a population (`graph.between_agents`): these are
+    stepped together.
     """
     graph, mesh = plan.graph, make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
@@ -127,8 +131,47 @@ def one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """A traced program of one agent on a mesh of agents (`agents_loop.of_one`)."""
+    """A traced program of one agent on a mesh of agents (`of_one`)."""
     return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
+
+
+def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
+    """Prepares a traced program of one agent to be mapped, `together` at a time, or to run alone."""
+    return hoist_draws(jaxpr) if together > 1 else rewritten(jaxpr, setting)
+
+
+def of_agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
+    """A traced program of one agent, mapped over several, `together` at a time."""
+    shapes = jaxprs.shapes_of(jaxprs.open_jaxpr(jaxpr).invars)
+    several = [jax.ShapeDtypeStruct((agents, *x.shape), x.dtype) for x in shapes]
+    return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*several)
+
+
+def by_groups(
+    run: Callable[[list, list, Any], tuple[list, list]], agents: int, together: int
+) -> Callable[[list, list], tuple[list, list]]:
+    """A training loop for all agents of a device, made of one for `together` agents.
+
+    Args:
+      run: `(leaves, buffers, first) -> (leaves, buffers)`: leaves `[together, ...]`; it writes the entries
+        from agent `first` on into `buffers` `[rows, agents, ...]`.
+      agents: agents on the device.
+      together: a divisor of their number.
+    """
+    if together == agents:
+        return lambda leaves, buffers: run(leaves, buffers, 0)
+
+    def group(i: jax.Array, carry: tuple[list, list]) -> tuple[list, list]:
+        leaves, buffers = carry
+        first = i * together
+        mine = [jax.lax.dynamic_slice_in_dim(x, first, together) for x in leaves]
+        mine, buffers = run(mine, buffers, first)
+        leaves = [
+            jax.lax.dynamic_update_slice_in_dim(x, new, first, 0) for x, new in zip(leaves, mine, strict=True)
+        ]
+        return leaves, buffers
+
+    return lambda leaves, buffers: jax.lax.fori_loop(0, agents // together, group, (leaves, buffers))
 
 
 def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
@@ -163,18 +206,14 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
     shapes, donated = [value_shape(mesh, value) for value in call.inputs], tuple(sorted(call.donated))
     if mesh.size == 1:
         return jax.jit(program, donate_argnums=donated), shapes
-    shardings = (*(value_sharding(mesh, value) for value in call.outputs), batch_sharding(mesh, None))
+    ends = [layout_sharding(mesh, value.laid_out) for value in call.outputs]
+    shardings = (*ends, batch_sharding(mesh, None))
     return jax.jit(program, donate_argnums=donated, out_shardings=shardings), shapes
-
-
-def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
-    """The sharding of a value on its group's mesh."""
-    return layout_sharding(mesh, value.laid_out)
 
 
 def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of a value on its group's mesh."""
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value_sharding(mesh, value))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=layout_sharding(mesh, value.laid_out))
 
 
 def on_mesh(

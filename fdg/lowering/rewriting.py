@@ -25,7 +25,6 @@ class Setting(NamedTuple):
       axes: the batch axes of its first inputs; others are replicated.
       devices: the number of devices that split the batch.
       output_axes: the batch axes to reshard its outputs to; None to leave them.
-      on_cpu: whether the devices are CPUs.
       a_core_each: whether there are at least as many devices as cores (`tiles.have_a_core_each`).
       sharded: whether parameters are sharded, so that XLA chooses collectives.
     """

@@ -95,8 +95,9 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     makers: dict[Any, str] = {}
     for each in flow.equations:
         name = each.eqn.primitive.name
-        turned = name == "transpose" and not each.reduced  # of a sum: as that is made
-        makers.update((v, makers.get(each.eqn.invars[0], name) if turned else name) for v in each.eqn.outvars)
+        if name == "transpose" and not each.reduced:  # of a sum: as that is made
+            name = makers.get(each.eqn.invars[0], name)
+        makers.update(dict.fromkeys(each.eqn.outvars, name))
     outputs = list(zip(called.jaxpr.outvars, output_axes, strict=True))
     how = [makers[v] if axis is None else "" for v, axis in outputs]
 
@@ -104,12 +105,14 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
         first = jax.lax.axis_index(BATCH) * tiles if devices > 1 else 0
 
         def one(sums: list[Any], i: jax.Array) -> tuple[list[Any], list[Any]]:
-            local = Local(devices * tiles, lambda: first + i)
-            rows = [_rows(x, axis, tiles, i) for x, axis in zip(parts, axes, strict=True)]
+            local, tile = Local(devices * tiles, lambda: first + i), Local(tiles, lambda: i)
+            rows = [tile.part(x, axis) for x, axis in zip(parts, axes, strict=True)]
             results = local.flow(flow, (), rows)
             shares = [x for x, name in zip(results, how, strict=True) if name]
             names = [name for name in how if name]
-            sums = [_together(name)(a, b) for name, a, b in zip(names, sums, shares, strict=True)]
+            sums = [
+                _EXTREMES.get(name, jnp.add)(a, b) for name, a, b in zip(names, sums, shares, strict=True)
+            ]
             return sums, [x for x, name in zip(results, how, strict=True) if not name]
 
         start = [_nothing(name, v.aval) for (v, _), name in zip(outputs, how, strict=True) if name]
@@ -142,22 +145,11 @@ def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
     return _PARTS(called, (devices, tiles), trace)
 
 
-def _rows(x: Any, axis: Axis, tiles: int, i: jax.Array) -> Any:
-    if axis is None:
-        return x
-    size = x.shape[axis] // tiles
-    return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
-
-
 def _joined(x: Any, axis: Axis) -> Any:
     """Concatenates tiles `[tiles, ...]` along `axis`."""
     assert axis is not None
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
-
-
-def _together(name: str) -> Callable:
-    return _EXTREMES.get(name, jnp.add)
 
 
 def _nothing(name: str, aval: Any) -> jax.Array:

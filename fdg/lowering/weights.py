@@ -22,7 +22,7 @@ from fdg.rowwise import rowwise_p
 Specs = Mapping[Any, Spec | None]  # of variables; None, and of what is not in it: not known
 
 
-def meeting(step: EquationFlow) -> list[int]:
+def gathered_operands(step: EquationFlow) -> list[int]:
     """The replicated operands of an operation that also has operands with a batch axis."""
     alone = step.local and step.eqn.primitive is not rowwise_p
     if step.bodies or alone or step.eqn.primitive is boundary_p:

@@ -121,15 +121,16 @@ def _meant(role: str, known: Collection[str]) -> str | None:
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """The group of each fragment: of its role, else of its parent, else of the producer of its largest
-    input."""
+    """The group of each fragment: by its role, its parent, or the producer of its largest input."""
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
     pending = [f for f in graph.fragments if f.name not in assigned]
     while pending:
         waiting = []
         for fragment in pending:
-            leader = fragment.parent or _largest_producer(graph, fragment)
+            edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
+            largest = max(edges, key=lambda e: e.bytes_per_crossing, default=None)
+            leader = fragment.parent or (None if largest is None else largest.source)
             if leader is None or leader == fragment.name:
                 assigned[fragment.name] = default
             elif leader in assigned:
@@ -140,11 +141,6 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
             assigned[waiting.pop(0).name] = default
         pending = waiting
     return {f.name: assigned[f.name] for f in graph.fragments}
-
-
-def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
-    edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
-    return max(edges, key=lambda e: e.bytes_per_crossing).source if edges else None
 
 
 def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:

@@ -87,7 +87,9 @@ class _Walker:
             case _ if jaxprs.is_jaxpr(value):
                 return self.closed(value)
             case np.ndarray() | np.generic() | jax.Array():
-                return _array_text(value)
+                data: Any = value
+                array = np.asarray(jax.random.key_data(data) if keys.is_key(value.dtype) else data)
+                return f"{value.dtype}{list(value.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"
             case Mapping():
                 items = [(self.text(k, numbers), self.text(v, numbers)) for k, v in value.items()]
                 return f"{{{sorted(items)}}}"
@@ -119,9 +121,3 @@ class _Walker:
 
     def _variable(self, variable: Any, numbers: dict[Any, int]) -> str:
         return f"{numbers.setdefault(variable, len(numbers))}:{variable.aval}"
-
-
-def _array_text(value: Any) -> str:
-    data = jax.random.key_data(value) if keys.is_key(value.dtype) else value
-    array = np.asarray(data)
-    return f"{value.dtype}{list(value.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"

@@ -22,7 +22,7 @@ from fdg.batch.follow import follow
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PUTS, VIEWS, class_of
 from fdg.placing.layout import Layout
-from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, defs, uses
 
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
 _JOINED = frozenset({"elementwise", "transcendental", "special"})  # classes of operations
@@ -151,7 +151,12 @@ class _Arrays:
                 if not isinstance(v, core.DropVar)
             ]
             inside = max((self.peak(b.jaxpr, f) for b, f in zip(bodies, inner, strict=True)), default=0)
-            steps.append(_step(eqn, tuple(jaxprs.variables(reads)), tuple(makes), inside))
+            name = eqn.primitive.name
+            if name in ("random_bits", "random_split"):
+                inside = _HASHED * sum(size for _, size in makes)
+            joins = name not in _CONTROL and (class_of(name) in _JOINED or name in VIEWS or name in _MOVED)
+            used = tuple(jaxprs.variables(reads))
+            steps.append(_Step(used, tuple(makes), joins, name in _IN_PLACE, inside))
         return jaxprs.renamed(jaxpr.outvars, names)
 
 
@@ -163,16 +168,6 @@ def _is_view(eqn: core.JaxprEqn) -> bool:
     return all(
         hasattr(a.aval, "dtype") and jaxprs.bytes_of(a.aval) == jaxprs.bytes_of(b.aval) for a, b in pairs
     )
-
-
-def _step(
-    eqn: core.JaxprEqn, reads: tuple[Any, ...], makes: tuple[tuple[Any, int], ...], inside: int
-) -> _Step:
-    name = eqn.primitive.name
-    joins = name not in _CONTROL and (class_of(name) in _JOINED or name in VIEWS or name in _MOVED)
-    if name in ("random_bits", "random_split"):
-        inside = _HASHED * sum(size for _, size in makes)
-    return _Step(reads, makes, joins, name in _IN_PLACE, inside)
 
 
 def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
@@ -241,13 +236,13 @@ def _share_of(value: Value, sizes: Mapping[str, int]) -> int:
 def _peak_steps(
     steps: Sequence[Step], sizes: Mapping[str, int], names: Mapping[str, str]
 ) -> collections.Counter[str]:
-    last = {value: i for i, step in enumerate(steps) for value in step.uses}
+    last = {value: i for i, step in enumerate(steps) for value in uses(step)}
     alive: dict[Value, int] = {}
     donated: set[Value] = set()  # of the state, which is counted apart: these have negative bytes
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
-        back = [value for value in step.defs if value in donated]
-        alive.update((value, _share_of(value, sizes)) for value in step.defs if value not in donated)
+        back = [value for value in defs(step) if value in donated]
+        alive.update((value, _share_of(value, sizes)) for value in defs(step) if value not in donated)
         now: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
             now[names[value.group]] += size
@@ -290,7 +285,7 @@ def _while_moved(
     sizes: Mapping[str, int],
 ) -> int:
     """Marks donated leaves, and returns the correction of the count during the move."""
-    owned = [value for value in move.uses if value not in alive]
+    owned = [value for value in uses(move) if value not in alive]
     alive.update((value, -_share_of(value, sizes)) for value in owned)
     donated.update(owned)
     largest = max(_share_of(value, sizes) for value in owned or back)

@@ -6,7 +6,7 @@ act -> step, ""                                  an edge of the graph on one gro
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fdg.batch.collective import Collective
 from fdg.placing.layout import moved_bytes
@@ -77,12 +77,8 @@ def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Moveme
     ]
 
 
-def transfers(moves: Iterable[tuple[Move, int]]) -> list[Movement]:
-    """The transfers of a schedule."""
-    return [_transfer(move, times) for move, times in moves]
-
-
-def _transfer(move: Move, times: int) -> Movement:
+def transfer(move: Move, times: int) -> Movement:
+    """A transfer of a schedule that runs some times in an iteration."""
     changes = move.changes or [None] * len(move.pairs)
     size = sum(
         moved_bytes(b.bytes, b.laid_out) if change is None else change.arriving(b.bytes)

@@ -49,7 +49,7 @@ from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
-from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag, with_staleness
+from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace
 
@@ -146,8 +146,7 @@ def place(
 
 
 def _ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
-    """The graph, with the scan cut where the age of parameters changes, and the ages; None without a
-    delay."""
+    """The graph, its scan cut where the age of parameters changes, and the ages; None without."""
     staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
     for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
         if not isinstance(value, int) or value < 0:
@@ -159,7 +158,9 @@ def _ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
         )
     if not (staleness or lag):
         return graph, None
-    graph, ages = with_lag(graph, lag, str(policy)) if lag else (graph, with_staleness(graph, staleness))
+    ages = Ages({fragment.name: staleness for fragment in graph.fragments})
+    if lag:
+        graph, ages = with_lag(graph, lag, str(policy))
     if ages.oldest > _MOST_STALENESS:
         most = _MOST_STALENESS * max(ages.micro_batches, 1)
         these = f", which are {_MOST_STALENESS} iterations" if lag else ""
@@ -203,9 +204,9 @@ def _with_sharded(plan: Plan, given: FDG) -> Plan:
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
     groups = {group.name: group for group in plan.groups}
     processes = [getattr(device, "process_index", 0) for device in devices] or [0] * plan.num_devices
-    for call, _ in schedule.calls():
-        check_one_device(call.equations, groups[call.group], plan.policy, plan.num_devices)
-    programs = ((groups[call.group], call.equations) for call, _ in schedule.calls())
+    programs = [(groups[call.group], call.equations) for call, _ in schedule.calls()]
+    for group, equations in programs:
+        check_one_device(equations, group, plan.policy, plan.num_devices)
     check_one_process(programs, processes.__getitem__, plan.policy)
 
 

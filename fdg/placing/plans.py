@@ -8,7 +8,7 @@ from typing import Any
 from fdg import jaxprs
 from fdg.drawable import Drawable
 from fdg.placing.memory import peak_by_group, program_bytes
-from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
+from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfer
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Schedule
 from fdg.placing.sharded import ShardedLeaf, by_position
@@ -24,7 +24,6 @@ class Plan(Drawable):
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
-      policy: the policy.
       num_devices: the number of given devices.
       groups: the groups with their used devices; groups on the same devices are merged.
       idle: unused devices.
@@ -57,7 +56,7 @@ class Plan(Drawable):
         """Every edge and transfer, then every collective."""
         return (
             *staying(self.graph.edges, dict(self.assignment)),
-            *transfers(self.moves()),
+            *(transfer(*each) for each in self.moves()),
             *exchanges(self.programs),
         )
 

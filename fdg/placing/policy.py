@@ -227,20 +227,15 @@ def check_policy(policy: Any) -> None:
     # Ours alone: annotations in a user's policy may be meant loosely. Numbers of devices are refused where
     # groups are made, with what would fit.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":
+        fields = dataclasses.fields(policy)
+        counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}  # have checks
         given = [
-            field.name
-            for field in dataclasses.fields(policy)
-            if not (isinstance(getattr(policy, field.name), float) and _has_rule(field))
+            f.name for f in fields if not (f.name in counts and isinstance(getattr(policy, f.name), float))
         ]
         try:
             check_fields(policy, *given)
         except FdgError as error:
             raise PlanError(str(error)) from None
-
-
-def _has_rule(field: dataclasses.Field) -> bool:
-    """Whether a field's numbers are checked by a rule of their own."""
-    return bool(field.metadata.get("devices")) or field.name in ("staleness", "lag")
 
 
 def checked_devices(devices: Any) -> list[Any]:

@@ -7,8 +7,8 @@
 
 If each device's part before lies within its part afterwards (along each dimension, the axes afterwards are
 the first of those before), parts are all-gathered in small groups and nothing else moves: zero redundancy
-(Sheng et al., arXiv 2409.19256, section 5.3). Then a group *lends* its parameters: they are gathered leaf by
-leaf, freeing each leaf's parts, and sliced back after their last use.
+(Sheng et al., arXiv 2409.19256, section 5.3). Then parameters are gathered for their use only
+(`scheduling.unsharding`): leaf by leaf, freeing each leaf's parts, and sliced back after their last use.
 """
 
 import dataclasses
@@ -119,7 +119,6 @@ class Change:
     """The resharding of one value on the same devices.
 
     Attributes:
-      mesh: the common mesh.
       source: the layout before.
       target: the layout afterwards.
       kind: `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else).

@@ -119,7 +119,7 @@ def _layout(
             return Layout(shape, (), group.mesh)
         widest = max(fitting, key=lambda i: shape[i])
         return Layout(shape, (*[()] * widest, axes), group.mesh)
-    where = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as {_spec_text(spec)}"
+    where = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as ({', '.join(map(str, spec))})"
     if len(spec) > len(shape):
         raise PlanError(
             f"{where}, which names {len(spec)} dimensions of {len(shape)}: name at most {len(shape)}, or"
@@ -135,10 +135,6 @@ def _layout(
                 f" this leaf before it"
             )
     return layout
-
-
-def _spec_text(spec: Sequence[Any]) -> str:
-    return f"({', '.join(str(entry) for entry in spec)})"
 
 
 # --- schedules ---

@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.agents import mapped
-from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import host_calls
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.programs import on_mesh, one_agent
+from fdg.lowering.programs import of_agents, on_mesh, one_agent
 from fdg.placing.layout import Layout
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
@@ -55,10 +54,7 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
             axes = (*site.axes, *site.output_axes)
             border = border_bytes(site.jaxpr, [1 if axis is None else group.rows for axis in axes])
         else:
-            here = plan.agents_here
-            shapes = [jax.ShapeDtypeStruct((here, *_shape(v)), _dtype(v)) for v in site.inputs]
-            some = mapped(core.jaxpr_as_fun(site.jaxpr), here, plan.together)
-            jaxpr = jax.make_jaxpr(some)(*shapes)
+            jaxpr = of_agents(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
         found.append(Placed(site, group, work, border))
     return tuple(found)
@@ -112,19 +108,10 @@ def on_group(
         return function, [NamedSharding(mesh, agents)] * len(site.inputs)
     mesh = group_mesh(group, devices)
     layouts = [_layout(plan, group, v, axis) for v, axis in zip(site.inputs, site.axes, strict=True)]
-    return (
-        core.jaxpr_as_fun(_constrained(site, mesh, group, layouts)),
-        [layout_sharding(mesh, layout) for layout in layouts],
-    )
-
-
-def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]) -> ClosedJaxpr:
-    specs = None
-    if group.shards:
-        specs = [
-            layout.spec if axis is None else None for layout, axis in zip(layouts, site.axes, strict=True)
-        ]
-    return on_mesh(site.jaxpr, mesh, site.axes, site.output_axes, specs)
+    pairs = zip(layouts, site.axes, strict=True)
+    specs = [layout.spec if axis is None else None for layout, axis in pairs] if group.shards else None
+    constrained = on_mesh(site.jaxpr, mesh, site.axes, site.output_axes, specs)
+    return core.jaxpr_as_fun(constrained), [layout_sharding(mesh, layout) for layout in layouts]
 
 
 def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
@@ -149,7 +136,3 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
 
 def _shape(v: core.Var) -> tuple[int, ...]:
     return tuple(v.aval.shape)  # type: ignore[attr-defined]
-
-
-def _dtype(v: core.Var) -> Any:
-    return v.aval.dtype  # type: ignore[attr-defined]

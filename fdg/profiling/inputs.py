@@ -48,7 +48,8 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
             continue
         _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
         begun = i
-        values = [v.val if jaxprs.is_literal(v) else known[v] for v in eqn.invars]
+        atoms: list[Any] = list(eqn.invars)
+        values = [v.val if jaxprs.is_literal(v) else known[v] for v in atoms]
         mark = FragmentMark.of(eqn)
         if mark is not None:
             given = zip(eqn.invars, values, strict=True)

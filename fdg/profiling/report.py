@@ -60,8 +60,6 @@ class ProductProfile:
     Attributes:
       calls: on each device in an iteration.
       seconds: of one on each device, with all devices at work; None if not measured.
-      layout: the measured layout.
-      devices: the number of devices.
     """
 
     product: Product
@@ -97,13 +95,11 @@ class Profile:
     """The time of an iteration by fragment. Prints.
 
     Attributes:
-      algorithm, policy: the profiled job.
       agents: the number of agents; None without an axis of agents.
       iteration_s: seconds of an iteration, the best of `rounds`; all times here are the best, since other
         load only makes them longer.
       usual_s: the median.
       memory_rate: bytes per second that memory reads and writes, on all devices of the first group.
-      notes: further sentences.
     """
 
     algorithm: str

@@ -27,8 +27,6 @@ class Site:
     """Where a fragment is called.
 
     Attributes:
-      fragment: the node.
-      equation: the call.
       inputs: the variables that it reads, without duplicates; `axes` are their batch axes.
       outputs: its results, without dropped ones; `output_axes` are their batch axes.
       handed_on: loop-carried state: output k is input `handed_on[k]` of the next call, in this iteration or

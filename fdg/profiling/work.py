@@ -157,8 +157,8 @@ class _Walk:
             self.work(body.jaxpr, flow).times(body.trips) for body, flow in zip(bodies, flows, strict=True)
         ]
         if eqn.primitive.name == "cond":
-            dearest = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
-            return dataclasses.replace(dearest, exact=len(bodies) == 1 and dearest.exact)
+            most = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
+            return dataclasses.replace(most, exact=len(bodies) == 1 and most.exact)
         whole = total((work, 1) for work in inner)
         loops = eqn.primitive.name in ("scan", "while")
         return dataclasses.replace(

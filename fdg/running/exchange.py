@@ -74,7 +74,7 @@ class Exchange:
         self._taken: list[jax.ShapeDtypeStruct] = []
         for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
             count = [n * k for n, k in zip(a.parts, way.cuts, strict=True)]
-            wire = _wire_shape(jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype))
+            wire = jax.eval_shape(_to_wire, jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype))
             for blocks, number in ((self._sent, math.prod(way.cuts)), (self._taken, len(way.chunks))):
                 blocks.append(jax.ShapeDtypeStruct((number, *wire.shape), wire.dtype))
         return [
@@ -254,7 +254,3 @@ def _to_wire(x: jax.Array) -> jax.Array:
 
 def _from_wire(x: jax.Array, like: Any) -> jax.Array:
     return keys.from_words(x, like) if keys.is_key(like.dtype) else x.astype(like.dtype)
-
-
-def _wire_shape(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(_to_wire, jax.ShapeDtypeStruct(shape.shape, shape.dtype))

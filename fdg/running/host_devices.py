@@ -54,11 +54,17 @@ def _configure(count: int) -> bool:
     return True
 
 
-def make_host_devices(count: int) -> None:
-    """`host_devices`, if the backend has not started; otherwise does nothing: callers check the number."""
+def make_host_devices(count: int) -> bool:
+    """`host_devices`, if the backend has not started; otherwise does nothing: callers check the number.
+
+    Returns:
+      Whether it was configured now.
+    """
     with contextlib.suppress(FdgError):
         if _configure(count):
             _commands.append(count)
+            return True
+    return False
 
 
 def device_a_core() -> int | None:
@@ -67,16 +73,8 @@ def device_a_core() -> int | None:
     Returns:
       Their number; None if the number was already configured, or the backend has started.
     """
-    if _configured() != 1:
-        return None
     count = usable_cores()
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        return None
-    reserve_threads(count)
-    _commands.append(count)
-    return count
+    return count if _configured() == 1 and make_host_devices(count) else None
 
 
 def restart_cpu_backend(count: int, threads: int) -> None:

@@ -232,11 +232,11 @@ class _Run:
         if promised[0] not in self._open:
             return
         results = call([kept(entry) for entry in given])
+        pairs = list(zip(promised, results, strict=True))
         with self._lock:
             is_open = self._open.pop(promised[0], None) is not None
-        for one, result in zip(promised, results, strict=True):
-            if is_open:
-                one.set_result(result)
+        for one, result in pairs if is_open else ():
+            one.set_result(result)
 
 
 def holds_host(call: Call, mesh: Mesh) -> bool:

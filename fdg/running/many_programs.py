@@ -26,11 +26,7 @@ ROWS = 64
 
 
 class RowStacks:
-    """Stacks the metrics of up to `ROWS` iterations, with one program for each group.
-
-    Attributes:
-      programs: these programs.
-    """
+    """Stacks the metrics of up to `ROWS` iterations, with one program for each group."""
 
     def __init__(self, metrics: Sequence[Value], interpreter: Interpreter):
         meshes = interpreter.meshes

@@ -34,11 +34,7 @@ def capacity(metrics: Iterable[Any]) -> int:
 
 
 class PendingMetrics:
-    """Metrics of iterations that may still run; `result()` waits for them.
-
-    Attributes:
-      iterations: the number of iterations.
-    """
+    """Metrics of iterations that may still run; `result()` waits for them."""
 
     def __init__(
         self, metrics: Any, chunks: Sequence[Chunk], share: Callable[[Sequence[Any]], Sequence[Any]] | None

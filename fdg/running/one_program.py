@@ -18,7 +18,6 @@ class OneProgram:
     """A training loop as one executable, for any number of iterations.
 
     Attributes:
-      programs: the XLA program.
       shapes: shapes, dtypes and shardings of the state's leaves.
       timeline: None: a single group is always busy.
       moved_bytes: bytes transferred between groups: 0.

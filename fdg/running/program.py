@@ -23,11 +23,9 @@ class Program:
     iterations is an argument. Its HLO has one outer loop of unknown length, whose body is an iteration.
 
     Attributes:
-      fragments: the names of its fragments.
       devices: the devices that it runs on.
       calls_per_iteration: runs in one training iteration. 1 for "train", which runs many iterations in a
         call; its collectives and costs are those of one iteration.
-      function: the jitted function.
       arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
       exchanges: whether it is a transfer by collectives.
       roams: whether the arrays of this one-device program are not committed to a device. JAX copies an

@@ -284,30 +284,39 @@ class Interpreter:
 
     def _move(self, move: Move, times: int) -> RunStep:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
-        inputs, outputs = (list(map(self.slot, values)) for values in (move.uses, move.defs))
-        freed = [inputs[i] for i in move.freed]
         if transfer is None:
             return _nothing
-        taken = _taker(inputs)
+        count, moves = len(move.pairs), self.moves
         if isinstance(transfer, Exchange):  # between processes: they share one lane, in the schedule's order
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
-            exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), len(outputs))
+            exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), count)
             transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
         else:
-            transferred = self.on_lane(move.source, transfer, len(outputs))
-        moves = self.moves
+            transferred = self.on_lane(move.source, transfer, count)
+
+        def counted(arrays: Sequence[Any]) -> Sequence[Any]:
+            moves[transfer] += 1
+            return transferred(arrays)
+
+        return self._moved(counted, move.pairs, move.freed)
+
+    def _moved(
+        self, action: Action, pairs: Sequence[tuple[Value, Value]], freed: Iterable[int] = ()
+    ) -> RunStep:
+        """A step that fills the second slot of each pair by an action on the first ones."""
+        inputs, outputs = zip(*self.slots(pairs), strict=True)
+        taken, emptied = _taker(inputs), [inputs[i] for i in freed]
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            moved = transferred(taken(arrays))
-            for i in freed:
+            moved = action(taken(arrays))
+            for i in emptied:
                 arrays[i] = None
             for i, array in zip(outputs, moved, strict=True):
                 arrays[i] = array
             if makers is not None:
                 for a, b in zip(inputs, outputs, strict=True):
                     makers[b] = makers[a]
-            moves[transfer] += 1
 
         return run
 
@@ -319,20 +328,9 @@ class Interpreter:
         shardings = None if mesh.size == 1 else [shape.sharding for shape in shapes]
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
         program = self._program(f"copy {group}", mesh, times, function, (shapes,))
-        slots = self.slots(pairs)
         if not program.is_here:
             return _nothing
-        copied = self.on_lane(group, program, len(slots))
-
-        def run(memory: Memory) -> None:
-            copies = copied([memory.arrays[a] for a, _ in slots])
-            for (_, b), copy in zip(slots, copies, strict=True):
-                memory.arrays[b] = copy
-            if memory.makers is not None:
-                for a, b in slots:
-                    memory.makers[b] = memory.makers[a]
-
-        return run
+        return self._moved(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat(self, repeat: Repeat, times: int) -> RunStep:
         enter = self.slots(pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)

@@ -25,7 +25,6 @@ class Bar(NamedTuple):
 
     Attributes:
       group: the group that it ran on.
-      name: the program's name.
       iteration: counted from the first recorded one.
       part: earlier runs of the program in the iteration: the index of the micro-batch or step.
       begin, end: wall-clock seconds (`time.time`).

@@ -90,7 +90,9 @@ class Mover:
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays on the target, possibly not computed yet."""
         if self.fetches and not any(x.committed for x in arrays):
-            return self._fetch(arrays)
+            # An identity program on the target device: its call copies all arguments at once.
+            self.bytes = self.bytes or sum(map(jaxprs.bytes_of, arrays))
+            return self.programs["fetch"].compiled(list(arrays))
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]
         buffers: list[list[Any]] = []
         places: list[list[Any]] = []
@@ -115,11 +117,6 @@ class Mover:
             )
         ]
         return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
-
-    def _fetch(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Runs an identity program on the target device: its call copies all arguments at once."""
-        self.bytes = self.bytes or sum(map(jaxprs.bytes_of, arrays))
-        return self.programs["fetch"].compiled(list(arrays))
 
     # --- the programs around the copies, without collectives ---
 

@@ -42,7 +42,6 @@ class Fragment:
     Attributes:
       name: unique in the graph (`act`, `act.2`, ...).
       parent: the enclosing fragment; None at the top level.
-      calls_per_iteration: calls in one training iteration.
       calls_exact: False in a while loop (counted as its most trips, or one) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: bytes of its inputs and outputs.
@@ -140,9 +139,7 @@ class FDG(Drawable):
         return next(f for f in self.fragments if f.name == name)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Checking
-# ---------------------------------------------------------------------------------------------------
+# --- checking ---
 
 
 def check(graph: FDG) -> None:

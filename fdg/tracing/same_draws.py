@@ -110,7 +110,8 @@ def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
     """
     last = calls[0]
     for last in calls:
-        if any(whose_file(_file_of(body.jaxpr)) == "library" for body in jaxprs.bodies(last)):
+        files = (getattr(body.jaxpr.debug_info, "func_filename", None) for body in jaxprs.bodies(last))
+        if "library" in map(whose_file, files):
             break
     traceback: Any = last.source_info.traceback
     for frame in traceback.frames if traceback else ():
@@ -120,7 +121,3 @@ def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
         if whose == "ours":
             break
     return None
-
-
-def _file_of(jaxpr: core.Jaxpr) -> str | None:
-    return getattr(jaxpr.debug_info, "func_filename", None)

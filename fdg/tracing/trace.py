@@ -30,11 +30,9 @@ def weakness(tree: Any) -> list[bool]:
 def with_weakness(tree: Any, weak: list[bool]) -> Any:
     """Shapes with the weak types `weak`."""
     leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, [_typed(*each) for each in zip(leaves, weak, strict=True)])
-
-
-def _typed(leaf: Any, weak: bool) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    pairs = zip(leaves, weak, strict=True)
+    typed = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak) for leaf, is_weak in pairs]
+    return jax.tree.unflatten(structure, typed)
 
 
 def computes_alike(one: Any, other: Any) -> bool:
@@ -154,11 +152,10 @@ def trace(algorithm: Any) -> FDG:
     warn_of_same_draws(name, graph.jaxpr, state)
     if not graph.fragments:
         graph = traced(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
-    return dataclasses.replace(
-        graph,
-        parameter_rules=_declared_rules(algorithm),
-        between_agents=getattr(algorithm, "between_agents", None),
-    )
+    network = getattr(algorithm, "network", None)
+    rules = getattr(algorithm, "parameter_rules", None) or getattr(network, "parameter_rules", None)
+    between_agents = getattr(algorithm, "between_agents", None)
+    return dataclasses.replace(graph, parameter_rules=rules, between_agents=between_agents)
 
 
 def side_by_side(graph: FDG, count: int | None) -> FDG:
@@ -189,12 +186,6 @@ def in_one(graph: FDG, state: Any) -> FDG:
 
 
 _IN_ONE: IdentityCache[FDG] = IdentityCache(most=16)
-
-
-def _declared_rules(algorithm: Any) -> Any:
-    """The rules for sharded parameters that an algorithm or its network declares."""
-    own = getattr(algorithm, "parameter_rules", None)
-    return own or getattr(getattr(algorithm, "network", None), "parameter_rules", None)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:

@@ -33,8 +33,7 @@ Seen = dict[str, tuple[Any, Any]]
 
 @contextlib.contextmanager
 def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
-    """A context that refuses changes of what an object's methods reach: attributes, nested objects, and
-    globals.
+    """A context that refuses changes of what an object's methods reach: attributes, objects, globals.
 
     Args:
       root: `self` of the traced method; attributes of libraries' objects are not checked.
@@ -75,8 +74,7 @@ def _warn(message: str) -> None:
 
 
 def _reached(root: Any) -> tuple[Seen, list[Any]]:
-    """The reachable values, the nearest first, and the visited objects, which are kept so that ids stay
-    unique."""
+    """The reachable values, nearest first, and visited objects, kept so that ids stay unique."""
     found: Seen = {}
     gone_through: dict[int, Any] = {}
     todo = deque([("self", root), *_GLOBAL.items()])

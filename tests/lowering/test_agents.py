@@ -13,7 +13,7 @@ import policies
 from fdg import jaxprs
 from fdg.agents import mapped
 from fdg.batch.gradients import gradient_bytes
-from fdg.lowering.agents_loop import by_groups
+from fdg.lowering.programs import by_groups
 from fdg.placing import agents_per_device
 from fdg.placing.agents_per_device import agents_together
 from fdg.running import metrics

@@ -9,7 +9,7 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.placing.scheduling.exact import is_exact
+from fdg.placing.scheduling.placement import is_exact
 from tests.placing.test_partition import Two, X, here, here2, primitives, schedule, there
 
 

@@ -3,12 +3,7 @@
 from typing import Any
 
 from fdg import jaxprs, keys
-from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally, same, shape_of
-
-
-def _per_key(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The shape of the keys is kept as leading axes."""
-    return every_result(eqn, operands[0]) if operands[0] is not None else None
+from fdg.batch.rules.result import Axis, Rule, RuleResult, locally, same, shape_of
 
 
 def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -34,7 +29,8 @@ def draws_from_the_batch(jaxpr: Any) -> bool:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("random_clone", "random_fold_in", "threefry2x32"), same),
-    **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), _per_key),
+    **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
+    # The shape of the keys is kept as leading axes.
+    **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), same),
     "random_gamma": locally(_gamma),
 }

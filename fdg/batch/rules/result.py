@@ -56,8 +56,7 @@ def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def except_axes(*names: str) -> Rule:
-    """Operations with special axes (`params[name]`, or the last), which must be whole; others are carried
-    along."""
+    """Operations whose axes `params[name]` (or the last) must be whole; others are carried along."""
 
     def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         special = next((eqn.params[name] for name in names if name in eqn.params), -1)
@@ -88,8 +87,7 @@ def without(axis: int, gone: Sequence[int]) -> int:
 
 
 def merged_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> Axis:
-    """The position of an axis after a reshape, if it is the major one of what it is merged into or split
-    from.
+    """The position of an axis after a reshape, if it is the major one of those merged or split.
 
     >>> merged_axis((4, 3), 0, (12,)), merged_axis((3, 4), 1, (12,)), merged_axis((12, 2), 0, (4, 3, 2))
     (0, None, 0)

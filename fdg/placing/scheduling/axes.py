@@ -34,7 +34,7 @@ def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units
     region = placement.region
     axes: Axes = dict(zip(region.inputs, carried, strict=False))
     _follow(region, axes, placement, units)
-    _agree(region, axes, placement.num_carried)
+    _unify(region, axes, placement.num_carried)
     return axes
 
 
@@ -66,7 +66,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
         enter(item.results, [axes.get(v) for v in item.carried])
 
 
-def _agree(region: Region, axes: Axes, num_carried: int) -> None:
+def _unify(region: Region, axes: Axes, num_carried: int) -> None:
     """Gives variables that become each other the same axis, or none."""
     pairs = list(zip(region.inputs[:num_carried], region.outputs, strict=False))
     for loop in region.loops():

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from fdg.fragment import fragments_in
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all_steps
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all_steps, uses
 
 
 def with_live_ranges(
@@ -26,21 +26,22 @@ def with_live_ranges(
       kept: values that are used afterwards.
       constants: values that are never freed.
     """
-    live, found = set(kept), []
+    live = set(kept)
+    found: list[Step] = []
     for step in reversed(steps):
-        after, uses = live.union(constants), step.uses
-        freed = frozenset(i for i, value in enumerate(uses) if value not in after)
+        after, operands = live.union(constants), uses(step)
+        freed = frozenset(i for i, value in enumerate(operands) if value not in after)
         if isinstance(step, Call):
             outputs = tuple(value for value in step.outputs if value in live)
-            donated = donatable(uses, outputs, freed)
+            donated = donatable(operands, outputs, freed)
             found.append(dataclasses.replace(step, outputs=outputs, freed=freed, donated=donated))
         elif isinstance(step, Move):
             found.append(dataclasses.replace(step, freed=freed))
         else:
-            entries = collections.Counter(uses)
-            copied = {i for i in step.copied if entries[uses[i]] > 1 or uses[i] in after}
+            entries = collections.Counter(operands)
+            copied = {i for i in step.copied if entries[operands[i]] > 1 or operands[i] in after}
             found.append(dataclasses.replace(step, copied=frozenset(copied)))
-        live.update(uses)
+        live.update(operands)
     return tuple(reversed(found))
 
 

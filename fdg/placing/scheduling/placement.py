@@ -11,18 +11,18 @@ and a carried key and weight:
 Backward pass, by uses: code between fragments goes to the groups that use its results, duplicated if it is
 cheap and exact; otherwise one group computes it and sends the results. Forward pass: what no fragment uses
 stays with its inputs. State is kept by its readers; copies on several groups must not drift apart (see
-`exact`).
+`is_exact`).
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from fdg import jaxprs
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
-from fdg.placing.scheduling.exact import is_exact
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
 
@@ -32,10 +32,8 @@ class Placement:
     """The groups of each operation, and of what each loop (the iteration too) carries.
 
     Attributes:
-      opened: the opened iteration.
       num_carried: the number of the iteration's inputs that are carried.
       order: all groups, in the policy's order.
-      groups: the groups of each operation.
       carry_groups: for each loop, the groups that hold each carried value; the key None is the iteration
         itself, whose carried values are the state's leaves (and the token of effects).
     """
@@ -108,32 +106,29 @@ class _Solver:
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
-            self._demand_all()
-            if (
-                not self._separate()
-                and not self._stay(self.region, self._start(), {})
-                and not self._default_one()
-            ):
+            self._backward_all()
+            placed = self._compute_once() or self._forward(self.region, self._start(), {})
+            if not (placed or self._default_one()):
                 break
-        self._keep_untouched_leaves()
+        self._place_unused_leaves()
 
     def _first(self, groups: set[str]) -> str:
         return next(group for group in self.order if group in groups)
 
-    # --- backwards: who needs what ---
+    # --- backward pass: the groups that use a value ---
 
-    def _demand_all(self) -> None:
+    def _backward_all(self) -> None:
         leaves: list[set[str]] = [set() for _ in range(self.num_carried)]
         metrics: list[set[str]] = [set() for _ in self.region.outputs[self.num_carried :]]
         while True:
-            needed = self._demand(self.region, [*leaves, *metrics])[: self.num_carried]
+            needed = self._backward(self.region, [*leaves, *metrics])[: self.num_carried]
             grown = [old | new for old, new in zip(leaves, needed, strict=True)]
             if grown == leaves:
                 break
             leaves = grown
         self.carry_groups[None] = leaves
 
-    def _demand(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
+    def _backward(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
         """The groups that use each input, given those that use each output."""
         need: Held = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=True):
@@ -141,16 +136,16 @@ class _Solver:
         for item in reversed(region.items):
             if isinstance(item, Operation):
                 users = set().union(*(need[v] for v in item.outputs if not _is_token(item, v)))
-                self.groups[item] = self._run_where(item, users)
+                self.groups[item] = self._groups_for(item, users)
                 for v in item.inputs:
                     need[v] |= self.groups[item]
                 continue
             self._requested[item] = [set(need[v]) for v in item.results]
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
-                inner = self._demand(item.body, holders)
+                inner = self._backward(item.body, holders)
                 grown = [h | n for h, n in zip(holders, inner[len(item.constants) :], strict=True)]
-                if grown == holders and not self._give_a_place(item, grown):
+                if grown == holders and not self._place_permuted(item, grown):
                     break
                 holders = grown
             self.carry_groups[item] = holders
@@ -159,7 +154,7 @@ class _Solver:
                 need[v] |= groups
         return [need[v] for v in region.inputs]
 
-    def _give_a_place(self, loop: Loop, holders: list[set[str]]) -> bool:
+    def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
         """Places a carried value that is only permuted: nothing in the loop reads it."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
@@ -171,7 +166,7 @@ class _Solver:
             holders[chosen] = users[chosen] or {self.order[0]}
         return bool(users)
 
-    def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
+    def _groups_for(self, operation: Operation, users: set[str]) -> set[str]:
         if operation.group is not None:
             return {operation.group}
         if operation in self._fixed:
@@ -187,23 +182,32 @@ class _Solver:
         alike = len({self.platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
         return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
-    # --- what is kept twice must not drift apart ---
+    # --- replicated values must not drift apart ---
 
-    def _separate(self) -> bool:
+    def _compute_once(self) -> bool:
         """If several groups keep a carried value, lets one of them do the arithmetic that it depends on.
 
         Each group's program rounds differently, so copies would drift apart from trip to trip.
         """
+        makers = {v: op for op in self.region.operations() for v in op.outputs}
+        sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
+        ends = list(zip(self.region.outputs, self.carry_groups[None], strict=False))
+        for loop in self.region.loops():
+            for inner, outer in loop.entering:
+                sources[inner].append(outer)
+            for result, end in zip(loop.results, loop.body.outputs, strict=True):
+                sources[result].append(end)
+            ends += zip(loop.body.outputs, self.carry_groups[loop], strict=True)
         found = False
-        for variable in self._kept_twice():
-            reached, waiting = set(), [variable]
+        for end, groups in ends:
+            reached, waiting = set(), [end] if len(groups) > 1 else []
             while waiting:
                 v = waiting.pop()
                 if v in reached:
                     continue
                 reached.add(v)
-                waiting += self._sources.get(v, ())
-                maker = self._makers.get(v)
+                waiting += sources.get(v, ())
+                maker = makers.get(v)
                 if maker is None or len(self.groups[maker]) < 2:
                     continue
                 if self._is_exact[maker]:
@@ -213,26 +217,13 @@ class _Solver:
                     found = True
         return found
 
-    def _kept_twice(self) -> Iterator[core.Var]:
-        """Next values of what several groups keep, with their dependencies."""
-        self._makers = {v: op for op in self.region.operations() for v in op.outputs}
-        self._sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
-        ends = list(zip(self.region.outputs, self.carry_groups[None], strict=False))
-        for loop in self.region.loops():
-            for inner, outer in loop.entering:
-                self._sources[inner].append(outer)
-            for result, end in zip(loop.results, loop.body.outputs, strict=True):
-                self._sources[result].append(end)
-            ends += zip(loop.body.outputs, self.carry_groups[loop], strict=True)
-        return (end for end, groups in ends if len(groups) > 1)
-
-    # --- forwards: what nobody needs stays where it is made ---
+    # --- forward pass: unused values stay with their inputs ---
 
     def _start(self) -> Held:
         held = {v: set(g) for v, g in zip(self.region.inputs, self.carry_groups[None], strict=False)}
         return {**{v: set() for v in self.region.inputs}, **held}
 
-    def _stay(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
+    def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
         changed = False
         for item in region.items:
             if isinstance(item, Operation):
@@ -251,7 +242,7 @@ class _Solver:
             writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
             ends = zip(item.body.outputs, self._requested[item], strict=True)
             users = {writers[end]: requested for end, requested in ends if end in writers}
-            changed |= self._stay(item.body, inside, users)
+            changed |= self._forward(item.body, inside, users)
             for result, end, holders in zip(
                 item.results, item.body.outputs, self.carry_groups[item], strict=True
             ):
@@ -278,15 +269,38 @@ class _Solver:
                 return True
         return False
 
-    # --- leaves that no group needs ---
+    # --- leaves that no group uses ---
 
-    def _keep_untouched_leaves(self) -> None:
+    def _place_unused_leaves(self) -> None:
         leaves, held = self.carry_groups[None], self._start()
-        self._stay(self.region, held, {})
+        self._forward(self.region, held, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
             if i < self.num_carried and not leaves[i]:
                 leaves[i] = {next((g for g in self.order if g in held[end]), self.order[0])}
                 held[variable] = leaves[i]
+
+
+_SELECTS = frozenset(
+    "select_n max min clamp neg abs sign floor ceil round sort reduce_max reduce_min cummax cummin".split()
+)
+
+
+def is_exact(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation, with what it calls, computes the same bits in every program and on every platform.
+
+        n + 1, random.split(key), x[:4], where(done, 0, x)   exact: every group that needs it may compute it
+        x * 0.9 + y, mean(x), tanh(x)                        not: one group computes it and sends the result
+
+    Floating-point arithmetic depends on how its program was compiled: fusion, vectorisation, order of sums.
+    Integers, booleans, keys, and floats that are only moved or selected do not.
+    """
+    inner = jaxprs.bodies(eqn)
+    if inner:
+        return all(is_exact(one) for body in inner for one in body.jaxpr.eqns)
+    dtypes = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+    if not any(dtype is not None and jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
+        return True
+    return eqn.primitive.name in _SELECTS or not jaxprs.equation_flops(eqn)
 
 
 def _is_token(operation: Operation, variable: core.Var) -> bool:

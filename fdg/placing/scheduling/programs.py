@@ -45,11 +45,11 @@ def make_schedule(
     origins: Origins = {}
     _find_origins(region, origins, list(carried))
     block = _Block(placement, value_of, origins, region, carried, newer)
-    metrics = tuple(block.from_maker(v) for v in region.outputs[placement.num_carried :])
+    metrics = tuple(block.on_maker(v) for v in region.outputs[placement.num_carried :])
     starts = [[value_of(v, group) for group in placement.ordered(some)] for v, some in carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
         maker = block.maker(end)  # which has the primary copy
-        copies.sort(key=lambda value, maker=maker: value.group != maker)
+        copies[:] = [v for v in copies if v.group == maker] + [v for v in copies if v.group != maker]
     tokens = starts[num_leaves:]
     needed = [*tokens, *block.constants.values()]
     constants = tuple((i, value) for i, copies in enumerate(needed) for value in copies)
@@ -112,7 +112,7 @@ class _Block:
             for group in placement.ordered(placement.groups[item]):
                 self._add_operation(item, group)
         self.ends = [
-            {g: self._bring(end, g, placement.read_by(region, v, g), True) for g in placement.ordered(groups)}
+            {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in placement.ordered(groups)}
             for end, (v, groups) in zip(region.outputs, carried.items(), strict=False)
         ]
         self.carry = tuple(
@@ -126,10 +126,10 @@ class _Block:
         """The first group that has a variable: the one that computes it."""
         return self._groups[variable][0]
 
-    def from_maker(self, variable: core.Var) -> Value:
+    def on_maker(self, variable: core.Var) -> Value:
         """A variable on the group that computes it; a constant on the first group."""
         if variable in self.constants:
-            return self._bring(variable, self.placement.order[0], ())
+            return self._fetch(variable, self.placement.order[0], ())
         return self.value_of(variable, self.maker(variable))
 
     def steps(self, kept: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
@@ -153,7 +153,7 @@ class _Block:
 
     # --- the walk ---
 
-    def _bring(
+    def _fetch(
         self, variable: core.Var, group: str, users: Sequence[str], for_next_trip: bool = False
     ) -> Value:
         """A variable on a group; adds a transfer if the group does not have it yet."""
@@ -179,7 +179,7 @@ class _Block:
         self._groups.setdefault(variable, []).append(group)
 
     def _add_operation(self, operation: Operation, group: str) -> None:
-        inputs = [self._bring(v, group, operation.fragments) for v in operation.inputs]
+        inputs = [self._fetch(v, group, operation.fragments) for v in operation.inputs]
         ready = (self._ready[value] for value in inputs)
         level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
         if not self.newer.isdisjoint(operation.fragments):
@@ -193,7 +193,7 @@ class _Block:
         carried = dict(zip(loop.carried, placement.carry_groups[loop], strict=True))
         body = _Block(placement, value_of, self.origins, loop.body, carried)
         for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the last value is also at its maker
-            last = body.from_maker(v)
+            last = body.on_maker(v)
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
         enter: list[tuple[Value, Value]] = []
@@ -202,7 +202,7 @@ class _Block:
                 groups = placement.ordered(carried[inner])
             else:
                 groups = [value.group for value in body.constants[inner]]
-            enter += [(self._bring(outer, group, users), value_of(inner, group)) for group in groups]
+            enter += [(self._fetch(outer, group, users), value_of(inner, group)) for group in groups]
         donated = frozenset(i for i, (_, inner) in enumerate(enter) if inner.variable in carried)
         ready = (self._ready[outer] for outer, _ in enter)
         level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
@@ -271,10 +271,10 @@ class _Block:
 
     def _moves(self, level: int, delay: str) -> Iterator[Move]:
         together: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
-        for target, transfer in self._transfers.items():
+        for value, transfer in self._transfers.items():
             if transfer.level == level:
-                key = transfer.source.group, target.group, transfer.for_next_trip
-                together[key].append((transfer, target))
+                key = transfer.source.group, value.group, transfer.for_next_trip
+                together[key].append((transfer, value))
         for (source, target, for_next_trip), some in together.items():
             sources = (name for one, _ in some for name in self.origins.get(one.source.variable, ()))
             users = (name for one, _ in some for name in one.users)

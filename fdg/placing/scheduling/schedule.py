@@ -81,16 +81,6 @@ class Call:
     freed: frozenset[int] = frozenset()
     donated: frozenset[int] = frozenset()
 
-    @property
-    def uses(self) -> tuple[Value, ...]:
-        """The values that it reads."""
-        return self.inputs
-
-    @property
-    def defs(self) -> tuple[Value, ...]:
-        """The values that it makes."""
-        return self.outputs
-
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
         """The program as a function of its inputs, for printing and analysis."""
@@ -128,16 +118,6 @@ class Move:
     changes: tuple[Change, ...] = ()
     donates: bool = False
 
-    @property
-    def uses(self) -> tuple[Value, ...]:
-        """The values that it reads."""
-        return tuple(a for a, _ in self.pairs)
-
-    @property
-    def defs(self) -> tuple[Value, ...]:
-        """The values that it makes."""
-        return tuple(b for _, b in self.pairs)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat:
@@ -156,16 +136,6 @@ class Repeat:
     steps: tuple["Step", ...]
     carry: tuple[tuple[Value, Value], ...]
     leave: tuple[tuple[Value, Value], ...]
-
-    @property
-    def uses(self) -> tuple[Value, ...]:
-        """The values that it reads."""
-        return tuple(a for a, _ in self.enter)
-
-    @property
-    def defs(self) -> tuple[Value, ...]:
-        """The values that it makes."""
-        return tuple(b for _, b in self.leave)
 
 
 Step: TypeAlias = Call | Move | Repeat
@@ -200,6 +170,20 @@ class Schedule:
     def __str__(self) -> str:
         names = VariableNames()
         return "\n".join([*_lines(self.steps, names), *_carried(self.carry, names)])
+
+
+def uses(step: Step) -> tuple[Value, ...]:
+    """The values that a step reads."""
+    if isinstance(step, Call):
+        return step.inputs
+    return tuple(a for a, _ in (step.pairs if isinstance(step, Move) else step.enter))
+
+
+def defs(step: Step) -> tuple[Value, ...]:
+    """The values that a step makes."""
+    if isinstance(step, Call):
+        return step.outputs
+    return tuple(b for _, b in (step.pairs if isinstance(step, Move) else step.leave))
 
 
 def all_steps(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[Step, int]]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fdg.placing.layout import spec_text
 from fdg.placing.policy import Group
 from fdg.placing.resharding import EXCHANGE, GATHER, SLICE, STAYS, Change, change, common_mesh
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value, defs, uses
 
 ChangeOf = Callable[[Value, Value], Change | None]
 
@@ -63,9 +63,9 @@ def _gathered_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     steps, pairs = schedule.steps, _gatherable(schedule, change_of)
     while pairs:  # not what the primary group uses in between; without those, it may be shorter
         parts, whole = {a for a, _ in pairs}, {b for _, b in pairs}
-        using = [i for i, step in enumerate(steps) if not whole.isdisjoint(step.uses)]
+        using = [i for i, step in enumerate(steps) if not whole.isdisjoint(uses(step))]
         first, last = min(using), max(using)
-        kept = parts.intersection(value for step in steps[first : last + 1] for value in step.uses)
+        kept = parts.intersection(value for step in steps[first : last + 1] for value in uses(step))
         if not kept:
             break
         pairs = [(a, b) for a, b in pairs if a not in kept]
@@ -73,7 +73,7 @@ def _gathered_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
         return schedule
     ends = {start: end for end, start in schedule.carry}
     dropped = {ends[b] for _, b in pairs if b in ends} - whole
-    makers = (step.sources for step in steps if isinstance(step, Move) for b in step.defs if b in dropped)
+    makers = (step.sources for step in steps if isinstance(step, Move) for b in defs(step) if b in dropped)
     sources = tuple(dict.fromkeys(name for names in makers for name in names))
     (a, b), every = pairs[0], frozenset(range(len(pairs)))
     users, owners = _users(steps, whole), _users(steps, parts)
@@ -96,7 +96,7 @@ def _gatherable(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Value, Va
     """Leaves of which a second group keeps larger parts that can be gathered: (primary, second)."""
     ends = {start: end for end, start in schedule.carry}
     moved = {b: a for step in schedule.steps if isinstance(step, Move) for a, b in step.pairs}
-    used = {value for step in schedule.steps for value in step.uses}
+    used = {value for step in schedule.steps for value in uses(step)}
     loops = [step for step in schedule.steps if isinstance(step, Repeat)]
     carried = {b for loop in loops for _, b in loop.carry}
     entering = {outer for loop in loops for outer, inner in loop.enter if inner in carried}
@@ -121,7 +121,7 @@ def _gatherable(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Value, Va
 
 def _users(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
     """The fragments whose programs use some of the values."""
-    calls = [step for step in steps if isinstance(step, Call) and not values.isdisjoint(step.uses)]
+    calls = [step for step in steps if isinstance(step, Call) and not values.isdisjoint(uses(step))]
     return tuple(dict.fromkeys(name for call in calls for name in call.fragments))
 
 
@@ -129,7 +129,7 @@ def _keeping(step: Step, values: set[Value]) -> Step:
     """The step without freeing these values."""
     if isinstance(step, Repeat):
         return step
-    kept = {i for i, value in enumerate(step.uses) if value in values}
+    kept = {i for i, value in enumerate(uses(step)) if value in values}
     freed = step.freed - kept
     if isinstance(step, Move):
         return dataclasses.replace(step, freed=freed)
@@ -140,7 +140,7 @@ def _without(step: Step, dropped: set[Value]) -> Step | None:
     """A transfer without unused values; None if none is left."""
     if not isinstance(step, Move):
         return step
-    left = [i for i, value in enumerate(step.defs) if value not in dropped]
+    left = [i for i, value in enumerate(defs(step)) if value not in dropped]
     freed = frozenset(new for new, old in enumerate(left) if old in step.freed)
     pairs = tuple(step.pairs[i] for i in left)
     return dataclasses.replace(step, pairs=pairs, freed=freed) if pairs else None

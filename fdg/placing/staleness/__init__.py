@@ -20,7 +20,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.placing.staleness.lag import Ages, micro_batches, with_lag, with_staleness
+from fdg.placing.staleness.lag import Ages, micro_batches, with_lag
 from fdg.placing.staleness.readers import Readers
 from fdg.placing.staleness.state import Delay, DelayedState, own_state
 from fdg.placing.staleness.values import Block, Value
@@ -36,7 +36,6 @@ __all__ = [
     "micro_batches",
     "own_state",
     "with_lag",
-    "with_staleness",
 ]
 
 
@@ -63,7 +62,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
       ages: of what each fragment reads, in iterations.
 
     Raises:
-      PlanError: an actor uses a value that another group updates within the same loop; it cannot be told
+      PlanError: an actor uses a value that another group updates within the same loop; it is unknown
         whether a fragment passes a delayed value through; a branch or loop around fragments depends on a
         delayed value; or code with a side effect would have to be duplicated.
     """

@@ -59,11 +59,6 @@ class Ages(NamedTuple):
         return "lag=0" if self.lag else "staleness=0"
 
 
-def with_staleness(graph: FDG, staleness: int) -> Ages:
-    """The same age in iterations for every fragment."""
-    return Ages({fragment.name: staleness for fragment in graph.fragments})
-
-
 def micro_batches(graph: FDG) -> int | None:
     """`M`, the trips of the scan between fragments that calls actors; None without one.
 
@@ -131,8 +126,7 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
 
 
 def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """The graph with the scan cut at trip `first`, the number of fragments before the second scan, and in
-    it."""
+    """The graph with the scan cut at trip `first`, the fragments before the second scan, and in it."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     inside_it = len(fragments_in([scan]))

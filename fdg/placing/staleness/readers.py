@@ -115,7 +115,7 @@ class Readers:
                     who = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
                         f"{self.where}: fragment {self._named(fragment)} makes a {value.aval.str_short()} or"
-                        f" hands {self._leaves(value)} on, and it cannot be told which: it reads"
+                        f" hands {self._leaves(value)} on, and it is unknown which: it reads"
                         f" {'an older version' if own else 'the newest'}, and {who} needs {needed}; compute"
                         f" it in every case (jnp.where, not a branch or while loop), or use {self.without}"
                     )

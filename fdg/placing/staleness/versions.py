@@ -142,14 +142,13 @@ class Written:
         # Who reads what in it. A loop carries what is read of a value there, and what gives the result.
         outside = {v: operands[j] for j, v in zip(body.operands, last.inputs, strict=True)}
         carried = {k: last.inputs[i] for i, k in body.carry if last.inputs[i].same is None}
-        told = {
-            k: v if kind == "while" else last.ends[k] for k, v in carried.items()
-        }  # which of them gives it
+        # Which of its versions becomes the result.
+        source = {k: v if kind == "while" else last.ends[k] for k, v in carried.items()}
         code: set[Reader] | None = {inside} if inside is not None else None  # taking rows, and stacking them
-        turns: dict[int, set[Reader]] = {k: set() for k in carried}
+        carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
         version = self.readers.version
         while True:
-            ends = [need.get(v, set()) | turns.get(k, set()) for k, v in enumerate(results)]
+            ends = [need.get(v, set()) | carry_readers.get(k, set()) for k, v in enumerate(results)]
             ends = [code if code and some and k in body.stacked else some for k, some in enumerate(ends)]
             of_test: list[set[Reader]] = [{inside}]
             parts = [
@@ -160,18 +159,18 @@ class Written:
             for part in parts:
                 for v in (v for v, at in part.names if (v, at) not in part.made):
                     within[v] = within.get(v, set()) | part.need[v]
-            grown = {k: turns[k] | within.get(v, set()) for k, v in carried.items()}
+            grown = {k: carry_readers[k] | within.get(v, set()) for k, v in carried.items()}
             for k, carried_for in grown.items():
-                there = {version(told[k], reader) for reader in carried_for}
+                there = {version(source[k], reader) for reader in carried_for}
                 carried_for |= {
-                    reader for reader in need.get(results[k], ()) if version(told[k], reader) not in there
+                    reader for reader in need.get(results[k], ()) if version(source[k], reader) not in there
                 }
-            if grown == turns:
+            if grown == carry_readers:
                 break
-            turns = grown
+            carry_readers = grown
         for k, v in carried.items():
             self.readers.check_turns(outside[v], last.ends[k], within.get(v, set()))
-            within[v] = turns[k]
+            within[v] = carry_readers[k]
 
         rows = [last.inputs[i] for i in sorted(body.sliced)]
         inputs: dict[Pair, Any] = {}
@@ -186,10 +185,10 @@ class Written:
         outputs: list[tuple[int, Reader, Any]] = []  # of the bodies, a reader of each, and the result
         for k, v in enumerate(results):
             wanted = self.readers.by_version(v, need.get(v, ()))
-            given = {version(told.get(k, v), readers[0]): at for at, readers in wanted.items()}
-            own = self.readers.by_version(carried.get(k, v), turns.get(k, ends[k]))
+            given = {version(source.get(k, v), readers[0]): at for at, readers in wanted.items()}
+            own = self.readers.by_version(carried.get(k, v), carry_readers.get(k, ends[k]))
             for reader, *_ in own.values():
-                found = given.get(version(told.get(k, v), reader))
+                found = given.get(version(source.get(k, v), reader))
                 outputs.append((k, reader, core.Var(v.aval) if found is None else self._make(v, found)))
 
         def again(*operands: Any) -> Any:
