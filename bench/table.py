@@ -51,7 +51,7 @@ def tables(found: Comparison) -> str:
             cells = [(found.estimate(side, env), " †" * found.is_random(side, env)) for env in envs]
             if any(one for one, _ in cells):
                 rows.append([side, *("" if one is None else f"{one}{mark}" for one, mark in cells)])
-        parts.append(harness.table(("", *envs), rows))
+        parts.append(harness.table(("algorithm", *envs), rows))
     return "\n\n".join(parts)
 
 
