@@ -65,6 +65,15 @@ def test_goals_in_hindsight_are_what_the_same_episode_reached_later():
     np.testing.assert_array_equal(rows.final_observation["desired_goal"], rows.observation["desired_goal"])
 
 
+def test_the_share_of_other_goals_is_as_given():
+    none = drawn(functools.partial(buffers.hindsight, share=0.0, horizon=4), STEPS)
+    np.testing.assert_array_equal(none.reward[:, 0], STEPS.reward[none.action[:, 0, 0].astype(int)])
+    some = drawn(functools.partial(buffers.hindsight, share=0.75, horizon=4), STEPS, count=2000)
+    first = some.action[:, 0, 0] == 0  # whose own goal, 0.9, was never reached
+    share = np.mean(some.observation["desired_goal"][first, 0, 0] < 0.8)
+    assert share == pytest.approx(0.75, abs=0.06)
+
+
 def test_a_window_of_several_steps_has_one_goal():
     rows = drawn(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS, window=2)
     assert rows.reward.shape == (400, 2)

@@ -136,6 +136,12 @@ def test_metrics_are_those_of_a_numpy_replay():
     assert float(metrics["episode_length"]) == pytest.approx(np.mean(lengths), rel=1e-6)
 
 
+def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
+    algorithm = algos.A2C(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=8, hidden=(8,))
+    _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
+    assert np.isnan(metrics["episode_return"]) and metrics["episodes"] == 0
+
+
 # --- the loss, by hand ---
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fdg.__main__ import main
 from fdg.commands.study import study_of
-from fdg.errors import UnwritableError
+from fdg.errors import RunError
 from fdg.training import comparison, loop
 
 GUESSER = "tests.training.own:Guesser"
@@ -84,6 +84,25 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "of another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
+
+
+def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+    original = loop.carry_out
+
+    def fails(job, **how):
+        outcome = original(job, **how)
+        if job.algorithm.rate == 0.1:
+            (job.out / "summary.json").unlink()
+            raise RunError("iteration 2: loss is not a number")
+        return outcome
+
+    monkeypatch.setattr(loop, "carry_out", fails)
+    file = tmp_path / "guess.toml"
+    file.write_text(FILE.replace("{short = 16, long = 32}", "16"))
+    assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert f"{GUESSER} tenth on CartPole-v1: iteration 2: loss is not a number" in said
+    assert "runs have not ended" in said and "| CartPole-v1 | " in said
 
 
 BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1000}

@@ -8,7 +8,9 @@ import pytest
 import envs
 from envs import jaxmarl_brax, jaxmarl_games
 from envs.contract import random_actions
+from envs.quiet import relaxed_checks
 from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
 from tests.later import Later
 
 jaxmarl = Later("jaxmarl")
@@ -47,6 +49,27 @@ def test_an_environment_fits_its_spaces(name, overrides, agents, shape, actions,
     seen, mask = envs.features_and_mask(time_step.observation)
     assert seen.shape == (2, agents, *env.observation_space.shape)
     assert (mask is not None) == (name in ("HeuristicEnemySMAX", "hanabi"))
+
+
+def test_the_riddle_conforms_and_gives_the_numbers_of_jaxmarl():
+    env = envs.make("switch_riddle", agent_identity=True)
+    rollout = assert_conforms(env)
+    step, theirs = rollout.step, jaxmarl.make("switch_riddle")
+    assert step.terminated.any() and not step.truncated.any()
+    np.testing.assert_array_equal(
+        step.observation[..., 2:], np.broadcast_to(np.eye(3), (*step.reward.shape, 3))
+    )
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    with relaxed_checks():
+        observation, state = theirs.reset(keys[0])
+        step_key, _ = jax.random.split(jax.random.split(jax.random.key(2), (24, 3))[0, 0])
+        actions = {agent: jnp.int32(rollout.action[0, 0, i]) for i, agent in enumerate(theirs.agents)}
+        after, _, reward, _, _ = theirs.step_env(step_key, state, actions)
+    for i, agent in enumerate(theirs.agents):
+        np.testing.assert_array_equal(rollout.first_observation[0, i, :2], observation[agent])
+        np.testing.assert_array_equal(step.final_observation[0, 0, i, :2], after[agent])
+        assert step.reward[0, 0, i] == reward[agent]
 
 
 def test_a_body_is_moved_by_its_parts():

@@ -276,6 +276,18 @@ def test_by_name_and_from_a_file(tmp_path):
     assert envs.beyond_registries("gymnasium:CartPole-v1", {"info": "is_success"}) is None
 
 
+def test_around_one_of_the_host_its_actions_stay_its_own():
+    env = envs.make("gymnasium:tests.training.test_deployed:Codes-v0", workers=1, frame_stack=2)
+    assert native(env).action["parts"]["go"]["start"] == 10
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, seen = env.reset(keys)
+    alone = envs.features_and_mask(seen)[0]["told"][0]
+    assert alone.shape == (2, 2) and (alone[:, 0] == alone[:, 1]).all()
+    _, step = env.step(keys, state, jnp.zeros((2, 2), jnp.int32))
+    assert envs.features_and_mask(step.observation)[1].shape == (2, 5)
+    host.close()
+
+
 class Ticks(gymnasium.Env):
     """Counts its steps up, from a number of its own."""
 

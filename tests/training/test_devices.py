@@ -20,7 +20,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training.settling import quickest_count, threads_of
+from fdg.training.settling import quickest_count, threads_of, too_small_micro_batch
 
 TRAIN_AND_TELL = """
 import os, sys, jax
@@ -134,3 +134,16 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     said = train("--resume", run, "--trust")
     assert "on 1 device, 2 agents" in said
     assert said.endswith("threads 1, devices 1\n")
+
+
+def test_a_micro_batch_below_the_devices_is_named():
+    env, sizes = envs.make("text:addition"), {"hidden_size": 8, "num_layers": 1, "num_minibatches": 1}
+
+    def said(**more):
+        algorithm = algos.make("grpo", env, num_prompts=4, group_size=4, **sizes, **more)
+        plan = fdg.place(algorithm, policies.GPUOnly(), 4)
+        return len(plan.idle), too_small_micro_batch(algorithm, plan)
+
+    idle, line = said(micro_batch=2)
+    assert idle == 2 and line.startswith("2 of 4 devices work in `") and line.endswith("give --micro-batch 4")
+    assert said(micro_batch=4) == (0, None)
