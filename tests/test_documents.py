@@ -130,13 +130,6 @@ def test_the_notebook_of_the_beginning_runs(shell):
     assert plt.get_fignums()
 
 
-def test_the_notebook_that_compares_policies_runs(shell):
-    """In fewer iterations; it says itself where numbers differ that should not."""
-    printed, drawn = run_notebook(shell, "policies.ipynb", ROUNDS="2", ITERATIONS="3")
-    assert "SingleLearnerCoarse, 1 stale" in printed and "kB within them, an iteration" in printed
-    assert {"image/svg+xml", "image/png"} <= drawn
-
-
 @pytest.mark.parametrize("name", ["cleanrl", "purejaxrl", "stable-baselines3", "trl"])
 def test_what_pages_for_users_of_other_libraries_call_ours_is_there(name, capsys):
     """Flags in the columns of ours, and hyperparameters in their code."""

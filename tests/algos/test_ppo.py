@@ -66,17 +66,6 @@ def test_truncation_is_not_termination(devices):
     np.testing.assert_allclose(value(algorithm, state, 1.0), 5.0, atol=0.5)
 
 
-def test_forbidden_actions_are_never_taken(devices):
-    """The environment would pay 1,000 for a forbidden action: a mean above 1 would show even one."""
-    algorithm = algos.PPO(env=envs.make("probe:masked"), **QUICK)
-    engine = fdg.compile(algorithm, policies.SingleLearnerFine(workers=2, learners=1), devices[:3])
-    state, metrics = engine.run(engine.init(0), 20)
-    assert (
-        bool(jnp.all(metrics["episode_return"] <= 1.0)) and float(metrics["entropy"][0]) <= np.log(2) + 1e-6
-    )
-    assert score(algorithm, state) == 1.0
-
-
 # --- one rollout, replayed ---
 
 

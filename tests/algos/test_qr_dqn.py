@@ -10,7 +10,6 @@ import pytest
 import algos
 import envs
 from algos.replay import Transition
-from tests.algos.probes import trained
 
 # Two actions of two quantiles each, the same for every observation: the parameters are what it gives.
 TABLE = algos.Network(
@@ -53,15 +52,3 @@ def test_the_loss_by_hand():
     # Of quantile 2: -1 and 2, Huber 0.5 and 1.5: |3/4 - 1| * 0.5 + 3/4 * 1.5, halved: 0.625.
     assert float(loss) == pytest.approx(0.5 + 0.625, rel=1e-6)
     np.testing.assert_allclose(error, [2.5 - 1.0] * 2)
-
-
-def test_it_learns_how_returns_are_distributed():
-    """A termination's reward of 1 after a step of 0, at a discount of 1/2: 1/2 before the first, surely."""
-    algorithm = algos.QRDQN(
-        env=envs.make("probe:discount"), num_envs=4, num_steps=2, updates_per_step=0.25, batch_size=32,
-        learning_starts=32, buffer_size=512, learning_rate=1e-2, target_period=5, discount=0.5, quantiles=5,
-        hidden=(16,),
-    )  # fmt: skip
-    state = trained(algorithm, 150)
-    quantiles = algorithm._numbers(state.learned.parameters, jnp.array([[0.0], [1.0]]))
-    np.testing.assert_allclose(quantiles, np.broadcast_to([[[0.5]], [[1.0]]], quantiles.shape), atol=0.1)

@@ -12,7 +12,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import algos
@@ -158,21 +157,6 @@ def test_the_temperature_and_the_deviations_start_where_they_are_told():
 
 
 # --- before learning begins ---
-
-
-def test_at_first_actions_are_random_and_nothing_is_learned():
-    algorithm = one_number(num_envs=4, learning_starts=7, batch_size=4)  # two iterations of four steps
-    iterate, state = jax.jit(algorithm.iterate), jax.jit(algorithm.init)(jax.random.key(0))
-    first = state.learned
-    for iteration in range(3):
-        state, metrics = iterate(state)
-        changed = not optax.tree_utils.tree_allclose(
-            first.parameters.critics, state.learned.parameters.critics
-        )
-        assert changed == (iteration == 2) == np.isfinite(metrics["critic_loss"])
-    actions = np.asarray(state.replay.rings.experience.action)[:, 0, :3, 0]
-    assert np.std(actions[:, :2]) > 0.3  # uniform in [-1, 1] has 0.58
-    np.testing.assert_allclose(actions[:, 2], 0.0, atol=1e-6)  # then the actor's mean
 
 
 def test_random_actions_fill_their_range():

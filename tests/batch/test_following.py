@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import algos
-import envs
 import fdg
 import policies
 from fdg.batch import follow as batch_flow
@@ -19,7 +17,6 @@ from fdg.batch.exchanges import WithoutRule, predict
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
-from tests.user_algorithm import Walker
 
 # ruff: noqa: E501
 B, F = 16, 6
@@ -331,26 +328,6 @@ class Rejection:
 
 def _act(weight, x):
     return x * (1 + weight[None])
-
-
-PPO = {"num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "normalize_reward": True}
-
-
-@pytest.mark.parametrize(
-    ("make", "count"),
-    [
-        (Walker, 8),
-        (lambda: algos.PPO(env=envs.make("CartPole-v1"), shuffle="all", **PPO), 4),
-    ],
-)
-def test_an_iteration_exchanges_what_is_predicted(make, count, devices):
-    """Between the same places, in as many calls, to the byte."""
-    engine = fdg.compile(make(), policies.GPUOnly(), devices[:count])
-    graph = engine.plan.graph
-    predicted, _ = predict(graph.jaxpr, graph.state_axes, count, graph.output_axes)
-    measured = engine.programs[0].collectives()
-    assert totals(measured) == totals(predicted)
-    assert not unexplained(measured, predicted)
 
 
 def test_an_environment_that_loops_gives_the_numbers_of_one_device(devices):

@@ -29,12 +29,6 @@ def test_a_command_is_left_without_the_teardown_in_which_threads_abort_it(tmp_pa
     assert failed.returncode == 2 and failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
 
 
-def test_other_programs_end_as_they_would(tmp_path):
-    done = end(tmp_path, "-c", "import fdg, own; from fdg.process_exit import exit_with; exit_with(3)")
-    assert (done.returncode, done.stdout) == (0, "what is registered runs\n")
-    assert done.stderr == "torn down\n"
-
-
 def test_a_reader_that_closes_the_pipe_ends_every_command_quietly():
     """Whether or not lines are buffered, and whichever of the two streams it reads."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

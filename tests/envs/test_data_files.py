@@ -4,8 +4,6 @@ import csv
 import json
 import random
 
-import jax
-import numpy as np
 import pytest
 
 import envs
@@ -84,22 +82,6 @@ def test_equal_problems_are_in_one_split_and_each_split_has_some(tmp_path):
         by_split = [{row.text for row, out in zip(problem.rows, problem.held_out, strict=True) if out == test}
                     for test in (False, True)]  # fmt: skip
         assert all(by_split) and not by_split[0] & by_split[1]
-
-
-def test_a_held_out_file_is_all_that_is_held_out(tmp_path):
-    train, test = tmp_path / "train.jsonl", tmp_path / "test.csv"
-    as_lines(train, [{"prompt": f"{i}=", "answer": str(i)} for i in range(9)], random.Random(0))
-    as_csv(test, [{"question": "é?", "solution": "é"}], random.Random(0))
-    task = envs.make("text:file", path=str(train), test_path=str(test))
-    keys = jax.random.split(jax.random.key(0), 32)
-    asked = {split: set(task.texts(*task.sample(keys, split).prompts)) for split in ("train", "test")}
-    assert asked["test"] == {"é?"} and asked["train"] <= {f"{i}=" for i in range(9)} and task.num_rows == 9
-    in_order = task.texts(*task.sample(keys[:9], "train", np.arange(9)).prompts)
-    assert in_order == [f"{i}=" for i in range(9)]
-    task.try_out()  # without a warning
-    same = envs.make("text:file", path=str(train), test_path=str(train))  # what loads a run does this, too
-    with pytest.warns(fdg.FdgWarning, match="9 of the 9 held-out prompts"):
-        same.try_out()
 
 
 @pytest.mark.parametrize(

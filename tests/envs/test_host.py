@@ -227,17 +227,6 @@ def test_a_state_whose_instances_are_gone_starts_new_episodes(caplog):
     np.testing.assert_array_equal(step.episode_length[0], 4)
 
 
-def test_an_older_state_does_not_disturb_the_newer(caplog):
-    env = counting()
-    old, _ = stepped(env, env.reset(keys(2))[0], 1)
-    new, _ = stepped(env, old, 1)
-    forked, step = stepped(env, old, 2)
-    assert step.truncated[0].all() and len(caplog.messages) == 1
-    assert stepped(env, new, 1)[1].final_observation[0, 0, 1] == 3
-    assert stepped(env, forked, 1)[1].final_observation[0, 0, 1] == 2
-    assert len(caplog.messages) == 1
-
-
 def test_old_pools_are_closed():
     env = counting(workers=1)
     kept, _ = env.reset(keys(1))

@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs
-import fdg
 from envs import Box, Dict, Discrete, MultiDiscrete, Tuple, composite
 from envs.native import native
 from fdg.errors import FdgError
-from tests.envs.conformance import assert_conforms
-from tests.training.trained import small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +71,6 @@ def test_parts_of_actions_are_joined(space):
     for i, one in enumerate(drawn):
         for given_out, part in zip(acted, jax.tree.leaves(one), strict=True):
             np.testing.assert_array_equal(given_out[i], part)
-
-
-def test_it_trains_and_acts_in_parts():
-    env = envs.vectorize(Echo(Dict({"go": Discrete(3), "how": Tuple((Discrete(2), Discrete(2)))})))
-    assert env.action_space == MultiDiscrete((3, 2, 2))
-    assert_conforms(env)
-    algorithm = dataclasses.replace(small(), env=env)
-    fdg.trace(algorithm)
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
-    action = run.policy(np.zeros(3, np.float32))
-    assert action.keys() == {"go", "how"} and len(action["how"]) == 2
 
 
 def test_categories_and_floats_together_are_refused():

@@ -269,16 +269,6 @@ def test_all_pools_of_a_ring_are_kept():
     assert host.running() == many
 
 
-def test_a_state_whose_pools_are_gone_starts_every_part_anew(caplog):
-    algorithm = algos.A2C(env=ADDING, num_envs=4, num_steps=2, hidden=(4,), rings=2)
-    state = jax.block_until_ready(algorithm.init(jax.random.key(0)))
-    host.close()
-    state, metrics = jax.jit(algorithm.iterate, compiler_options=COMPILE_FAST)(state)
-    assert metrics["episodes"] == 4 and caplog.text.count("2 new episodes start here") == 2
-    assert host.running() == 2
-    assert len(set(np.asarray(state.env_state.inner.pool).tolist())) == 2
-
-
 @pytest.mark.parametrize(
     ("policy", "count"),
     [

@@ -159,18 +159,6 @@ def drawn(tmp_path):
     return envs.make("text:addition", table_size=512).with_tokenizer(tokenizer)
 
 
-def test_drawn_problems_are_a_table_whose_rows_are_the_problems_own(drawn):
-    @jit
-    def run(keys):
-        train, test = drawn.draw(keys), drawn.draw(keys, "test")
-        return drawn.prompts(train), drawn.prompts(test), drawn.reward(train, *drawn.solutions(train)).total
-
-    train, test, worth = run(jax.random.split(jax.random.key(0), 256))
-    asked, held_out = drawn.texts(*train), drawn.texts(*test)
-    assert worth.tolist() == [1] * 256 and not set(asked) & set(held_out)
-    assert len(set(asked)) > 100 and 10 < len(set(held_out)) <= 100
-
-
 def test_the_table_is_split_over_devices(drawn):
     """Each device picks rows of its own: nothing is gathered for it."""
     algorithm = algos.SFT(env=drawn, num_prompts=8, hidden_size=8, num_layers=1, num_heads=2)

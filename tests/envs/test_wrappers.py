@@ -10,19 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import algos
 import envs
 import fdg
 import policies
 from algos.rollout import evaluate
-from envs import Box, Dict, Discrete, MaskedObservation, MultiDiscrete, Tuple, composite, host
+from envs import Box, Discrete, host
 from envs.native import native
 from fdg.errors import FdgError
 from fdg.training import description
-from tests.envs.conformance import assert_conforms
 from tests.training.trained import small
 
 
@@ -162,75 +159,6 @@ def test_a_wrapper_with_a_memory_hears_how_to_step(around):
     for find in (envs.check, lambda env: fdg.trace(dataclasses.replace(small(), env=env))):
         with pytest.raises(FdgError, match=r"line \d+ of test_wrappers.py.*the mistake.*super\(\).step"):
             find(env)
-
-
-LEAVES = st.sampled_from(
-    [
-        Box(-1.0, (0.5, 2.0), (2,)),
-        Box(0.0, 255.0, (3, 4), "uint8"),
-        Box(0.0, 255.0, (3, 4, 2), "uint8"),
-        Box(0.0, 4.0, (3, 3), "int32"),
-        Box(0.0, 1.0, ()),
-        Discrete(3),
-        MultiDiscrete((2, 3)),
-    ]
-)
-SPACES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2).map(Dict),
-        st.lists(inner, min_size=1, max_size=2).map(lambda parts: Tuple(tuple(parts))),
-    ),
-    max_leaves=4,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Shows elements of a space, drawn; ends now and then."""
-
-    observation_space: composite.ObservationSpace
-    agents: int | None = None
-    masked: bool = False
-    name: ClassVar[str] = "drawn"
-    action_space: ClassVar[Discrete] = Discrete(3)
-    max_episode_steps: ClassVar[int] = 7
-
-    def __getattr__(self, name):
-        if name == "num_agents" and self.agents:
-            return self.agents
-        raise AttributeError(name)
-
-    def see(self, key):
-        draw = lambda key: composite.sample(self.observation_space, key)  # noqa: E731
-        leading = () if self.agents is None else (self.agents,)
-        seen = jax.vmap(draw)(jax.random.split(key, self.agents)) if self.agents else draw(key)
-        mask = jnp.ones((*leading, 3), bool).at[..., jax.random.randint(key, (), 0, 3)].set(False)
-        return MaskedObservation(seen, mask) if self.masked else seen
-
-    def reset(self, key):
-        return jnp.int32(0), self.see(key)
-
-    def step(self, key, state, action):
-        reward = jnp.asarray(action, jnp.float32)
-        return state + 1, self.see(key), reward, jax.random.bernoulli(key, 0.3), False
-
-
-@settings(max_examples=2, deadline=None, derandomize=True)
-@given(SPACES, st.sampled_from([None, 2]), st.booleans())
-def test_any_environment_can_be_wrapped(space, agents, masked):
-    """All four around it keep what every environment keeps; frames agree with a list of them."""
-    plain = envs.vectorize(Drawn(space, agents, masked))
-    stacked = envs.FrameStack(plain, 2)
-    rollout = assert_conforms(stacked, plain)
-    seen = jax.tree.leaves(envs.features_and_mask(rollout.step.final_observation)[0])
-    alone = jax.tree.leaves(envs.features_and_mask(rollout.beside.final_observation)[0])
-    for frames, frame in zip(seen, alone, strict=True):  # the newest is the observation, whatever its shape
-        newest = frames[..., frames.shape[-1] // 2 :]
-        np.testing.assert_array_equal(newest.reshape(frame.shape), frame)
-    env = envs.TimeAware(envs.FrameStack(envs.ActionRepeat(plain, 2), 2))
-    assert_conforms(envs.HideObservations(env, 0 if isinstance(env.observation_space, Box) else "time"))
-    assert native(env).observation and hash(env) == hash(dataclasses.replace(env))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from fdg.lowering.programs import by_groups
 from fdg.placing import agents_per_device
 from fdg.placing.agents_per_device import agents_together
 from fdg.running import metrics
-from fdg.training.space import make_grid
-from fdg.training.sweep import Sweep
 from tests.conformance.comparison import assert_same, plain, ppo
 from tests.oracle.compare import at_most_together
 from tests.tiny import Pupil
@@ -68,18 +66,6 @@ def test_each_has_the_numbers_of_one_alone(name, together, count, devices, monke
     for agent in range(SIX):
         mine = jax.tree.map(lambda x: x[agent], state), {k: x[:, agent] for k, x in rows.items()}  # noqa: B023
         assert_same(alone(name, agent), mine, 1e-4)
-
-
-@pytest.mark.parametrize("together", [1, 2])
-def test_a_population_keeps_step(together, devices):
-    """Its agents may run one by one within an iteration, and none is an iteration ahead of others."""
-    sweep = Sweep(Descent(), make_grid({"rate": [0.01, 0.02, 0.5, 0.6]}), num_seeds=2, exploit_every=3)
-    found = []
-    for most in (None, together):
-        with at_most_together(most):
-            engine = fdg.compile(sweep, policies.GPUOnly(), devices[:2], num_seeds=8)
-        found.append(engine.run(engine.init(0), 10))
-    assert_same(*found, 1e-5)
 
 
 def test_a_few_at_a_time_in_float64(devices):

@@ -1,19 +1,12 @@
 """`Workers`, and inference as a choice of where `actor` lives: the same numbers, one flag apart."""
 
-import dataclasses
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import algos
 import fdg
 import policies
 from envs import host
 from fdg.commands.parse import parse
-from policies import SingleLearnerCoarse, SingleLearnerFine, Workers
-from tests.envs.test_rings import ADDING
+from policies import Workers
 
 
 @pytest.fixture(autouse=True)
@@ -65,42 +58,3 @@ def test_its_name_and_flags():
 
 
 # --- inference inline, remote, on policy workers ---
-
-INFERENCE = {
-    "inline": SingleLearnerCoarse(actors=1, learners=2),
-    "remote": SingleLearnerFine(workers=1, learners=2),
-    "policy workers": Workers(environments=1, actors=1, learners=1),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Precise(algos.IMPALA):
-    """In float64."""
-
-    def init(self, key):
-        def precise(x):
-            return x.astype(jnp.float64) if x.dtype == jnp.float32 else x
-
-        state = super().init(key)
-        learned = jax.tree.map(precise, (state.parameters, state.optimizer_state))
-        return state._replace(parameters=learned[0], optimizer_state=learned[1])
-
-
-def impala(rings):
-    return Precise(env=ADDING, num_envs=4, num_steps=3, hidden=(4,), rings=rings)
-
-
-def learned(engine, iterations=3):
-    state, metrics = engine.run(engine.init(0), iterations)
-    state = engine.algorithm_state(state) if engine.plan.delayed else state
-    return jax.tree.map(np.asarray, (state.parameters, state.observation, metrics))
-
-
-@pytest.mark.parametrize("rings", [1, 2])
-def test_impala_learns_the_same_wherever_it_infers(rings, devices):
-    with jax.enable_x64(True):
-        expected = learned(fdg.compile(impala(1), policies.GPUOnly(), devices[:1]))
-        for policy in INFERENCE.values():
-            found = learned(fdg.compile(impala(rings), policy, devices[:3]))
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-12), expected, found)
-        assert expected[2]["episodes"].sum() > 0

@@ -14,7 +14,6 @@ import algos
 import envs
 import fdg
 import policies
-from bench import costs
 from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
@@ -73,24 +72,6 @@ def test_what_runs_on_the_host_runs_in_one_place(devices):
         1,
         "1: a program that calls Python functions on the host runs on one device",
     )
-
-
-MEASURED = {"A2C": 1, "IMPALA": 2, "DQN": 1}
-
-
-@pytest.mark.parametrize(("name", "count"), MEASURED.items())
-def test_a_calibrated_machine_takes_the_quicker_of_what_was_measured_there(name, count):
-    """`GPUOnly` on one and two devices of two cores, by `bench/machines/`."""
-    machine = costs.Machine("amd-epyc-081448")
-    taken = {
-        (cell.env, cell.fields, cell.devices): seconds
-        for cell, seconds in machine.measured()
-        if (cell.algorithm, cell.policy) == (name, "GPUOnly")
-    }
-    (env, fields, _), *_ = taken
-    (algorithm, policy) = costs.Cell(name, env, fields, "GPUOnly", (), 1).build()
-    found = policies.auto(algorithm, machine.calibration.cluster(2), policies=[policy], further=False)
-    assert found.devices == count == min((1, 2), key=lambda n: taken[env, fields, n])
 
 
 def test_threads_of_host_devices():

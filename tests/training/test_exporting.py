@@ -84,20 +84,6 @@ def test_what_the_converter_puts_in_the_place_of_jaxs_functions_does_not_stay(tm
     np.testing.assert_array_equal(jnp.cumsum(jnp.ones((2, 2)), 0), [[1, 1], [2, 2]])
 
 
-def test_actions_that_are_drawn(tmp_path):
-    algorithm = CASES["ppo"]
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
-    policy = fdg.load_exported(run.export(tmp_path / "policy.jax", greedy=False))
-    seen = np.zeros((500, 4), np.float32)
-    drawn = np.stack([policy(seen, seed=i) for i in range(20)])
-    distribution, _ = algorithm._policy(run.state.parameters, jnp.zeros((1, 4)))
-    expected = float(jax.nn.softmax(distribution.logits)[0, 1])
-    assert drawn.mean() == pytest.approx(expected, abs=0.03)
-    assert (policy(seen, seed=3) == drawn[3]).all() and (drawn[0] != drawn[1]).any()
-    with pytest.raises(FdgError, match="ONNX has no random keys"):
-        run.export(tmp_path / "policy.onnx", greedy=False)
-
-
 def test_forbidden_actions_stay_so(tmp_path):
     algorithm = small(env="probe:masked")
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)

@@ -17,7 +17,6 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import fit as fit_module
-from fdg.training.starting import Weights, begin_with
 from tests.tiny import Pupil, Walk
 from tests.training.trained import assert_same, fitted, rows, small, timeless
 
@@ -163,25 +162,6 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     ):
         fitted(tmp_path / "third", other, start_from=first.path)
     assert not (tmp_path / "third").exists()
-
-
-@pytest.mark.parametrize("num_seeds", [None, 2])
-def test_actors_that_lag_begin_with_the_weights_of_another_too(num_seeds, tmp_path, devices):
-    policy = policies.SingleLearnerCoarse(staleness=2)
-    engine = fdg.compile(Pupil(12), policy, devices[:2], num_seeds)
-    shape = engine.state_shape.state["weight"].shape
-    position = sorted(Pupil(12).init(jax.random.key(0))).index("weight")
-    learned = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    state = begin_with(Weights({position: learned}, ""), engine, engine.init(0))
-    for weight in (state["weight"], *(old for (old,) in state.history)):
-        np.testing.assert_array_equal(weight, learned)
-    state, _ = engine.run(state)
-    for (old,) in state.history:
-        np.testing.assert_array_equal(old, learned)
-    assert (np.asarray(state["weight"]) != learned).all()
-    first = fitted(tmp_path / "first", Pupil(12), iterations=3)
-    settings = {"policy": policy, "devices": 2, "num_seeds": num_seeds, "iterations": 2}
-    assert fitted(tmp_path / "second", Pupil(12), start_from=first.path, **settings).finished
 
 
 def test_from_the_command_line(tmp_path, capsys):

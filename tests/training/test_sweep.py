@@ -24,7 +24,7 @@ from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_of, point_results
 from tests.refusing import refused
-from tests.training.descent import Descent, alone, assert_close, fdg_policy
+from tests.training.descent import Descent, assert_close
 from tests.training.trained import assert_same, small, timeless
 
 
@@ -192,23 +192,6 @@ def test_an_algorithm_that_asks_for_the_number():
 
 
 # --- the numbers ---
-
-
-def test_agents_have_the_numbers_of_runs_of_their_own(devices):
-    sweep = Sweep(Descent(), make_grid({"rate": [0.05, 0.2, 0.5], "offset": [0.0, 1.0]}), num_seeds=4)
-    engine = fdg.compile(sweep, fdg_policy(), devices, num_seeds=sweep.agents)
-    assert len(engine.programs) == 1 and sweep.agents == 24 and len(engine.plan.groups[0].devices) == 8
-    state, metrics = engine.run(engine.init(seed=7), 5)
-    for point in (0, 3, 5):
-        for seed in (0, 3):
-            agent = sweep.agents_of(point)[seed]
-            own, its_metrics = alone(sweep.at(point), 7 + seed, 5)
-            assert_close(jax.tree.map(lambda x, agent=agent: x[agent], state.state), own)
-            assert_close({name: value[:, agent] for name, value in metrics.items()}, its_metrics)
-    returns = metrics["episode_return"][-1]
-    assert len(np.unique(returns)) == 24  # no two agents are alike, or the above would say little
-    with pytest.raises(FdgError, match="24 agents"):
-        fdg.compile(sweep, fdg_policy(), devices, num_seeds=8).init(0)
 
 
 @pytest.fixture(scope="module")
