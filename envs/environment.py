@@ -215,7 +215,7 @@ class Vectorized(Whole):
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Steps every environment; see `Environment.step`."""
         check_keys(self.name, keys)
-        check_state(self.name, state)
+        check_state(self.name, state, len(keys))
         action = actions(self.name, action, self.action_space, keys.shape + self._agents)
         return jax.vmap(self._step_one)(keys, state, action)
 
@@ -409,12 +409,17 @@ def check_keys(name: str, keys: jax.Array) -> None:
         )
 
 
-def check_state(name: str, state: Any) -> None:
-    """Raises an `FdgError` unless `state` is of a batch of episodes, perhaps of a wrapper."""
+def check_state(name: str, state: Any, size: int | None = None) -> None:
+    """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, perhaps of a wrapper."""
     if not hasattr(state, "inner"):
         raise FdgError(
             f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
             " gives (state, observation), in that order, and step (state, step)"
+        )
+    if size is not None and (found := len(jax.tree.leaves(state)[0])) != size:
+        raise FdgError(
+            f"environment '{name}': step takes a key for each episode, and there are {size} keys for a state"
+            f" of {found}: use jax.random.split(key, {found})"
         )
 
 

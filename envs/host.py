@@ -236,7 +236,7 @@ class HostEnvironment(Whole):
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""
         check_keys(self.name, keys)
-        check_state(self.name, state)
+        check_state(self.name, state, len(keys))
         action = actions(self.name, action, self.action_space, keys.shape)
         return _packed(state.inner.pool, state.inner.steps, _seeds(keys), action)
 

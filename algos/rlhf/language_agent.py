@@ -26,9 +26,8 @@ from algos.rlhf.requirements import Rows, followed
 from algos.rlhf.responses import Responses, lengths
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, problems_of, repeated
 from algos.rlhf.streaming import Rollout
-from envs.text import Problem, Prompts, Reward, is_game, is_text
+from envs.text import Problem, Prompts, Reward, is_game
 from envs.text.game import replied, sampled
-from fdg.errors import FdgError
 from fdg.settings.fields import (
     hyperparameter,
     keep_absolute,
@@ -138,11 +137,7 @@ class LanguageAgent(HasPresets):
         return made
 
     def __post_init__(self) -> None:
-        if not is_text(self.env):
-            raise FdgError(
-                f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
-                f" envs.make({self.default_env!r}) or another text:NAME"
-            )
+        requirements.check_task(self)
         keep_absolute(self)
         require_types(self)
         require_positive(self, "num_prompts", "total_steps", "num_epochs", "num_minibatches")

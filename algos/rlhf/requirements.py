@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from algos.language.config import DecoderConfig
 from algos.rlhf import updates
-from envs.text import CharacterTokenizer, is_game
+from algos.rlhf.following import Rows, fits
+from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.settings.fields import require
 
 _SIZES = ("num_prompts", "num_minibatches", "micro_batch")
@@ -80,6 +81,22 @@ def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tu
     yield from ((less, prompts) for less in fewer)
     yield from ((number, other) for other in others)
     yield from ((less, other) for less in fewer for other in others)
+
+
+def check_task(algorithm: Any) -> None:
+    """Checks that an algorithm's `env` is a text task, and not its name.
+
+    Raises:
+      FdgError: it is not.
+    """
+    env = algorithm.env
+    if is_text(env):
+        return
+    name, what = getattr(env, "name", env), "no text task"
+    task = algorithm.default_env
+    if isinstance(env, str) and env.startswith("text:"):
+        task, what = env, "a name"
+    require(algorithm, False, f"'{name}' is {what}: use envs.make({task!r}) or another text:NAME")
 
 
 def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:

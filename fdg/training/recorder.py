@@ -67,10 +67,14 @@ class ConstantReturns:
 
 
 class NoLoss:
-    """Detects batches in which nothing counts: losses of exactly 0 from the start, and no returns."""
+    """Detects batches in which nothing counts: losses of exactly 0 from the start, and no returns.
 
-    def __init__(self) -> None:
-        self._left = _NO_LOSS  # iterations
+    Args:
+      start: iterations before this call; a resumed run is not checked.
+    """
+
+    def __init__(self, start: int = 0):
+        self._left = 0 if start else _NO_LOSS  # iterations
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
         """The warning, once; else None.
@@ -248,7 +252,7 @@ class Recorder:
         )
         self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
         self._has_warned = False
-        self._no_loss = NoLoss()
+        self._no_loss = NoLoss(iteration)
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 

@@ -219,7 +219,7 @@ class Choices:
         if not self.values:
             raise FdgError(f"search: {self.name} has no values: give at least one")
         if len(set(self.labels)) != len(self.values):
-            raise FdgError(f"search: {self} has a value twice")
+            raise FdgError(f"search: {self} has a value twice: give each once")
 
     @property
     def labels(self) -> list[str]:

@@ -214,6 +214,12 @@ def test_actions_of_another_kind(env, wrong, said):
         env.step(keys, state, wrong)
 
 
+def test_keys_of_another_number_than_episodes():
+    state, _ = ENV.reset(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(fdg.FdgError, match=r"2 keys for a state of 3: use jax.random.split\(key, 3\)"):
+        ENV.step(jax.random.split(jax.random.key(0), 2), state, jnp.zeros(2, int))
+
+
 def test_actions_that_are_elements_in_another_dtype():
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = ENV.reset(keys)
@@ -241,6 +247,7 @@ ORDERS = [
     (lambda: envs.FrameStack(4, ENV), "FrameStack(env=4): the order is FrameStack(env, frames)"),
     (lambda: envs.HideObservations((0,), ENV), "the order is HideObservations(env, "),
     (lambda: algos.SelfPlay(algos.PPO(env=GAME), versions=3), "unknown argument of SelfPlay 'versions'"),
+    (lambda: algos.GRPO(env="text:sorting"), "'text:sorting' is a name: use envs.make('text:sorting')"),
     (lambda: fdg.Stream(3), "Stream: slots is missing"),
     (lambda: fdg.agents(8, PPO), "the order is agents(algorithm, n)"),
     (
