@@ -266,17 +266,24 @@ def fit(
       order: [steps, batch] int32, which images each step sees.
       rate: Adam's, at first; it falls to 0 as a cosine.
     """
+    gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
+    return _descend(lambda kernels, _, *seen: gradient(kernels, choices, *seen), images, kernels, order, rate)
+
+
+def _descend(
+    gradient: Callable, images: Images, kernels: Any, order: jax.Array, rate: float, keys: Any = None
+) -> Any:
+    """Kernels after Adam's steps along `gradient(kernels, key, images, labels)`; keys are [steps] or None."""
     train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, len(order)))
-    gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
 
-    def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
-        kernels, state = carry
-        slope = gradient(kernels, choices, train_images[at], labels[at])
+    def step(carry: tuple, per_step: tuple) -> tuple[tuple, None]:
+        (kernels, state), (at, key) = carry, per_step
+        slope = gradient(kernels, key, train_images[at], labels[at])
         change, state = optimizer.update(slope, state, kernels)
         return (optax.apply_updates(kernels, change), state), None
 
-    return jax.lax.scan(step, (kernels, optimizer.init(kernels)), order)[0][0]
+    return jax.lax.scan(step, (kernels, optimizer.init(kernels)), (order, keys))[0][0]
 
 
 def train(
@@ -334,23 +341,16 @@ def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax
     how = settings(images)._replace(steps=steps)
     init_key, batch_key, draw_key = jax.random.split(jax.random.key(seed), 3)
     ends = jnp.asarray([[max(x.options) for x in task.decisions], [min(x.options) for x in task.decisions]])
-    train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
-    optimizer = optax.adam(optax.cosine_decay_schedule(how.learning_rate, how.steps))
 
-    def loss(kernels: Any, choices: jax.Array, at: jax.Array) -> jax.Array:
-        of = functools.partial(_loss, children, kernels, images=train_images[at], labels=labels[at])
-        return jax.vmap(of)(choices).mean()
+    def loss(kernels: Any, choices: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
+        return jax.vmap(lambda one: _loss(children, kernels, one, images, labels))(choices).mean()
 
-    def step(carry: tuple, per_step: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
-        kernels, state = carry
-        at, key = per_step
+    def gradient(kernels: Any, key: jax.Array, *seen: jax.Array) -> Any:
         drawn = each[jax.random.randint(key, (2,), 0, len(each))]
-        slope = jax.grad(loss)(kernels, jnp.concatenate([ends, drawn]), at)
-        change, state = optimizer.update(slope, state, kernels)
-        return (optax.apply_updates(kernels, change), state), None
+        return jax.grad(loss)(kernels, jnp.concatenate([ends, drawn]), *seen)
 
     kernels = init(children, ends[0], init_key)
     order = batches(len(images.train), how, batch_key)
     keys = jax.random.split(draw_key, how.steps)
-    kernels, _ = jax.lax.scan(step, (kernels, optimizer.init(kernels)), (order, keys))[0]
+    kernels = _descend(gradient, images, kernels, order, how.learning_rate, keys)
     return jax.lax.map(lambda choice: measure(children, kernels, choice, images), each, batch_size=16)

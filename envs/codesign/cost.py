@@ -64,8 +64,8 @@ def sub_accelerator(
     Args:
       template: a name among `known`.
       pes: PEs, in the shape that the template gives them; or
-      rows: of the array, and
-      columns: likewise.
+      rows: of the array, together with `columns`.
+      columns: of the array.
       buffer_bytes: of the global buffer; half of it holds what is used while the other half is filled.
       noc_bytes_per_cycle: between buffer and PEs; at 1 GHz, gigabytes a second.
       dram_bytes_per_cycle: between buffer and memory.
@@ -120,8 +120,8 @@ def offchip_bytes(
 
     Args:
       weights: bytes, float32, scalar.
-      inputs: likewise.
-      outputs: likewise; they leave once.
+      inputs: bytes, float32, scalar.
+      outputs: bytes, float32, scalar; written once.
       buffer_bytes: all of the buffer, half of which is being filled.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2

@@ -55,7 +55,7 @@ def make(
       reward: of an episode: `paper` is the weighted accuracy less a penalty for what exceeds the specs,
         `feasible_first` the weighted accuracy if none does, else less than 0 by the sum of excess.
       accuracy: where accuracies come from, in place of what the file says.
-      subs: sub-accelerators at most, likewise.
+      subs: maximum number of sub-accelerators, in place of what the file says.
       module: `MODULE:NAME` of networks that the file names, which are imported then.
       path: a copy of the file, with copies of those that it names, as a run directory keeps them.
       info: of `INFO`, what is reported of each episode.
@@ -124,7 +124,7 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:
-    """What making the environment does that only a user may ask for: importing a module."""
+    """The code that making the environment imports, in words; None if it imports none."""
     return f"imports the module {parameters['module']}" if parameters.get("module") else None
 
 
@@ -252,7 +252,7 @@ class CoDesign:
         return found.merge(states[0].best, states[0].front)
 
     def _rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """`step` for independent rows: of no number of them is anything summed or compared."""
+        """`step` of independent rows: no value depends on another row."""
         if self._at_once:
             chosen, at = jax.vmap(self._repair)(action), state.at + 1
         else:
@@ -278,7 +278,7 @@ class CoDesign:
             at=jnp.where(done, 0, after.at),
             specs=jnp.where(done[:, None], jax.vmap(self._specs)(keys), after.specs),
         )
-        told = {
+        reported = {
             **{key: getattr(taken, key) for key in INFO if key != "best_score"},
             "best_score": jnp.where(after.best.violation == 0, after.best.score, jnp.nan),
         }
@@ -290,7 +290,9 @@ class CoDesign:
             final_observation=final,
             episode_return=reward,
             episode_length=jnp.where(done, at, 0),
-            episode_info={key: jnp.where(done, jnp.asarray(told[key], jnp.float32), 0) for key in self.info},
+            episode_info={
+                key: jnp.where(done, jnp.asarray(reported[key], jnp.float32), 0) for key in self.info
+            },
         )
         return start, time_step
 
@@ -337,7 +339,7 @@ class CoDesign:
         return MaskedObservation(jnp.clip(jnp.concatenate([seen, *parts], 1), 0, _MOST), mask)
 
     def _seen(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
-        """What is known of one design while it is made."""
+        """The observation of one incomplete design."""
         decisions, chips = self.problem.decisions(), self.problem.chips
         largest = jnp.asarray([max(1, len(one.options) - 1) for one in decisions], jnp.float32)
         places = jnp.arange(len(decisions))

@@ -13,7 +13,7 @@ from fdg.errors import FdgError
 
 
 class Enumerated(NamedTuple):
-    """What `enumerate_all` found."""
+    """Results of `enumerate_all`."""
 
     designs: int
     feasible: int
@@ -42,7 +42,7 @@ def _chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
 
 
 def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
-    """The designs of these numbers, up to `problem.count()`: networks, kinds, and what they take."""
+    """Designs by number, below `problem.count()`: networks, kinds and costs."""
     return _chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
 
 
@@ -59,7 +59,7 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
     Args:
       problem: whose networks run layer after layer.
       scores: of each task's choices, such as weighted accuracies; a design's is the sum.
-      specs: what it may take.
+      specs: upper limits.
 
     Raises:
       FdgError: scores that are not one a choice, or more than 2^31 designs.

@@ -1,4 +1,4 @@
-"""The best designs so far, as arrays that a state holds: constrained domination, and a few Pareto points."""
+"""The best designs so far as arrays in a state: constrained domination, and a few Pareto points."""
 
 import functools
 import operator
@@ -14,7 +14,7 @@ POINTS = 16
 
 
 class Designs(NamedTuple):
-    """Designs and what they take and are worth; any leading axes."""
+    """Designs with their costs and scores; any leading axes."""
 
     choices: jax.Array  # [..., decisions] int32
     latency_cycles: jax.Array  # [...] int32
@@ -26,7 +26,7 @@ class Designs(NamedTuple):
 
 
 def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
-    """Places for designs that have not been found."""
+    """Empty entries, with infinite violation."""
     zeros = jnp.zeros(shape)
     return Designs(
         jnp.zeros((*shape, len(problem.decisions())), jnp.int32),
@@ -86,7 +86,7 @@ def insert(front: Designs, new: Designs) -> Designs:
 
 
 class Results(NamedTuple):
-    """What a search has found, NumPy arrays."""
+    """The results of a search, NumPy arrays."""
 
     best: Designs  # scalars; `violation` infinite where no episode has ended
     front: Designs  # [points], none of which dominates another, by falling score

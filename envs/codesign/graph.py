@@ -40,7 +40,7 @@ CONSTANT, INPUT = Value(), Value(is_data=True)
 
 
 class Builder:
-    """Collects layers and who needs whom."""
+    """Collects layers and their dependencies."""
 
     def __init__(self) -> None:
         self._layers: list[Layer] = []

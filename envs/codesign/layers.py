@@ -48,7 +48,7 @@ class Layer:
       stride: u, in both directions.
       groups: G; each output reads C / G channels.
       in_rows: rows of the input that exist (padding is not stored); None: all that the windows cover.
-      in_columns: likewise.
+      in_columns: columns of the input that exist.
       operands: feature maps that are read: 2 for an addition.
       has_weights: 0 for pooling and additions: no multiplications, only traffic.
 
@@ -148,7 +148,7 @@ def convolution(
       in_channels: C.
       out_channels: K.
       in_rows: of the image without padding.
-      in_columns: likewise.
+      in_columns: of the image without padding.
       kernel: R and S; one number for both.
       stride: in both directions.
       padding: on each side; absent: half of the kernel, which keeps the size at stride 1.

@@ -1,4 +1,4 @@
-"""What came of a search, as data: what reports and pictures are made of."""
+"""Results of a search as data, for reports and pictures."""
 
 import dataclasses
 import functools
@@ -11,15 +11,15 @@ from envs.codesign.problem import Problem, Scheduled, Specs
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a search.
+    """Results of a search.
 
     Attributes:
       problem: whose specs designs are judged by.
       best: the best design, scalars: one that meets all specs, if one was evaluated.
       front: designs [points] of which none dominates another.
       samples: designs that were evaluated.
-      seconds: of this sitting, compiling included.
-      curve: (designs, score, violation) as the search went; not-a-number where nothing was found yet.
+      seconds: of this process, compiling included.
+      curve: (designs, score, violation) over time; not-a-number before the first complete design.
       least: the least latency, energy and area that were reached alone; None where a design meets all specs.
       path: the run directory.
       caught: the signal that ended it early; None if none did.

@@ -1,4 +1,4 @@
-"""A co-design problem as a value: its decisions, what they leave, and what designs take and are worth."""
+"""A co-design problem as a value: its decisions and masks, and costs and scores of designs."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from fdg.errors import FdgError, unknown_name
 
 
 class Specs(NamedTuple):
-    """What a design may take at most; infinite where anything may be taken."""
+    """Upper limits of a design; infinite where there is none."""
 
     latency_cycles: float = math.inf
     energy_pj: float = math.inf
@@ -34,8 +34,8 @@ class Problem:
     Equal arguments make equal values; no array exists until a design is evaluated.
 
     Attributes:
-      tasks: of which a network each is chosen.
-      chips: likewise a chip.
+      tasks: a network is chosen for each.
+      chips: a chip is chosen among these.
       technology: constants of the process.
       specs: what a design may take.
       levels: names of further specs, such as ("tight", Specs(...)); see `at`.
@@ -79,7 +79,7 @@ class Problem:
         return (*networks, *subs)
 
     def count(self) -> int:
-        """Designs that `enumerate_all` meets."""
+        """Number of designs that `enumerate_all` evaluates."""
         return math.prod(len(task.choices()) for task in self.tasks) * len(self.chips.all())
 
     def at(self, level: str) -> "Problem":
@@ -189,7 +189,7 @@ def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array
 
 
 class Tables(NamedTuple):
-    """What every layer of every network costs on every sub-accelerator.
+    """Costs of every layer of every network on every sub-accelerator.
 
     M tasks, N networks, L layers, U layers that differ, F kinds.
     """
@@ -248,7 +248,7 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
 
 
 class Costs(NamedTuple):
-    """What designs take."""
+    """Costs of designs."""
 
     latency_cycles: jax.Array  # int32
     energy_pj: jax.Array  # float32
@@ -256,7 +256,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Array) -> Costs:
-    """What a design takes: scalars, `jax.vmap` it for many.
+    """Costs of a design, scalars; `jax.vmap` it for many.
 
     Args:
       problem: static.
@@ -301,7 +301,7 @@ def _mixed(digits: Any, bases: list[int]) -> jax.Array:
 
 
 class Evaluation(NamedTuple):
-    """What designs take and are worth; M tasks."""
+    """Costs and scores of designs; M tasks."""
 
     latency_cycles: jax.Array  # [B] int32
     energy_pj: jax.Array  # [B] float32

@@ -1,4 +1,4 @@
-"""What a search found, in words and files: report, designs, pictures, and descriptions for other tools."""
+"""Results of a search as text and files: report, designs, and descriptions for other tools."""
 
 import csv
 import dataclasses
@@ -30,7 +30,7 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Amount:
-    """A quantity as it is printed: of `Specs` the field, the unit, and units in one of the field's."""
+    """A printed quantity: its field of `Specs`, its unit, and the factor from the field to the unit."""
 
     field: str
     unit: str
@@ -50,7 +50,7 @@ def amounts(of: Problem) -> tuple[Amount, ...]:
 
 
 def text(found: Outcome) -> str:
-    """What the command prints: the design and the specs, what binds its layers, accuracies, samples."""
+    """Text that the command prints: the design and the specs, bounds of its layers, accuracies, samples."""
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
     if not any(map(math.isfinite, found.problem.specs)):
@@ -70,7 +70,7 @@ def text(found: Outcome) -> str:
 
 
 def infeasible(found: Outcome) -> list[str]:
-    """What keeps designs from the specs: the least violation, and what can be reached of each spec alone."""
+    """Why no design meets the specs: the least violation, and the least value reached of each spec alone."""
     assert found.least is not None
     lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
     for amount, least in zip(amounts(found.problem), found.least, strict=True):
@@ -106,7 +106,7 @@ def _number(value: float) -> str:
 
 
 def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
-    """Each task's name, and its accuracy with where it is from."""
+    """Each task's name, and its accuracy with its source."""
     said = []
     for task, value in zip(of.tasks, np.atleast_1d(design.accuracy), strict=True):
         source = SOURCES[of.accuracy] if task.decisions else "as its file says"
@@ -115,7 +115,7 @@ def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
 
 
 def options(of: Problem, design: Designs) -> dict[str, Any]:
-    """What was chosen for each decision, by its name; nothing of sub-accelerators that are not there."""
+    """The chosen option of each decision by its name, without absent sub-accelerators."""
     chosen = {
         one.name: one.options[at]
         for one, at in zip(of.decisions(), np.asarray(design.choices).tolist(), strict=True)
@@ -129,7 +129,7 @@ def _is_pes(name: str) -> bool:
 
 
 def _choices(of: Problem, design: Designs) -> list[tuple[str, str]]:
-    """Of each task and each sub-accelerator, its options in a line."""
+    """The options of each task and each sub-accelerator in a line."""
     parts: dict[str, list[str]] = {}
     for name, value in options(of, design).items():
         owner, _, what = name.rpartition(": ")
@@ -143,13 +143,13 @@ def _bounds(scheduled: Scheduled) -> str:
 
 
 def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
-    """Of each layer [N], the entry of a table [N, A] for where it runs."""
+    """The entries of a table [N, A] for the sub-accelerators on which layers run, [N]."""
     subs = np.asarray(scheduled.schedule.sub_accelerator)
     return np.asarray(table)[np.arange(len(subs)), subs]
 
 
 def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
-    """Each layer: where and when it runs, what it costs and what binds it."""
+    """A row for each layer: placement, times, costs and the bound of its latency."""
     costs = {key: _of_layers(scheduled, value) for key, value in scheduled.costs._asdict().items()}
     when = scheduled.schedule
     return [
@@ -171,7 +171,7 @@ def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
 
 
 def design_row(of: Problem, design: Designs) -> dict[str, Any]:
-    """A design as plain values: its options, what it takes, with units, and what it is worth."""
+    """A design as plain values: options, costs with units, accuracies, score and violation."""
     taken = {
         f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
         for amount in amounts(of)
@@ -254,7 +254,7 @@ def _layers(of: Problem, design: Designs) -> list[Layer]:
 
 
 def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
-    """Files for ZigZag, three a sub-accelerator, and for MAESTRO; under `missing` why there are none."""
+    """Files for ZigZag, three a sub-accelerator, and for MAESTRO; `missing` says why there are none."""
     layers = _layers(of, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
     there = chips(of, design)
@@ -335,7 +335,7 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 
 
 def _assumptions(of: Problem, design: Designs) -> list[str]:
-    """Areas that are assumed, not measured, and the chip's area without them."""
+    """Assumed areas of PEs, and the chip's area without the assumption."""
     there = chips(of, design)
     assumed = sorted({one.template for one in there if one.rows and one.template in ("shi", "rs")})
     if not assumed:

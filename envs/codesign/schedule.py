@@ -17,7 +17,7 @@ from fdg.errors import FdgError
 
 
 class Work(NamedTuple):
-    """What is to be scheduled: N layers of all networks, on A sub-accelerators."""
+    """Input of a scheduler: N layers of all networks, on A sub-accelerators."""
 
     latency_cycles: jax.Array  # [N, A] int32
     energy_pj: jax.Array  # [N, A] float32
@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Who runs when."""
+    """Where and when each layer runs."""
 
     sub_accelerator: jax.Array  # [N] int32
     start_cycle: jax.Array  # [N] int32
@@ -231,10 +231,10 @@ def _moves(work: Work, assigned: jax.Array) -> _Moves:
 
 
 def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
-    """The shortest schedule on a walk over assignments, each step the best move, be it worse than none.
+    """The shortest schedule on a walk over assignments; each step takes the best move, even if it is longer.
 
-    What has moved stays for eight steps (fewer where there are few layers), unless moving it gives the
-    shortest schedule so far (tabu search: Glover, ORSA J. Computing 1989).
+    A layer that was moved stays for eight steps (fewer for few layers), unless moving it gives the shortest
+    schedule so far (tabu search: Glover, ORSA J. Computing 1989).
     """
     total = len(work.latency_cycles)
 
@@ -265,8 +265,8 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
         return _better(value[taken] > 0, jax.tree.map(lambda x: x[taken], tried), now), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
-    thrifty = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # no assignment needs less
-    return _better(thrifty.latency_cycles <= spec_cycles, thrifty, saving)
+    least = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # no assignment needs less energy
+    return _better(least.latency_cycles <= spec_cycles, least, saving)
 
 
 def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
@@ -274,16 +274,16 @@ def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
 
 
 def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -> Schedule:
-    """A schedule of little energy that ends within the spec; of little latency where none is found.
+    """Minimises energy within a latency spec; minimises latency if no schedule meets the spec.
 
-    List schedules that look ahead, then moves of runs of layers to other sub-accelerators: first such that
-    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list
-    schedules alone, which take a hundredth of the time.
+    List schedules with look-ahead, then moves of runs of layers to other sub-accelerators: first moves that
+    shorten the schedule; if it meets the spec, then moves that save energy. With `moves=0` only the list
+    schedules, in a hundredth of the time.
 
     Args:
       work: N layers and A sub-accelerators.
-      spec_cycles: latency that is allowed; 0: as short as can be found.
-      moves: tried in a row, of each kind.
+      spec_cycles: the latency spec; 0: minimise latency.
+      moves: number of consecutive moves of each kind.
     """
     return _schedule(work, jnp.asarray(spec_cycles, jnp.int32), moves)
 
@@ -301,7 +301,7 @@ def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
 def work_of(
     costs: LayerCosts, layers: Layers, subs: SubAccelerators, before: jax.Array, word_bytes: int = 1
 ) -> Work:
-    """What there is to schedule, of what layers cost: `cost.layer_costs(layers, subs)`.
+    """The `Work` of layers with costs `cost.layer_costs(layers, subs)`.
 
     Args:
       costs: [N, A].

@@ -1,4 +1,4 @@
-"""A search: the environment of a problem is trained on, and the best design that was met is the answer."""
+"""A search trains on the environment of a problem and returns the best design that was evaluated."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ SAMPLES = 5_000
 
 @dataclasses.dataclass(frozen=True)
 class Search(Outcome):
-    """What came of a search, which writes its report and prints itself."""
+    """Results of a search, with a report as text and files."""
 
     def write(self, folder: str | Path | None = None) -> list[Path]:
         """Writes report, designs, pictures and files for other tools; gives their paths.
@@ -133,7 +133,7 @@ def _environment_of(algorithm: Any) -> CoDesign:
 
 
 def check(job: Job) -> None:
-    """Refuses an earlier run that is no search.
+    """Refuses to resume a run that is no search.
 
     Raises:
       FdgError: it is one of another environment.
@@ -145,7 +145,7 @@ def check(job: Job) -> None:
 
 
 def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
-    """Carries out a job whose environment is a `CoDesign`.
+    """Runs a job whose environment is a `CoDesign`.
 
     Raises:
       FdgError: it is another environment, or cannot be done as asked.
@@ -186,7 +186,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
 
 
 def _found(env: CoDesign, state: Any) -> Results:
-    """What process 0 has found, in every process; `state` is None on the others."""
+    """The results of process 0, in every process; `state` is None on the others."""
     leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
     said = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
     arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in said]
@@ -195,15 +195,15 @@ def _found(env: CoDesign, state: Any) -> Results:
 
 
 def _samples(job: Job, env: CoDesign, iterations: int) -> int:
-    """Designs that were complete after this number of iterations."""
+    """Number of complete designs after this number of iterations."""
     number = getattr(job.algorithm, "num_envs", 1)
     return number * (iterations * job.steps_per_iteration // number // env.max_episode_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithBest:
-    """An algorithm whose metrics also say what the best design so far is worth: `best_score`, and by how
-    much it exceeds the specs, `best_violation`; both not-a-number before the first design.
+    """An algorithm with two more metrics of the best design so far: `best_score`, and `best_violation`, the
+    sum of what exceeds the specs; both not-a-number before the first design.
     """
 
     algorithm: Any

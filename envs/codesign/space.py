@@ -1,4 +1,4 @@
-"""What may be chosen: networks for tasks, and chips within budgets, as values that hash."""
+"""Search spaces of networks and of chips within budgets, as hashable values."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from fdg.errors import FdgError
 
 
 class Decision(NamedTuple):
-    """One choice: its name, and what may be chosen."""
+    """A decision and its options."""
 
     name: str
     options: tuple
@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Networks for a task, one of which is chosen; or a given one, where there is nothing to decide.
+    """A search space of networks for a task, or one given network without decisions.
 
     Attributes:
       name: of the task.
@@ -143,7 +143,7 @@ class UNet:
     channels: int
 
     def __call__(self, height: int, first: int, inner: int, last: int) -> list[Layer]:
-        """Layers of so many levels, with filters of the first, the inner and the last."""
+        """Layers of `height` levels, with filters of the first, the inner and the last level."""
         widths = [first, *[inner] * (height - 2), last]
         found = [convolution(self.channels, first, self.size)]
         for level in range(1, height):
@@ -198,7 +198,7 @@ class Chips:
       noc_bytes_per_cycle: bandwidths between buffer and PEs.
       buffer_kb: buffers' sizes.
       budget_pes: of all sub-accelerators together.
-      budget_noc_bytes_per_cycle: likewise.
+      budget_noc_bytes_per_cycle: of all sub-accelerators together.
       dram_bytes_per_cycle: of each sub-accelerator.
     """
 

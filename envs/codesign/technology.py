@@ -1,4 +1,4 @@
-"""What a process and its memories cost: the constants of the cost model, declared in one value."""
+"""Constants of the cost model: energies and areas of a process and its memories."""
 
 import dataclasses
 import math

@@ -150,7 +150,7 @@ def row_stationary_cycles(
     Args:
       layer: scalars.
       rows: of the array.
-      columns: likewise.
+      columns: of the array.
       fill: a ratio, applied last and rounded up; (1, 1) is computation alone.
     """
     strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
@@ -247,17 +247,15 @@ def register(
     shape: Callable[[int], tuple[int, int]] = square,
     fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain,
 ) -> None:
-    """Let `get(name)`, and so every part that names templates, find a template of your own.
+    """Registers a template of your own for `get(name)` and everything that names templates.
 
-    Registering a name again replaces the template, so that a notebook cell runs twice.
+    Registering a name again replaces its template, so that a notebook cell can run twice.
 
     Args:
       name: one that no built-in template has.
-      cycles: as in `Template`.
-      buffer_words: likewise.
-      pe_mm2: likewise.
-      shape: likewise; absent: nearly square.
-      fill_cycles: likewise; absent: rows and columns.
+      cycles, buffer_words, pe_mm2: fields of `Template`.
+      shape: field of `Template`; default: nearly square.
+      fill_cycles: field of `Template`; default: rows plus columns.
 
     Raises:
       FdgError: the name is a built-in one's, or a function returns what is not of its kind.

@@ -37,7 +37,7 @@ def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
     np.testing.assert_allclose(
         got, [[found[:, 3].mean() / 1e4, 0.25], [found[:, 255].mean() / 1e4, 0.25]], rtol=1e-6
     )
-    for other in (dataclasses.replace(TASK, data="others"), space.resnet9(size=9, width=2, channels=1)):
+    for other in (dataclasses.replace(TASK, data="others"), space.resnet9(size=9, channels=1, data="mine")):
         with pytest.raises(FdgError, match="has no accuracies of its networks on"):
             accuracy.known(other, "table", str(path))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import fdg
 from envs.codesign import command, pictures, searching
@@ -142,12 +141,6 @@ def before(call, says, name="p.toml"):
     return TOML, [name], call, says
 
 
-def einsum():
-    node = helper.make_node("Einsum", ["x"], ["y"], name="e")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy")
-    onnx.save(helper.make_model(helper.make_graph([node], "net", [x], [y])), "two.onnx")
-
-
 UNET, ONNX = 'space = "unet"\nsize = 16\nwidth = 1', 'onnx = "two.onnx"'
 MODULE = 'module = "os:abort"'
 # What the file says, the words, what is done before, and what of the line has to be there.
@@ -184,10 +177,6 @@ WRONG = {
     "an unknown source": file('"surrogate"', '"guess"', "[accuracy] source 'guess' (known: supernet"),
     "ONNX that is not there": file("two.onnx", "2.onnx", "2.onnx: there is no such file"),
     "no ONNX": before(lambda: Path("two.onnx").write_bytes(b"\0\1"), "cannot be read as ONNX"),
-    "an operator": before(einsum, "two.onnx: node 'e' (Einsum): this operator is not supported"),
-    "a size that is open": before(
-        lambda: onnx.save(resnet.onnx_model("side"), "two.onnx"), "is not fixed ('side'); export"
-    ),
     "a module by a file": file(ONNX, MODULE, "name it too, by --module os:abort"),
     "another module": file(ONNX, MODULE, "name it too, by --module os:abort", "--module", "os:kill"),
     "no module": file(ONNX, 'module = "mine_42:net"', "there is no module 'mine_42'", "--trust"),

@@ -34,7 +34,7 @@ def assert_valid(work, found):
 
 
 def padded(cycles, energy, transfer, before):
-    """To 12 layers with such as cost nothing, so that one program serves many tests."""
+    """Padded to 12 layers with layers of no cost, so that tests share one program."""
     more = 12 - len(cycles)
     return Work(
         jnp.pad(jnp.int32(cycles), ((0, more), (0, 0))),

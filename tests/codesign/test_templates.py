@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import codesign_published, codesign_scalesim
+from bench import codesign_published, codesign_scalesim, codesign_speed
+from bench.codesign_speed import ceil_div
 from envs.codesign import layers, templates
 from envs.codesign.layers import LARGEST_COUNT
 from envs.codesign.templates import BufferWords
@@ -17,42 +18,22 @@ from fdg.errors import FdgError
 from tests.codesign.draw import KNOWN, random_layers
 
 
-def ceil(a, b):
-    return -(-a // b)
-
-
 def plain_cycles(name, layer, rows, columns):
-    """The formulas on Python's integers; systolic ones fold by fold, dla and shi pass by pass where small."""
+    """The formulas on Python's integers."""
     if not layer.has_weights:
         return 0
+    if not name.startswith("systolic"):
+        return codesign_speed.compute(layer, name, rows, columns)[0]
     groups, out_group = layer.groups, layer.out_channels // layer.groups
     in_group, window = layer.in_channels // groups, layer.kernel_rows * layer.kernel_columns
     pixels = layer.out_rows * layer.out_columns
-    if name == "dla":
-        together = max(1, min(rows // in_group, columns // out_group))
-        kernel_rows = layer.kernel_rows
-        if groups == 1 and in_group <= 4:
-            kernel_rows = ceil(kernel_rows, min(kernel_rows, max(1, rows // in_group)))
-        passes = ceil(groups, together) * ceil(in_group, rows) * ceil(out_group, columns)
-        return passes * kernel_rows * layer.kernel_columns * pixels
-    if name == "shi":
-        tiles = sum(1 for _ in range(0, layer.out_rows, rows)) * sum(
-            1 for _ in range(0, layer.out_columns, columns)
-        )
-        return tiles * layer.out_channels * in_group * window
-    if name == "rs":
-        strip = min(layer.out_rows, columns)
-        sets = max(1, rows // layer.kernel_rows) * (columns // strip)
-        each = layer.out_columns * layer.kernel_columns * ceil(layer.kernel_rows, rows)
-        cycles = ceil(layer.out_rows, strip) * ceil(layer.out_channels * in_group, sets) * each
-        return ceil(28 * cycles, 25)
     sizes = {
         "systolic-os": (pixels, out_group, in_group * window, 1),
         "systolic-ws": (in_group * window, out_group, pixels, 2),
         "systolic-is": (in_group * window, pixels, out_group, 2),
     }
     down, across, time, fills = sizes[name]
-    return groups * ceil(down, rows) * ceil(across, columns) * (fills * rows + columns + time - 2) - 1
+    return groups * ceil_div(down, rows) * ceil_div(across, columns) * (fills * rows + columns + time - 2) - 1
 
 
 @settings(max_examples=4, deadline=None)
