@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from algos.language.config import DecoderConfig
 from algos.rlhf import updates
-from algos.rlhf.following import Rows, fits
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.settings.fields import require
 

@@ -6,7 +6,7 @@ import pytest
 
 from fdg.__main__ import main
 from fdg.commands.study import study_of
-from fdg.errors import RunError
+from fdg.errors import RunError, UnwritableError
 from fdg.training import comparison, loop
 
 GUESSER = "tests.training.own:Guesser"
