@@ -60,9 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in known:
         print("error:", unknown_name("command", words[0], [*known, *others]), file=sys.stderr)
         return 2
-    if (
-        "" not in sys.path and os.getcwd() not in sys.path
-    ):  # as `python -m fdg.train` has it: modules of one's own
+    # As `python -m fdg.train` has it: modules of one's own.
+    if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if words[0] in using.SUMMARIES:
         return using.COMMANDS[words[0]](words[1:])

@@ -189,133 +189,116 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
 _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
 
 
+def _fixes(table: str) -> dict[str, str]:
+    """A fix by each name, from lines of names that are each followed by an indented fix."""
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=\S)", table.strip()):
+        names, _, fix = entry.partition("\n")
+        found |= dict.fromkeys(names.split(), " ".join(fix.split()))
+    return found
+
+
 # Settings that mean something else here, in another unit, or that are not needed.
-_INSTEAD = {
-    **_each(
-        "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none",
-        "device cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner",
-    ),
-    **_each(
-        "--wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory",
-        "track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to",
-    ),
-    **_each(
-        "--loss-on assistant learns from every turn of the assistant, --loss-on answer from the last one",
-        "assistant-only-loss completion-only-loss train-on-inputs",
-    ),
-    **_each(
-        "the network is that of --hidden and --activation, or of --network module:name",
-        "policy-kwargs net-arch policy-type",
-    ),
-    **_each(
-        "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there",
-        "save-model save-path load-path load model-path push-to-hub upload-model",
-    ),
-    **_each(
-        "a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)",
-        "dataset dataset-name train-dataset train-file data data-path",
-    ),
-    **_each(
-        "a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'",
-        "eval-dataset test-dataset validation-file test-file",
-    ),
-    **_each(
-        "--num-minibatches N makes minibatches of num_envs * num_steps / N samples",
-        "batch-size minibatch-size sgd-minibatch-size",
-    ),
-    **_each(
-        "an iteration takes num_envs * num_steps steps: --num-envs N, --num-steps N",
-        "train-batch-size train-batch-size-per-learner",
-    ),
-    **_each(
-        "--updates-per-step R is gradient steps for each step of an environment",
-        "gradient-steps train-freq train-frequency training-intensity",
-    ),
-    **_each(
-        "--target-period N counts gradient steps",
-        "target-network-frequency target-update-interval target-network-update-freq target-update-freq",
-    ),
-    **_each("--learning-rate is that of actor and critics", "policy-lr q-lr actor-lr critic-lr"),
-    **_each(
-        "the entropy's weight is learned: --initial-temperature A begins, --target-entropy H is its aim",
-        "alpha autotune",
-    ),
-    **_each("--clip-ratio bounds an update, and no KL ends it early", "target-kl kl-target use-kl-loss"),
-    **_each("--clip-value true clips values as ratios are", "clip-range-vf vf-clip-param"),
-    "policy": "the network is that of --hidden and --activation, or of --network module:name; a distribution"
-    " policy is one of the run: fit(algorithm, policy)",
-    **_each("fdg.play RUN films what was trained", "capture-video render"),
-    "verbose": "a run prints how it goes; in Python progress=False prints nothing",
-    **_each("--eval-every N counts iterations", "eval-freq eval-steps eval-interval eval-strategy"),
-    "env-ids": "--env NAME is one: each other one is a run of its own",
-    "eval-env": "--eval-every N evaluates in environments of the same name",
-    **_each("--eval-every N evaluates 16 episodes side by side", "n-eval-envs per-device-eval-batch-size"),
-    **_each(
-        "--checkpoint-every N counts iterations",
-        "save-steps save-freq save-interval save-frequency save-strategy",
-    ),
-    **_each(
-        "every iteration is recorded, in metrics.jsonl of the run directory",
-        "logging-steps log-interval log-every log-freq logging-dir",
-    ),
-    **_each(
-        "--total-steps N counts environment steps (of language models responses), not updates",
-        "max-steps num-updates num-train-steps stop-iters max-iterations training-iterations",
-    ),
-    "num-train-epochs": "--total-steps N counts responses (demonstrations in SFT): rows times epochs",
-    **_each(
-        "--anneal-learning-rate true lets the step size fall linearly to zero",
-        "schedule lr-schedule lr-scheduler-type lr-decay",
-    ),
-    "warmup-ratio": "--warmup N counts updates",
-    "torch-deterministic": "a run is a function of its seed",
-    **_each("--config FILE takes a run's config.json", "config-path config-name config-file"),
-    **_each(
-        "--num-envs N steps so many environments together; --env-workers N are processes for them",
-        "num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner",
-    ),
-    "framework": "everything runs on JAX: leave it out",
-    "exp-name": "--out RUN is the run directory",
-    "use-gae": "--gae-lambda L: 1 takes returns without it",
-    "per-device-train-batch-size": "--num-prompts N are prompts of an iteration on all devices together,"
-    " --micro-batch N responses that are learned from at a time",
-    "gradient-accumulation-steps": "--micro-batch N learns from so many responses at a time",
-    **_each(
-        "--variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the"
-        " loss of DPO (sigmoid, ipo), --aggregation that of SFT",
-        "loss-type importance-sampling-level",
-    ),
-    "num-iterations": "--num-epochs N learns N times from each response; --total-steps N is the whole run",
-    "epsilon": "--clip-low E --clip-high E bound ratios of language models, --clip-ratio E those of PPO;"
-    " of exploration it is --epsilon-end",
-    **_each(
-        "--dtype bfloat16 of language models, --precision bfloat16 of all others",
-        "bf16 fp16 mixed-precision amp half",
-    ),
-    **_each(
-        "quantised training does not exist here: --dtype bfloat16 and --lora-rank N need less memory",
-        "load-in-4bit load-in-8bit quantization-config",
-    ),
-    **_each("--lora-rank N trains adapters in place of the model", "use-peft peft-config lora"),
-    **_each(
-        "generation is part of the program: --slots N refills rows that have ended",
-        "use-vllm vllm-mode vllm-gpu-memory-utilization",
-    ),
-    **_each(
-        "a reward of your own is the task's: --env mine:task, of task.with_reward([f, g], weights=[1, 0.1])",
-        "reward-funcs reward-weights reward-function reward-fn",
-    ),
-    **_each(
-        "--max-response N bounds responses; a prompt is never cut",
-        "max-length max-seq-length max-prompt-length max-tokens",
-    ),
-    **_each(
-        "a tool is a game of your own, which answers a turn: --env mine:game", "tools environment-factory"
-    ),
-    "ref-model": "the reference is the model that training begins with: --model DIR",
-    **_each(
-        "--policy says how a run is laid out over devices, --devices N how many there are",
-        "deepspeed fsdp fsdp-config distributed-backend strategy",
-    ),
-}
+_INSTEAD = _fixes("""
+device cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
+    JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none
+track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to
+    --wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory
+assistant-only-loss completion-only-loss train-on-inputs
+    --loss-on assistant learns from every turn of the assistant, --loss-on answer from the last one
+policy-kwargs net-arch policy-type
+    the network is that of --hidden and --activation, or of --network module:name
+save-model save-path load-path load model-path push-to-hub upload-model
+    every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there
+dataset dataset-name train-dataset train-file data data-path
+    a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)
+eval-dataset test-dataset validation-file test-file
+    a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'
+batch-size minibatch-size sgd-minibatch-size
+    --num-minibatches N makes minibatches of num_envs * num_steps / N samples
+train-batch-size train-batch-size-per-learner
+    an iteration takes num_envs * num_steps steps: --num-envs N, --num-steps N
+gradient-steps train-freq train-frequency training-intensity
+    --updates-per-step R is gradient steps for each step of an environment
+target-network-frequency target-update-interval target-network-update-freq target-update-freq
+    --target-period N counts gradient steps
+policy-lr q-lr actor-lr critic-lr
+    --learning-rate is that of actor and critics
+alpha autotune
+    the entropy's weight is learned: --initial-temperature A begins, --target-entropy H is its aim
+target-kl kl-target use-kl-loss
+    --clip-ratio bounds an update, and no KL ends it early
+clip-range-vf vf-clip-param
+    --clip-value true clips values as ratios are
+policy
+    the network is that of --hidden and --activation, or of --network module:name; a distribution policy is
+    one of the run: fit(algorithm, policy)
+capture-video render
+    fdg.play RUN films what was trained
+verbose
+    a run prints how it goes; in Python progress=False prints nothing
+eval-freq eval-steps eval-interval eval-strategy
+    --eval-every N counts iterations
+env-ids
+    --env NAME is one: each other one is a run of its own
+eval-env
+    --eval-every N evaluates in environments of the same name
+n-eval-envs per-device-eval-batch-size
+    --eval-every N evaluates 16 episodes side by side
+save-steps save-freq save-interval save-frequency save-strategy
+    --checkpoint-every N counts iterations
+logging-steps log-interval log-every log-freq logging-dir
+    every iteration is recorded, in metrics.jsonl of the run directory
+max-steps num-updates num-train-steps stop-iters max-iterations training-iterations
+    --total-steps N counts environment steps (of language models responses), not updates
+num-train-epochs
+    --total-steps N counts responses (demonstrations in SFT): rows times epochs
+schedule lr-schedule lr-scheduler-type lr-decay
+    --anneal-learning-rate true lets the step size fall linearly to zero
+warmup-ratio
+    --warmup N counts updates
+torch-deterministic
+    a run is a function of its seed
+config-path config-name config-file
+    --config FILE takes a run's config.json
+num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner
+    --num-envs N steps so many environments together; --env-workers N are processes for them
+framework
+    everything runs on JAX: leave it out
+exp-name
+    --out RUN is the run directory
+use-gae
+    --gae-lambda L: 1 takes returns without it
+per-device-train-batch-size
+    --num-prompts N are prompts of an iteration on all devices together, --micro-batch N responses that are
+    learned from at a time
+gradient-accumulation-steps
+    --micro-batch N learns from so many responses at a time
+loss-type importance-sampling-level
+    --variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss of
+    DPO (sigmoid, ipo), --aggregation that of SFT
+num-iterations
+    --num-epochs N learns N times from each response; --total-steps N is the whole run
+epsilon
+    --clip-low E --clip-high E bound ratios of language models, --clip-ratio E those of PPO; of exploration it
+    is --epsilon-end
+bf16 fp16 mixed-precision amp half
+    --dtype bfloat16 of language models, --precision bfloat16 of all others
+load-in-4bit load-in-8bit quantization-config
+    quantised training does not exist here: --dtype bfloat16 and --lora-rank N need less memory
+use-peft peft-config lora
+    --lora-rank N trains adapters in place of the model
+use-vllm vllm-mode vllm-gpu-memory-utilization
+    generation is part of the program: --slots N refills rows that have ended
+reward-funcs reward-weights reward-function reward-fn
+    a reward of your own is the task's: --env mine:task, of task.with_reward([f, g], weights=[1, 0.1])
+max-length max-seq-length max-prompt-length max-tokens
+    --max-response N bounds responses; a prompt is never cut
+tools environment-factory
+    a tool is a game of your own, which answers a turn: --env mine:game
+ref-model
+    the reference is the model that training begins with: --model DIR
+deepspeed fsdp fsdp-config distributed-backend strategy
+    --policy says how a run is laid out over devices, --devices N how many there are
+""")
 _OURS = {alias: known for known, aliases in ALIASES.items() for alias in aliases}

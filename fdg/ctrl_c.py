@@ -64,9 +64,9 @@ def set_grace_period(seconds: float | None) -> None:
 
 
 @contextlib.contextmanager
-def signal_handler(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """A context in which `handler` handles SIGINT and SIGTERM, and this module does not end the process."""
-    set_grace_period(None)
+def signal_handler(handler: Callable[[int, Any], object], grace: float | None = None) -> Iterator[None]:
+    """A context in which `handler` handles SIGINT and SIGTERM; `grace` is as in `set_grace_period`."""
+    set_grace_period(grace)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handler) for number in numbers]
     try:

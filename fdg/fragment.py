@@ -22,9 +22,7 @@ from fdg.aliases import METHODS
 from fdg.arguments import checked
 from fdg.errors import GraphError, structure_of
 
-# ---------------------------------------------------------------------------------------------------
 # The boundary primitive: identity on one array; `axis` is its batch axis (None: the batch shares the array).
-# ---------------------------------------------------------------------------------------------------
 
 boundary_p = core.Primitive("fragment_boundary")
 boundary_p.def_abstract_eval(lambda x, *, axis: x)
@@ -45,9 +43,7 @@ ad.deflinear2(
     lambda ct, _, *, axis: [ct if type(ct) is ad.Zero else boundary_p.bind(ct, axis=axis)],
 )
 
-# ---------------------------------------------------------------------------------------------------
-# The node's name. A jit's name is the only thing that every JAX transformation keeps.
-# ---------------------------------------------------------------------------------------------------
+# --- The node's name. A jit's name is the only thing that every JAX transformation keeps. ---
 
 _PREFIX = "fdg"
 _MOST_ROWS = 2**40  # planning looks for divisors of a batch, up to its square root
@@ -88,11 +84,6 @@ def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) ->
             for body in jaxprs.bodies(eqn):
                 found += fragments_in(body.jaxpr.eqns, outermost)
     return tuple(found)
-
-
-# ---------------------------------------------------------------------------------------------------
-# The decorator
-# ---------------------------------------------------------------------------------------------------
 
 
 class _Shared:

@@ -22,24 +22,11 @@ _ANSWER_SECONDS = 5.0  # within which somebody must listen at a cluster's addres
 _LOCAL_STORE = 512 * 2**20  # bytes for the objects of a cluster that is started here
 
 # Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
-_THEIRS = {
-    *(
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "HOSTNAME",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "TERM",
-        "TMPDIR",
-        "PATH",
-        "_",
-    ),
-    *("VIRTUAL_ENV", "DISPLAY", "LS_COLORS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_LOCAL_DEVICE_IDS", "PYTHONHOME", "PYTHONEXECUTABLE"),
-}
+_THEIRS = frozenset(
+    "HOME USER LOGNAME SHELL HOSTNAME PWD OLDPWD SHLVL TERM TMPDIR PATH _ VIRTUAL_ENV DISPLAY LS_COLORS"
+    " CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES TPU_VISIBLE_CHIPS JAX_LOCAL_DEVICE_IDS"
+    " PYTHONHOME PYTHONEXECUTABLE".split()
+)
 _THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "KUBERNETES_", "CONDA_")
 
 

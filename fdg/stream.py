@@ -244,8 +244,6 @@ class Stream:
         clock = clock._replace(unit=clock.unit.at[chosen].set(-1), micro_batch=clock.micro_batch + 1)
         return jax.tree.map(lambda x: x[taken], rows), StreamState(state.key, clock, kept, rows)
 
-    # --- parts ---
-
     @property
     def _no_row(self) -> int:
         return self.live * self.group

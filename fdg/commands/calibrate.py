@@ -95,11 +95,8 @@ def calibration_table(calibration: Calibration) -> str:
     for name, figure in figures.items():
         last = name.rpartition(": ")[2]
         if last in TIMES or last in ("latency", "call"):
-            value = (
-                quantity(figure.value * 1e9, "ns")
-                if figure.value < 1e-6
-                else quantity(figure.value * 1e6, "us")
-            )
+            scale, unit = (1e9, "ns") if figure.value < 1e-6 else (1e6, "us")
+            value = quantity(figure.value * scale, unit)
         elif name in ("parallel", "convolution"):
             value = f"{figure.value:.0%}"
         else:
@@ -114,17 +111,12 @@ def _fitted(calibration: Calibration) -> list[str]:
     kind = calibration.kind
     if kind.joined is None or kind.overheads is None:
         return []
-    known = JOINED[kind.platform]
+    lost, here = dataclasses.asdict(OVERHEADS[kind.platform]), dataclasses.asdict(kind.overheads)
     rows = [
-        (f"joined: {name}", f"{value:.3g}", f"{known[name]:.3g}")
-        for name, value in kind.joined.items()
-        if value != known[name]
-    ]
-    before = dataclasses.asdict(OVERHEADS[kind.platform])
-    rows += [
-        (f"lost: {name}", f"{value:.3g}", f"{before[name]:.3g}")
-        for name, value in dataclasses.asdict(kind.overheads).items()
-        if value != before[name]
+        (f"{word}: {name}", f"{value:.3g}", f"{usual[name]:.3g}")
+        for word, usual, fitted in (("joined", JOINED[kind.platform], kind.joined), ("lost", lost, here))
+        for name, value in fitted.items()
+        if value != usual[name]
     ]
     head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"a {kind.platform} elsewhere"]
     return ["", *table(head, rows, numeric=(1, 2))]

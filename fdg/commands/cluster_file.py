@@ -92,6 +92,7 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
             f"devices = {devices}, but {hosts} hosts of devices_per_host = {per_host} have"
             f" {hosts * per_host}: {fix}, or another devices_per_host"
         )
+    source = "measured" if "measured" in kind.figures["memory"].source else "published or given"
     return Cluster(
         kind,
         per_host,
@@ -99,7 +100,7 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         inside,
         between,
         cores=whole.get("cores", cores),
-        note=f"rates: {_source(kind)}",
+        note=f"rates: of {kind.name}, {source}",
         **numbers,
     )
 
@@ -110,11 +111,6 @@ def _tables(content: Mapping[str, Any], word: str) -> Mapping[str, Mapping[str, 
     if not isinstance(found, Mapping) or not all(isinstance(table, Mapping) for table in found.values()):
         raise FdgError(f"{word}: write each as a table of its own: [{word}.NAME]")
     return found
-
-
-def _source(kind: DeviceKind) -> str:
-    measured = "measured" in kind.figures["memory"].source
-    return f"of {kind.name}, {'measured' if measured else 'published or given'}"
 
 
 def _whole(name: str, value: Any) -> int:
@@ -133,11 +129,8 @@ def _number(
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = parse_quantity(value) if isinstance(value, str) else None
-        fix = (
-            (odd(number) if odd and number else "")
-            or as_number(value, float, name)
-            or f", such as {example:.3g}"
-        )
+        doubt = odd(number) if odd and number else ""
+        fix = doubt or as_number(value, float, name) or f", such as {example:.3g}"
         raise FdgError(f"{name} = {quoted(value)}: give a number of at least 0, {what}{fix}")
     if odd and value and (doubt := odd(value)):
         warnings.warn(f"{name} = {value:g} is {what}{doubt}", FdgWarning, stacklevel=2)
@@ -171,11 +164,8 @@ def _kind(
         usual: tuple[Link | None, Link | None] = (None, None)
         if like is not None:
             other = published.kind(like)
-            base, usual, platform = (
-                other.figures,
-                published.usual_links(other.name),
-                platform or other.platform,
-            )
+            base, usual = other.figures, published.usual_links(other.name)
+            platform = platform or other.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
         for rate in given:
@@ -220,16 +210,11 @@ def _link(word: str, name: Any, own: Mapping[str, Mapping[str, Any]], usual: Lin
             what, example = _LINK[missing]
             raise FdgError(f"[links.'{name}'] needs {missing}, {what}, such as {example:g}")
         known = {key: [getattr(link, key).value for link in published.LINKS.values()] for key in _LINK}
-        figures = {
-            key: Figure(
-                _number(
-                    f"[links.'{name}'] {key}", value, *_LINK[key], functools.partial(_odd_rate, key, known)
-                ),
-                0.0,
-                "given in the cluster's file",
-            )
-            for key, value in given.items()
-        }
+        figures = {}
+        for key, value in given.items():
+            odd = functools.partial(_odd_rate, key, known)
+            number = _number(f"[links.'{name}'] {key}", value, *_LINK[key], odd)
+            figures[key] = Figure(number, 0.0, "given in the cluster's file")
         return Link(str(name), **figures)
     if not isinstance(name, str):
         raise FdgError(f"{word} = {name!r}: give the name of a link in quotes")

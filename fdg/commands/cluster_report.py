@@ -190,17 +190,8 @@ def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, floa
 
 def points_report(points: Sequence[Point], price: bool) -> str:
     """The table of points, and notes on failures below it."""
-    header = [
-        "devices",
-        "policy",
-        "iteration",
-        "steps/s",
-        "scaling",
-        "idle",
-        "between hosts",
-        "memory",
-        "most of it is",
-    ]
+    header = ["devices", "policy", "iteration", "steps/s", "scaling", "idle"]
+    header += ["between hosts", "memory", "most of it is"]
     rows = []
     for one in points:
         first = next(

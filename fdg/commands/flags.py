@@ -6,6 +6,7 @@ See docs/decisions/005-command-line-is-argparse.md.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -233,24 +234,17 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}{_fix(flag, word)}") from None
 
+    add = functools.partial(parser.add_argument, dest=flag.name)
     if flag.words:
-        parser.add_argument(
-            option, dest=flag.name, nargs="+", action=_Joined, metavar="NAME=VALUES", help=text
-        )
+        add(option, nargs="+", action=_Joined, metavar="NAME=VALUES", help=text)
     elif flag.kind is bool:
         # A bare flag is true; --no-flag, or a word, says otherwise.
-        parser.add_argument(
-            option, dest=flag.name, nargs="?", const=True, type=checked, metavar="BOOL", help=text
-        )
-        parser.add_argument(
-            "--no-" + option[2:], dest=flag.name, action="store_const", const=False, help=argparse.SUPPRESS
-        )
+        add(option, nargs="?", const=True, type=checked, metavar="BOOL", help=text)
+        add("--no-" + option[2:], action="store_const", const=False, help=argparse.SUPPRESS)
     elif is_tuple(flag.kind):
-        parser.add_argument(
-            option, dest=flag.name, nargs="+", action=_Tuple, type=checked, metavar="N", help=text
-        )
+        add(option, nargs="+", action=_Tuple, type=checked, metavar="N", help=text)
     else:
-        parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
+        add(option, type=checked, metavar=_metavar(flag.kind), help=text)
     is_word = mentions(flag.kind, str) and flag.several == _ONE
     parser.register(
         "several", option, f"{flag.several}, and blanks are 'in quotes'" if is_word else flag.several

@@ -25,6 +25,12 @@ from fdg.training.settings import AUTO, Names, Processes, Settings
 
 _KEPT = settings.kept_settings(Names, Settings)
 _NAMES = ("algo", "env", "policy")
+_REFUSED_BY_AUTO = {
+    "staleness": "under --policy {policy} it is the most that may be chosen: use --max-staleness {value}, or"
+    " name a policy, such as --policy single_learner_coarse",
+    "lag": "--policy {policy} chooses among whole iterations (--max-staleness 1): name a policy, such as"
+    " --policy split",
+}
 
 
 def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Any:
@@ -32,10 +38,6 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
 
     With `runs=False` the job is only planned, and may be shorter than an iteration. Raises SystemExit after
     `--help`.
-
-    Raises:
-      FdgError: with the line to print.
-      SystemExit: after `--help`.
     """
     return CommandLine(argv).job(program, description, runs)
 
@@ -72,6 +74,7 @@ class CommandLine:
         cores = self._make_devices(before, chooses=not base)
         # Before the imports below, which may start JAX's backends and compile.
         from fdg.settings.fields import absolute_folder
+        from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job, lengths
 
@@ -108,7 +111,7 @@ class CommandLine:
         resolver = dataclasses.replace(of.resolver, named=given)
         resolver.check_fields(cls, kept)
         asked = {**begun, **kept, **own, **({} if of.env is None else {"env": of.env})}
-        values = preset_flags.adjust_unnamed(cls, asked, own)
+        values = cls.adjust_unnamed(asked, own) if issubclass(cls, HasPresets) else asked
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
         }
@@ -154,20 +157,10 @@ class CommandLine:
     ) -> dict[str, Any]:
         from fdg.training.description import read_fields
 
-        staleness, lag = self.given.get("staleness"), self.given.get("lag")
-        if of.policy in AUTO and staleness:
-            settings.check_range("staleness", staleness)
-            raise FdgError(
-                f"--staleness {staleness}: under --policy {of.policy} it is the most that may be"
-                f" chosen: use --max-staleness {staleness}, or name a policy, such as"
-                " --policy single_learner_coarse"
-            )
-        if of.policy in AUTO and lag:
-            settings.check_range("lag", lag)
-            raise FdgError(
-                f"--lag {lag}: --policy {of.policy} chooses among whole iterations (--max-staleness 1):"
-                " name a policy, such as --policy split"
-            )
+        for name, said in _REFUSED_BY_AUTO.items():
+            if of.policy in AUTO and (value := self.given.get(name)):
+                settings.check_range(name, value)
+                raise FdgError(f"--{name} {value}: {said.format(policy=of.policy, value=value)}")
         fields = {flag.name: flag.default for flag in flags.policy}
         if base.get("policy") == of.policy:  # the fields of another mean nothing to it
             fields |= read_fields(file, "policy_fields", base, of.policy_class, of.policy)

@@ -3,19 +3,13 @@
 `algos` is imported inside functions: importing it may start JAX, too early for the first parsing step.
 """
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from fdg.commands.flags import Flag, fields_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
-
-if TYPE_CHECKING:
-    from algos.presets import Preset
-
 
 _FAR_FEWER = 3  # times fewer steps than a preset was chosen for
 
@@ -26,7 +20,7 @@ def chosen(
     env_name: str,
     env: Any,
     given: Mapping[str, Any],
-) -> Preset | None:
+) -> Any:
     """The preset that an algorithm starts from in an environment; None for its defaults.
 
     `env_name` is without parameters; `given` are hyperparameters of the command line or of its starting run,
@@ -51,18 +45,11 @@ def chosen(
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
 
 
-def defaults(cls: type) -> Preset:
+def defaults(cls: type) -> Any:
     """The preset of `--preset none`: the class's default of each hyperparameter."""
     from algos.presets import Preset
 
     return Preset("none", f"the class {cls.__name__}", {flag.name: flag.default for flag in fields_of(cls)})
-
-
-def adjust_unnamed(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
-    """Adjusts the fields that the user did not name to those that the user named."""
-    from fdg.settings.presets import HasPresets
-
-    return cls.adjust_unnamed(values, named) if issubclass(cls, HasPresets) else values
 
 
 def known(cls: type) -> tuple[str, ...]:
@@ -112,9 +99,7 @@ def line(
     )
 
 
-def preset_table(
-    preset: Preset | None, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]
-) -> str:
+def preset_table(preset: Any, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]) -> str:
     """The output of `--show-preset`: each setting, and its default without the preset.
 
     Without a preset, the families among the `known` names are listed.
@@ -123,11 +108,8 @@ def preset_table(
         first = f"no preset of {algo} for {env_name}: the algorithm's defaults"
         families = ", ".join(name for name in known if name.islower() and not set(name) & set(":*"))
         others = f"--preset FAMILY takes that of another family: {families}"
-        return "\n".join(
-            [first, *textwrap.wrap(others, 80, subsequent_indent="  ", break_on_hyphens=False)]
-            if families
-            else [first]
-        )
+        wrapped = textwrap.wrap(others, 80, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join([first, *(wrapped if families else [])])
     defaults = {flag.name: flag.default for flag in flags}
     width = max((len(name) for name in preset.values), default=0)
     lines = [

@@ -248,11 +248,8 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
-        variants["ahead=0"] = {
-            **sizes,
-            "ahead": 0,
-            "slots": min(slots, most - (ahead + 1) * sizes["batch"] * sizes["group"]),
-        }
+        fewer = min(slots, most - (ahead + 1) * sizes["batch"] * sizes["group"])
+        variants["ahead=0"] = {**sizes, "ahead": 0, "slots": fewer}
     variants[f"ahead={ahead + 1}"] = {**sizes, "ahead": ahead + 1}
     if ahead and sizes["order"] == "prompt":
         variants["order=finished"] = {**sizes, "order": "finished"}
@@ -314,11 +311,8 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
             " ppo_rlhf or dpo"
         )
     folder = Path(given)
-    drawn = (
-        of_run(list(read_metrics(folder / "metrics.jsonl")), given)
-        if folder.is_dir()
-        else distribution(given)
-    )
+    is_run = folder.is_dir()
+    drawn = of_run([*read_metrics(folder / "metrics.jsonl")], given) if is_run else distribution(given)
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg.aliases import ours
-from fdg.commands.flags import Flag
+from fdg.commands.flags import Flag, fields_of
 from fdg.errors import FdgError, unknown_name
 from fdg.kinds import is_tuple, reader
+from fdg.training.space import grid_text, parse_grid, parse_space, space_text
+from fdg.training.sweep import unswept
 
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
     """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
-    from fdg.training.space import grid_text, parse_grid
-
     grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
         if name in given:
@@ -23,8 +23,6 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
 
 def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
     """Normalises the value of `--search` as `config.json` stores it."""
-    from fdg.training.space import space_text
-
     space = space_of(text, flags)
     for one in space:
         if one.name in given:
@@ -34,8 +32,6 @@ def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -
 
 def space_of(text: str, flags: Sequence[Flag]) -> Any:
     """Parses the value of `--search`; its values are parsed as those of hyperparameter flags."""
-    from fdg.training.space import parse_space
-
     kinds = {flag.name: flag.kind for flag in flags}
 
     def read(name: str) -> tuple[Callable[[str], Any], bool, bool]:
@@ -51,11 +47,9 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
     """Checks a hyperparameter search before it starts."""
     trials, text = run["optuna"], run["search"]
     if (trials is None) != (text is None):
-        lacks = (
-            "--search: say how many trials, by --optuna"
-            if trials is None
-            else "--optuna: say what from, by --search"
-        )
+        lacks = "--optuna: say what from, by --search"
+        if trials is None:
+            lacks = "--search: say how many trials, by --optuna"
         raise FdgError(f"{lacks}, such as --optuna 20 --search hidden=64,64/128,128 num_steps=64,128")
     if text is not None:
         from fdg.training.search import check_search, require_optuna
@@ -68,9 +62,6 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
 
 def search_of(job: Any) -> Any:
     """The search space of a job that is a hyperparameter search."""
-    from fdg.commands.flags import fields_of
-    from fdg.training.sweep import unswept
-
     return space_of(job.search, fields_of(type(unswept(job.algorithm))))
 
 
@@ -78,24 +69,18 @@ def member_of(run: Any, text: str) -> Any:
     """Selects agents of a sweep by the value of `--member`: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`."""
     if text == "best":
         return run.best
-    from fdg.training.space import parse_grid
-
     if "=" not in text:
         raise FdgError(f"--member {text}: give best, or a point's values, such as learning_rate=1e-3,seed=2")
 
-    values = {name: value for name, (value,) in _single(parse_grid(text.replace(",", " ")), text)}
-    named = {_full_name(name): value for name, value in values.items()}
+    named = {}
+    for name, values in parse_grid(text.replace(",", " ")):
+        if len(values) != 1:
+            raise FdgError(f"--member {text}: give one value of {name}")
+        named[_full_name(name)] = values[0]
     seed = named.pop("seed", None)
     if seed is not None and not seed.is_integer():
         raise FdgError(f"--member {text}: a seed is a whole number")
     return run.member(seed=None if seed is None else int(seed), **named)
-
-
-def _single(grid: Any, text: str) -> Any:
-    for name, values in grid:
-        if len(values) != 1:
-            raise FdgError(f"--member {text}: give one value of {name}")
-    return grid
 
 
 def _with_full_names(text: str) -> str:

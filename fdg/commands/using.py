@@ -5,7 +5,7 @@
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,131 +33,37 @@ _LABEL = Flag(
     "of the runs, in their order, with commas between (None: what differs between them)",
 )
 
-# Of each command, by its name; each takes run directories beside them.
-FLAGS: Mapping[str, Sequence[Flag]] = {
-    "evaluate": (
-        Flag("episodes", int | None, None, "of each agent (None: as many as after training)"),
-        Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
-        Flag("seed", int | None, None, "of the episodes (None: of those after training)"),
-        Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
-        _MEMBER,
-        _CHECKPOINT,
-        Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
-        _TRUST,
-    ),
-    "answer": (
-        Flag("temperature", float, 0.0, "logits are divided by it; 0: the most likely tokens"),
-        Flag("max_new_tokens", int | None, None, "of an answer (None: as many as in training)"),
-        Flag("system", str | None, None, "the system message (None: that of training)"),
-        Flag("seed", int, 0, "of what is drawn"),
-        _AGENT,
-        _MEMBER,
-        _CHECKPOINT,
-        _TRUST,
-    ),
-    "play": (
-        Flag("out", str | None, None, ".mp4, .gif or .html (None: RUN/video.gif)"),
-        Flag("episodes", int, 1, "how many, side by side"),
-        Flag("sampled", bool, False, "actions drawn as in training, in place of the most probable"),
-        Flag("seed", int, 0, "of the episodes"),
-        Flag("fps", int, 30, "pictures a second"),
-        Flag("max_steps", int, 1_000, "an episode that is longer is cut"),
-        _AGENT,
-        _MEMBER,
-        _CHECKPOINT,
-        _TRUST,
-    ),
-    "export": (
-        Flag(
-            "out",
-            str | None,
-            None,
-            "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx); its description, .json,"
-            " goes next to it; of a language model, the folder (None: RUN/exported)",
-        ),
-        Flag(
-            "format",
-            str | None,
-            None,
-            "jax or onnx (None: by the ending of --out); of a language model peft, its adapters alone",
-        ),
-        Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
-        _AGENT,
-        _MEMBER,
-        _CHECKPOINT,
-        _TRUST,
-    ),
-    "plot": (
-        Flag("out", str, "comparison.png", "the picture: .png, .svg or .pdf"),
-        Flag("metric", str, "episode_return", "of metrics.jsonl"),
-        Flag("x", str, "env_steps", "over env_steps or wall_s"),
-        Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
-        _LABEL,
-    ),
-    "collect": (
-        Flag("steps", int | None, None, "environment steps, of all environments together"),
-        Flag("out", str | None, None, "the folder: new, or a data set to add episodes to"),
-        Flag("greedy", bool, False, "the most probable actions, in place of actions drawn as in training"),
-        Flag("labels", str | None, None, "a run whose actions are written in place of those taken (DAgger)"),
-        Flag("seed", int, 0, "of the episodes"),
-        Flag("num_envs", int, 8, "environments stepped together"),
-        _AGENT,
-        _CHECKPOINT,
-        _TRUST,
-    ),
-    "compare": (
-        Flag("out", str | None, None, "a folder for Markdown, LaTeX, JSON and pictures (None: print alone)"),
-        _LABEL,
-    ),
-    "diff": (
-        Flag("record", str | None, None, "write a recording of one run to this file, for another machine"),
-        Flag("iterations", int | None, None, "how many to replay (None: as many as the metrics say, else 1)"),
-        Flag("checkpoint", int | None, None, "of which iteration to start from, 0 for init (None: chosen)"),
-        Flag(
-            "tolerance", float, 0.0, "x and y are equal where |x - y| <= tolerance * (1 + |y|); 0: equal bits"
-        ),
-        Flag("limit_mb", int, 64, "of --record: mebibytes of arrays to keep; of the others digests alone"),
-        _AGENT,
-        _TRUST,
-    ),
-    "pack": (
-        Flag("out", str | None, None, "the folder, new or empty (None: RUN-packed, next to the run)"),
-        _CHECKPOINT,
-        Flag("episodes", int | None, None, "of each agent, for the card (None: as many as after training)"),
-        Flag("push", str | None, None, "USER/NAME, a repository of Hugging Face's hub (None: nowhere)"),
-        _TRUST,
-    ),
-}
+COMMANDS: dict[str, Command] = {}
+SUMMARIES: dict[str, str] = {}  # a line of `fdg --help` for each command that is no module of `fdg`
 
 
-ABOUT: Mapping[str, str] = {
-    "evaluate": "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
+def _command(
+    about: str, *flags: Flag, takes: Mapping[str, Any] = RUN, summary: str = ""
+) -> Callable[[Callable[[dict[str, Any]], int | None]], Command]:
+    """Makes a command of a function `_NAME`."""
+
+    def register(act: Callable[[dict[str, Any]], int | None]) -> Command:
+        name = act.__name__.removeprefix("_")
+        if summary:
+            SUMMARIES[name] = summary
+        COMMANDS[name] = Command(f"{'fdg ' if summary else 'python -m fdg.'}{name}", about, flags, act, takes)
+        return COMMANDS[name]
+
+    return register
+
+
+@_command(
+    "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
     " training ended with, and give the eval_return of summary.json to the last digit.",
-    "answer": "Says what a trained language model answers: to each prompt, or each line of standard input.",
-    "play": "Plays episodes with a trained agent, and writes them side by side as a video.",
-    "export": "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
-    " to a folder, in Hugging Face's format.",
-    "plot": "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
-    " are one curve. Of a folder of runs, all are taken.",
-    "collect": "Lets a trained agent act, and writes its episodes as a data set in Minari's format."
-    " Algorithms learn from it with --dataset: fdg train --algo iql --dataset DIR.",
-    "compare": "Compares algorithms over environments: final return and area under the curve as interquartile"
-    " means with 95% stratified bootstrap intervals, probabilities of improvement, and what was unequal. Of a"
-    " folder of runs, all are taken.",
-    "diff": "Finds the first iteration, fragment and array whose values differ between two runs. Exit status:"
-    " 0 for no difference, 1 for one, 2 for a mistake.",
-    "pack": "Packs a run: one checkpoint, its figures, curve and video, and a card (README.md) for Hugging"
-    " Face's hub. fdg.load takes the folder, and hf://USER/NAME.",
-}
-# A line of `fdg --help` for each that is no module of `fdg`.
-SUMMARIES: Mapping[str, str] = {
-    "collect": "makes a data set of what a trained agent does, in Minari's format.",
-    "compare": "tables of algorithms by environment, with intervals, and what was unequal between them.",
-    "diff": "finds where two runs part: the iteration, the fragment and the array.",
-    "pack": "packs a run into a folder to share, with a card, and puts it on Hugging Face's hub.",
-}
-
-
+    Flag("episodes", int | None, None, "of each agent (None: as many as after training)"),
+    Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
+    Flag("seed", int | None, None, "of the episodes (None: of those after training)"),
+    Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
+    _MEMBER,
+    _CHECKPOINT,
+    Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
+    _TRUST,
+)
 def _evaluate(given: dict[str, Any]) -> None:
     if given["actions"] not in ("greedy", "sampled", "both"):
         raise FdgError(f"--actions {given['actions']}: it must be greedy, sampled or both")
@@ -189,6 +95,18 @@ def _evaluate(given: dict[str, Any]) -> None:
         print(f"each episode: {out}")
 
 
+@_command(
+    "Says what a trained language model answers: to each prompt, or each line of standard input.",
+    Flag("temperature", float, 0.0, "logits are divided by it; 0: the most likely tokens"),
+    Flag("max_new_tokens", int | None, None, "of an answer (None: as many as in training)"),
+    Flag("system", str | None, None, "the system message (None: that of training)"),
+    Flag("seed", int, 0, "of what is drawn"),
+    _AGENT,
+    _MEMBER,
+    _CHECKPOINT,
+    _TRUST,
+    takes={**RUN, "prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}},
+)
 def _answer(given: dict[str, Any]) -> None:
     prompts = given.get("prompt") or sys.stdin.read().splitlines()
     if not prompts:
@@ -198,12 +116,47 @@ def _answer(given: dict[str, Any]) -> None:
         print(answer, flush=True)
 
 
+@_command(
+    "Plays episodes with a trained agent, and writes them side by side as a video.",
+    Flag("out", str | None, None, ".mp4, .gif or .html (None: RUN/video.gif)"),
+    Flag("episodes", int, 1, "how many, side by side"),
+    Flag("sampled", bool, False, "actions drawn as in training, in place of the most probable"),
+    Flag("seed", int, 0, "of the episodes"),
+    Flag("fps", int, 30, "pictures a second"),
+    Flag("max_steps", int, 1_000, "an episode that is longer is cut"),
+    _AGENT,
+    _MEMBER,
+    _CHECKPOINT,
+    _TRUST,
+)
 def _play(given: dict[str, Any]) -> None:
     out = given["out"] or Path(given["run"]) / "video.gif"
     how = {name: given[name] for name in ("episodes", "agent", "seed", "fps", "max_steps")}
     print(_load(given).play(out, greedy=not given["sampled"], **how))
 
 
+@_command(
+    "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
+    " to a folder, in Hugging Face's format.",
+    Flag(
+        "out",
+        str | None,
+        None,
+        "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx); its description, .json,"
+        " goes next to it; of a language model, the folder (None: RUN/exported)",
+    ),
+    Flag(
+        "format",
+        str | None,
+        None,
+        "jax or onnx (None: by the ending of --out); of a language model peft, its adapters alone",
+    ),
+    Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
+    _AGENT,
+    _MEMBER,
+    _CHECKPOINT,
+    _TRUST,
+)
 def _export(given: dict[str, Any]) -> None:
     loaded = _load(given)
     ending = given["format"] if given["format"] in ("jax", "onnx") else "jax"
@@ -212,6 +165,16 @@ def _export(given: dict[str, Any]) -> None:
     print(loaded.export(out, format=given["format"], agent=given["agent"], greedy=not given["sampled"]))
 
 
+@_command(
+    "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
+    " are one curve. Of a folder of runs, all are taken.",
+    Flag("out", str, "comparison.png", "the picture: .png, .svg or .pdf"),
+    Flag("metric", str, "episode_return", "of metrics.jsonl"),
+    Flag("x", str, "env_steps", "over env_steps or wall_s"),
+    Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
+    _LABEL,
+    takes=RUNS,
+)
 def _plot(given: dict[str, Any]) -> None:
     from fdg.training import curves
 
@@ -232,6 +195,20 @@ def _plot(given: dict[str, Any]) -> None:
     print(out)
 
 
+@_command(
+    "Lets a trained agent act, and writes its episodes as a data set in Minari's format."
+    " Algorithms learn from it with --dataset: fdg train --algo iql --dataset DIR.",
+    Flag("steps", int | None, None, "environment steps, of all environments together"),
+    Flag("out", str | None, None, "the folder: new, or a data set to add episodes to"),
+    Flag("greedy", bool, False, "the most probable actions, in place of actions drawn as in training"),
+    Flag("labels", str | None, None, "a run whose actions are written in place of those taken (DAgger)"),
+    Flag("seed", int, 0, "of the episodes"),
+    Flag("num_envs", int, 8, "environments stepped together"),
+    _AGENT,
+    _CHECKPOINT,
+    _TRUST,
+    summary="makes a data set of what a trained agent does, in Minari's format.",
+)
 def _collect(given: dict[str, Any]) -> None:
     import fdg
     from fdg.training.collecting import collect
@@ -239,14 +216,20 @@ def _collect(given: dict[str, Any]) -> None:
     for name in ("steps", "out"):
         if given[name] is None:
             raise FdgError(f"--{name} is missing: fdg collect RUN --steps 100000 --out DIR")
-    keep_programs(None)
-    checkpoint, trust = _checkpoint(given), given["trust"]
-    run = fdg.load(given["run"], checkpoint=checkpoint, trust=trust)
-    labels = None if given["labels"] is None else fdg.load(given["labels"], trust=trust)
+    run, labels = _load(given), given["labels"] and fdg.load(given["labels"], trust=given["trust"])
     how = {name: given[name] for name in ("greedy", "seed", "num_envs", "agent")}
     print(collect(run, given["out"], given["steps"], labels=labels, **how))
 
 
+@_command(
+    "Compares algorithms over environments: final return and area under the curve as interquartile"
+    " means with 95% stratified bootstrap intervals, probabilities of improvement, and what was unequal. Of a"
+    " folder of runs, all are taken.",
+    Flag("out", str | None, None, "a folder for Markdown, LaTeX, JSON and pictures (None: print alone)"),
+    _LABEL,
+    takes=RUNS,
+    summary="tables of algorithms by environment, with intervals, and what was unequal between them.",
+)
 def _compare(given: dict[str, Any]) -> None:
     from fdg.training.comparison import check_folder, compare
 
@@ -259,6 +242,19 @@ def _compare(given: dict[str, Any]) -> None:
             print(path)
 
 
+@_command(
+    "Finds the first iteration, fragment and array whose values differ between two runs. Exit status:"
+    " 0 for no difference, 1 for one, 2 for a mistake.",
+    Flag("record", str | None, None, "write a recording of one run to this file, for another machine"),
+    Flag("iterations", int | None, None, "how many to replay (None: as many as the metrics say, else 1)"),
+    Flag("checkpoint", int | None, None, "of which iteration to start from, 0 for init (None: chosen)"),
+    Flag("tolerance", float, 0.0, "x and y are equal where |x - y| <= tolerance * (1 + |y|); 0: equal bits"),
+    Flag("limit_mb", int, 64, "of --record: mebibytes of arrays to keep; of the others digests alone"),
+    _AGENT,
+    _TRUST,
+    takes={"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}},
+    summary="finds where two runs part: the iteration, the fragment and the array.",
+)
 def _diff(given: dict[str, Any]) -> int:
     from fdg.training.difference import diff, record
 
@@ -293,6 +289,16 @@ def _devices_of(run: str) -> int:
     return 1
 
 
+@_command(
+    "Packs a run: one checkpoint, its figures, curve and video, and a card (README.md) for Hugging"
+    " Face's hub. fdg.load takes the folder, and hf://USER/NAME.",
+    Flag("out", str | None, None, "the folder, new or empty (None: RUN-packed, next to the run)"),
+    _CHECKPOINT,
+    Flag("episodes", int | None, None, "of each agent, for the card (None: as many as after training)"),
+    Flag("push", str | None, None, "USER/NAME, a repository of Hugging Face's hub (None: nowhere)"),
+    _TRUST,
+    summary="packs a run into a folder to share, with a card, and puts it on Hugging Face's hub.",
+)
 def _pack(given: dict[str, Any]) -> None:
     from fdg.training import hub
     from fdg.training.packing import pack
@@ -307,11 +313,6 @@ def _pack(given: dict[str, Any]) -> None:
         print(hub.upload(Path(out), given["push"]))
 
 
-def _checkpoint(given: dict[str, Any]) -> str | int:
-    chosen = given["checkpoint"]
-    return int(chosen) if chosen.isdecimal() else chosen
-
-
 def _load(given: dict[str, Any]) -> Any:
     keep_programs(None)
     import envs
@@ -320,27 +321,6 @@ def _load(given: dict[str, Any]) -> Any:
     named = None  # a command that has a flag for the environment: naming that of the run trusts it
     if "env" in given:
         named = {"env": None if given["env"] is None else envs.absolute(given["env"])}
-    run = load_with_names(
-        given["run"], named, checkpoint=_checkpoint(given), trust=given["trust"], flags=("env",)
-    )
+    checkpoint = int(given["checkpoint"]) if given["checkpoint"].isdecimal() else given["checkpoint"]
+    run = load_with_names(given["run"], named, checkpoint=checkpoint, trust=given["trust"], flags=("env",))
     return run if given.get("member") is None else member_of(run, given["member"])
-
-
-_PROMPT = {"prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}}
-_SIDES = {"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}}
-COMMANDS: Mapping[str, Command] = {
-    name: Command(
-        f"fdg {name}" if name in SUMMARIES else f"python -m fdg.{name}", ABOUT[name], FLAGS[name], act, takes
-    )
-    for name, act, takes in (
-        ("evaluate", _evaluate, RUN),
-        ("answer", _answer, {**RUN, **_PROMPT}),
-        ("play", _play, RUN),
-        ("export", _export, RUN),
-        ("plot", _plot, RUNS),
-        ("collect", _collect, RUN),
-        ("compare", _compare, RUNS),
-        ("diff", _diff, _SIDES),
-        ("pack", _pack, RUN),
-    )
-}

@@ -98,9 +98,8 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
             if line.startswith("error: "):
                 errors.append(f"[{index}] {line}")
                 continue
-            with contextlib.suppress(
-                OSError
-            ):  # standard error is closed: keep reading, so that the process does not block
+            # If standard error is closed, keep reading, so that the process does not block.
+            with contextlib.suppress(OSError):
                 print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 

@@ -1,5 +1,6 @@
 """Arrays in a run of several processes, each of which owns some of the devices."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,14 +71,9 @@ def share(
     return _pick(tuple(owners), NamedSharding(mesh, PartitionSpec()))(stacked)
 
 
+@functools.cache
 def _pick(owners: tuple[int, ...], everywhere: NamedSharding) -> Any:
-    if (owners, everywhere) not in _PICKS:
+    def pick(stacked):
+        return [x[owner] for x, owner in zip(stacked, owners, strict=True)]
 
-        def pick(stacked):
-            return [x[owner] for x, owner in zip(stacked, owners, strict=True)]
-
-        _PICKS[owners, everywhere] = jax.jit(pick, out_shardings=everywhere)
-    return _PICKS[owners, everywhere]
-
-
-_PICKS: dict[Any, Any] = {}
+    return jax.jit(pick, out_shardings=everywhere)

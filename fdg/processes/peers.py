@@ -162,9 +162,8 @@ class Peers:
                 told = list(lines.values())
                 if came is None:
                     missing = sorted(set(range(1, self.count)) - lines.keys())
-                    refused = (
-                        f" ({rendezvous.refused} connections were refused)" if rendezvous.refused else ""
-                    )
+                    count = rendezvous.refused
+                    refused = f" ({count} connections were refused)" if count else ""
                     refusal: str | None = (
                         f"of {self.count} processes {len(lines) + 1} connected to {host}:{port} within"
                         f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{refused}"

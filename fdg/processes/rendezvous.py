@@ -110,7 +110,6 @@ def connect(host: str, port: int, seconds: float) -> Line:
             if line is not None:
                 line.close()
             if time.monotonic() > deadline:
-                raise FdgError(
-                    f"process 0 was not at {host}:{port} within {seconds:.0f} s: {error}"
-                ) from None
+                late = f"process 0 was not at {host}:{port} within {seconds:.0f} s: {error}"
+                raise FdgError(late) from None
             time.sleep(0.2)

@@ -197,17 +197,11 @@ class Checkpoints:
             return {name: np.asarray(value) for name, value in reader.restore(where).items()}
 
     def restore(self, iteration: int, target: Any) -> Any:
-        """Restores the state at `iteration`.
+        """Restores the state at `iteration`; `OtherStateError` if it has other leaves or shapes.
 
-        Args:
-          iteration: the iteration of a checkpoint.
-          target: pytree of `jax.ShapeDtypeStruct` with shardings, such as `engine.state_shape`; the devices
-            may differ from those that wrote the checkpoint. A node with a method `resized(shape)`, such as a
-            replay buffer, may be smaller in the checkpoint.
-
-        Raises:
-          OtherStateError: the checkpoint has other leaves or shapes.
-          FdgError: the checkpoint is damaged.
+        `target` is a pytree of `jax.ShapeDtypeStruct` with shardings, such as `engine.state_shape`; the
+        devices may differ from those that wrote the checkpoint. A node with a method `resized(shape)`, such
+        as a replay buffer, may be smaller in the checkpoint.
         """
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
         expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
@@ -218,7 +212,7 @@ class Checkpoints:
             if found == expected:
                 # As NumPy arrays, since the shardings may have devices of other processes.
                 stored = reader.restore(where, args=_orbax().args.StandardRestore(
-                    jax.tree.map(_numpy_shape, stored_target)
+                    jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), stored_target)
                 ))  # fmt: skip
             elif found.keys() == expected.keys():
                 stored = _resized(reader.restore(where), target)
@@ -248,8 +242,6 @@ class Checkpoints:
                 self._wait()
             finally:
                 writer.shutdown()
-
-    # --- parts ---
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
@@ -393,10 +385,6 @@ def _has_nan(array: np.ndarray) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating)) and bool(np.isnan(array.astype(np.float32)).any())
 
 
-def _numpy_shape(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # takes no memory
-
-
 def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """A global array; each process creates only its addressable shards, possibly none."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index], dtype=array.dtype)
@@ -440,10 +428,7 @@ def _resized(stored: dict[str, Any], target: Any) -> dict[str, Any]:
 
 
 def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    made_by = keys.implementation(leaf.shape, leaf.dtype)
-    if made_by is None:
-        return leaf
-    _, words = made_by
+    words = keys.words_shape(leaf.shape, leaf.dtype)
     return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=leaf.sharding)
 
 

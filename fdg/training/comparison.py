@@ -87,8 +87,8 @@ def _measure(one: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str:
 def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
     """Whether a run that has not ended was stopped by a loss that is not finite."""
     for run, whole in zip(runs, ended, strict=True):
-        *_, last = {}, *(() if whole else read_metrics(run / "metrics.jsonl"))
-        if any(value is None and is_vital(name) for name, value in last.items()):
+        rows = [] if whole else list(read_metrics(run / "metrics.jsonl"))
+        if rows and any(value is None and is_vital(name) for name, value in rows[-1].items()):
             return ", ended by a loss that is not finite"
     return ""
 
@@ -157,24 +157,17 @@ FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "in
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One side in one environment.
+    """One side in one environment."""
 
-    Attributes:
-      label: the side.
-      env: the environment.
-      returns: `[seeds]`, final returns: of the evaluation, else of the last tenth of the training; -inf for a
-        failed seed, which ranks it below all others.
-      areas: `[seeds]`, the area under the training curve divided by its length: the mean return in training.
-      seeds: the seeds.
-      failed: the failed seeds: losses or evaluations are not finite, or no episode ended.
-    """
-
-    label: str
-    env: str
+    label: str  # the side
+    env: str  # the environment
+    # `[seeds]`, final returns: of the evaluation, else of the last tenth of the training; -inf for a failed
+    # seed, which ranks it below all others
     returns: np.ndarray
+    # `[seeds]`, the area under the training curve divided by its length: the mean return in training
     areas: np.ndarray
-    seeds: Sequence[int]
-    failed: Sequence[int]
+    seeds: Sequence[int]  # the seeds
+    failed: Sequence[int]  # the failed seeds: losses or evaluations are not finite, or no episode ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,12 +273,13 @@ class Comparison:
         if found is None or env not in self.random:
             return False
         low = found.value if found.interval is None else found.interval[0]
-        return low <= self.random_estimate(env)[1][1]
+        _, high = self.random_estimate(env).interval or (0, math.inf)
+        return low <= high
 
-    def random_estimate(self, env: str) -> tuple[float, tuple[float, float]]:
+    def random_estimate(self, env: str) -> Estimate:
         """Mean return of random actions, and its 95% interval over episodes."""
         returns = self.random[env]
-        return float(returns.mean()), stratified_interval([returns], np.mean)
+        return Estimate(float(returns.mean()), stratified_interval([returns], np.mean))
 
     @functools.cached_property
     def text(self) -> comparison_text.Text:

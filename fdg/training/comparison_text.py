@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdg.training import curves
-from fdg.training.statistics import RESAMPLES, format_numbers
+from fdg.training.statistics import RESAMPLES
 
 TOGETHER = "all, normalised"  # in the place of an environment
 _MARK = "†"  # of a side that is at the level of random actions
@@ -87,18 +87,10 @@ def _of_measure(found: Any, measure: str, title: str) -> Table:
             if high is not None and best > -math.inf and high >= best and not mark:
                 bold.add((len(rows), column))
         if with_random:
-            cells.append(_random(found, env))
+            cells.append(str(found.random_estimate(env)) if env in found.random else "-")
         rows.append(cells)
     head = ["environment", *found.sides, *(["random"] if with_random else [])]
     return Table(title, head, rows, frozenset(bold))
-
-
-def _random(found: Any, env: str) -> str:
-    if env not in found.random:
-        return "-"
-    mean, ends = found.random_estimate(env)
-    value, low, high = format_numbers(mean, *ends)
-    return f"{value} [{low}, {high}]"
 
 
 def _improvements(found: Any) -> Table:
@@ -193,9 +185,8 @@ def draw_intervals(found: Any) -> Any:
                 axes.plot([max(low, there.min()), high], [i, i], color=colour, linewidth=4, alpha=0.5)
                 axes.plot(one.value, i, "|", color=colour, markersize=16, markeredgewidth=3)
         if env in found.random:
-            axes.axvline(
-                found.random_estimate(env)[0], color="#555555", linestyle="--", linewidth=1, label="random"
-            )
+            mean = found.random_estimate(env).value
+            axes.axvline(mean, color="#555555", linestyle="--", linewidth=1, label="random")
         axes.set_yticks(range(len(sides)), [curves.plot_label(side) for side in sides], fontsize="small")
         axes.set_ylim(len(sides) - 0.5, -0.5)
         axes.set(title=curves.plot_label(env), xlabel="final return")

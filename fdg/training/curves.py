@@ -29,28 +29,18 @@ _COLUMNS = 3  # of panels
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """The learning curves of agents that differ only in their seed.
+    """The learning curves of agents that differ only in their seed."""
 
-    Attributes:
-      label: a short name, for the legend.
-      env: the environment.
-      x, y: for each agent, steps or seconds and the metric, `[points]` each.
-      final: `[agents]` float, each agent's final return: its evaluation, else the end of its curve.
-      evaluated: whether `final` is from evaluations.
-      seeds: of each agent.
-      failed: `[agents]` bool, whether its losses, or its evaluation, were not finite in the end.
-      runs: the run directory of each agent.
-    """
-
-    label: str
-    env: str
-    x: Sequence[np.ndarray]
+    label: str  # a short name, for the legend
+    env: str  # the environment
+    x: Sequence[np.ndarray]  # for each agent, steps or seconds and the metric, `[points]` each
     y: Sequence[np.ndarray]
+    # `[agents]` float, each agent's final return: its evaluation, else the end of its curve
     final: np.ndarray
-    evaluated: bool
-    seeds: Sequence[int]
-    failed: np.ndarray
-    runs: Sequence[Path]
+    evaluated: bool  # whether `final` is from evaluations
+    seeds: Sequence[int]  # of each agent
+    failed: np.ndarray  # `[agents]` bool, whether its losses, or its evaluation, were not finite in the end
+    runs: Sequence[Path]  # the run directory of each agent
 
 
 class Drawn(NamedTuple):
@@ -95,15 +85,9 @@ def draw_run(
 ) -> None:
     """Plots a run's `shown_metric` over its steps as PNG: each agent in a faint line, and means.
 
-    Args:
-      rows: the rows of `metrics.jsonl`.
-      title: the title.
-      solved: a return to mark with a line.
-      picture: a binary file to write to.
-      dpi: dots per inch; the plot is 7 inches wide.
-      points: names of a sweep's points, with equally many agents each; if there are few, each gets a mean.
-      counted: the label of the x axis.
-      failed: positions of failed agents. They are left out, unless all failed, and counted in the label.
+    `solved` is a return to mark with a line, and `counted` the label of the x axis. The `points` of a sweep
+    have equally many agents each; if there are few, each gets a mean. Failed agents are left out, unless all
+    failed, and counted in the label. The plot is 7 inches wide.
     """
     figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN

@@ -1,7 +1,7 @@
 """Data files of a run: copies in its directory, so that it can be moved."""
 
-import functools
 import hashlib
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
             with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest().encode()
         if not os.path.lexists(kept):
-            run.publish(f"{DATA}/{kept.name}", functools.partial(_write, content=content))
+            run.publish(f"{DATA}/{kept.name}", operator.methodcaller("write", content))
         elif read_bytes(kept, _MOST) != content:
             raise FdgError(
                 f"{path} has changed since the run in {run.path} began: {fix.format(kept=kept)}, or start a"
@@ -78,10 +78,6 @@ def _files(algorithm: Any) -> Mapping[str, str]:
     env, _ = unwrapped(getattr(algorithm, "env", None))
     of_data = getattr(getattr(algorithm, "data", None), "files", {})
     return {**getattr(getattr(env, "problem", None), "files", {}), **of_data}
-
-
-def _write(file: Any, content: bytes) -> None:
-    file.write(content)
 
 
 def _copy(directory: Path, field: str, path: str) -> Path:

@@ -44,13 +44,11 @@ class Deployed:
         """Clears the memory: the next observation starts an episode."""
         self.memory = self._count = None
 
-    def _answer(
-        self,
-        observation: Any,
-        start: Any,
-        empty_memory: Callable[[int], Any],
-        call: Callable[[Sequence[np.ndarray], Any, Any, np.ndarray], tuple[Sequence[Any], Any]],
-    ) -> Any:
+    def _empty_memory(self, count: int) -> Any:
+        """The memory of `count` environments."""
+        raise NotImplementedError
+
+    def _answer(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
         """An action for an observation, or actions for a batch of them.
 
         `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the memory.
@@ -58,7 +56,7 @@ class Deployed:
         arrays, mask, single = self._arrays(observation)
         count = len(arrays[0])
         if count != self._count:
-            self.memory, self._count = empty_memory(count), count
+            self.memory, self._count = self._empty_memory(count), count
             self._going_on = np.zeros(count, bool)
             begins = np.ones(count, bool)
         elif start is None:
@@ -293,7 +291,7 @@ class Acting(Deployed):
                 program = self._programs[chosen, given[1] is None] = self._compiled(chosen, given)
             return program(*given, self._key, np.uint32(self._calls))
 
-        found = self._answer(observation, start, self._empty_memory, call)
+        found = self._answer(observation, start, call)
         self._calls += 1
         return found
 

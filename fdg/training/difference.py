@@ -1,7 +1,6 @@
 """`fdg.diff` finds where two runs differ; `fdg.record` records a run for a comparison on another machine."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from fdg import jaxprs, keys
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors, listed
+from fdg.kinds import to_json
 from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import rebuild_policy
@@ -25,6 +25,7 @@ from fdg.training.recording import (
     Recording,
     array_difference,
     describe_border,
+    dtype_and_shape,
     first_difference,
     read_recording,
     until,
@@ -32,7 +33,7 @@ from fdg.training.recording import (
 )
 from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
-from fdg.training.settings import changes
+from fdg.training.settings import flat
 from fdg.training.stepping import Border, Stepper
 from fdg.training.summary import versions
 
@@ -143,22 +144,21 @@ def diff(
         raise FdgError(f"tolerance={tolerance!r}: give a number from 0 on")
     check_at_least(1, iterations=iterations)
     check_at_least(0, checkpoint=checkpoint)
-    sides = _opened(a), _opened(b)
-    names = str(_name(a)), str(_name(b))
-    recordings = [one for one in sides if isinstance(one, Recording)]
+    sides = _Side.of(a), _Side.of(b)
+    names = sides[0].name, sides[1].name
     notes = _settings_and_versions(*sides)
-    if recordings:
-        return _compare_recordings(names, sides, iterations, tolerance, agent, trust, notes)
-    first, more = (None, []) if checkpoint is not None else _by_metrics(sides[0], sides[1], tolerance)
+    if any(one.recording for one in sides):
+        return _compare_recordings(sides, iterations, tolerance, agent, trust, notes)
+    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides, tolerance)
     notes = [*more, *notes]
     start, equal = checkpoint, False
     if start is None:
-        start, unequal = _by_checkpoints(sides[0], sides[1], first, tolerance)
+        start, unequal = _by_checkpoints(*sides, first, tolerance)
         first = min((n for n in (first, unequal) if n is not None), default=None)
         equal = first is None and bool(start or (more and start is not None))  # rows or a checkpoint are
     if equal and iterations is None:
         return Difference(*names, start="", notes=tuple(notes))
-    runs = [_at(one, start, trust) for one in sides]
+    runs = [one.at(start, trust) for one in sides]
     steppers = [_Replay(run, agent, trust) for run in runs]
     notes += dict.fromkeys(line for each in steppers for line in each.notes)
     begin = runs[0].iteration
@@ -207,13 +207,13 @@ def record(
     """
     check_at_least(1, iterations=iterations)
     check_at_least(0, limit_mb=limit_mb)
-    opened = _opened(run)
-    if isinstance(opened, Recording):
+    side = _Side.of(run)
+    if side.recording is not None:
         raise FdgError(f"{run} is a recording: give a run directory")
-    begun = _at(opened, checkpoint, trust)
+    begun = side.at(checkpoint, trust)
     replay = _Replay(begun, agent, trust)
     facts = {
-        "of": str(_name(run)),
+        "of": side.name,
         "iteration": begun.iteration,
         "iterations": iterations,
         "versions": versions(),
@@ -222,6 +222,50 @@ def record(
     last = begun.iteration + iterations
     with host_errors():
         return write_recording(Path(path), facts, replay.borders(begun.iteration, last), limit_mb << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """A compared run: of a directory, in memory, or recorded."""
+
+    name: str
+    config: Mapping[str, Any]
+    path: Path | None = None  # its directory
+    run: Run | None = None  # in memory
+    recording: Recording | None = None
+
+    @classmethod
+    def of(cls, one: Comparable) -> "_Side":
+        if isinstance(one, Run):
+            return cls(
+                str(one.path or f"the run of {type(one.algorithm).__name__}"), one.config, one.path, one
+            )
+        path = Path(one)
+        if os.path.isdir(path):
+            return cls(str(one), read_config(path, prefix=""), path)
+        if not os.path.exists(path):
+            raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
+        recording = read_recording(path)
+        return cls(str(one), recording.facts["settings"], recording=recording)
+
+    def versions(self, replayed_here: bool) -> Mapping[str, Any]:
+        """The versions that computed its values: of the recording, of this process, or of the training."""
+        if self.recording is not None:
+            return self.recording.facts["versions"]
+        trained = self.path if self.run is None and not replayed_here else None
+        said_there = None if trained is None else (read_summary(trained) or {}).get("versions")
+        return said_there if isinstance(said_there, dict) else versions()
+
+    def at(self, start: int | None, trust: bool) -> Run:
+        """The run with the state of a checkpoint, or the initial state."""
+        if self.run is not None and (self.path is None or start is None):
+            return self.run
+        given = None if self.run is None else self.run.algorithm
+        run = load(str(self.path), algorithm=given, checkpoint=start or "last", trust=trust)
+        if start == 0:
+            several = of_seeds(run.algorithm, run.agents)
+            run.state, run.iteration = jax.jit(several.init)(first_start(several, run.seed)), 0
+        return run
 
 
 class _Replay:
@@ -261,71 +305,34 @@ class _Replay:
 
     def take(self, recorded: Border) -> None:
         """Continues from a recorded state."""
-        found = list(recorded.arrays.items())
-        mine = self.stepper.state(recorded.iteration, self.leaves).arrays
-        for (name, value), shape in itertools.zip_longest(found, mine.values()):
-            if (
-                shape is None
-                or value is None
-                or (value.dtype, value.shape) != (str(shape.dtype), shape.shape)
-            ):
-                what = f"{value.dtype}{list(value.shape)}" if value is not None else "absent"
-                here = "absent" if shape is None else f"{shape.dtype}{list(shape.shape)}"
+        found, mine = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
+        for name in [*found, *mine]:
+            there, here = (dtype_and_shape(x[name]) if name in x else "absent" for x in (found, mine))
+            if there != here:
                 raise FdgError(
-                    f"the recording is of another state: {name} is {what} there and {here} here: give a run"
+                    f"the recording is of another state: {name} is {there} there and {here} here: give a run"
                     " with the same algorithm and sizes"
                 )
-        self.leaves = [
-            keys.from_words(value.array, leaf) for (_, value), leaf in zip(found, self._shapes, strict=True)
-        ]
+        recorded_leaves = zip(found.values(), self._shapes, strict=True)
+        self.leaves = [keys.from_words(value.array, leaf) for value, leaf in recorded_leaves]
 
 
-def _opened(one: Comparable) -> Run | Path | Recording:
-    """Opens a run, a run directory or a recording."""
-    if isinstance(one, Run):
-        return one
-    path = Path(one)
-    if os.path.isdir(path):
-        read_config(path, prefix="")
-        return path
-    if not os.path.exists(path):
-        raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
-    return read_recording(path)
-
-
-def _name(one: Comparable) -> Any:
-    return one if not isinstance(one, Run) else one.path or f"the run of {type(one.algorithm).__name__}"
-
-
-def _config(one: Any) -> Mapping[str, Any]:
-    if isinstance(one, Recording):
-        return one.facts["settings"]
-    return one.config if isinstance(one, Run) else read_config(one, prefix="")
-
-
-def _versions(one: Any, replayed_here: bool) -> Mapping[str, Any]:
-    """The versions that computed a run's values: of the recording, of this process, or of the training."""
-    if isinstance(one, Recording):
-        return one.facts["versions"]
-    trained = isinstance(one, Path) and not replayed_here
-    said_there = (read_summary(one) or {}).get("versions") if trained else None
-    return said_there if isinstance(said_there, dict) else versions()
-
-
-def _settings_and_versions(a: Any, b: Any) -> list[str]:
+def _settings_and_versions(a: _Side, b: _Side) -> list[str]:
     """Messages about settings and versions that differ."""
     lines = []
-    if _config(a) and _config(b):
-        both = {**changes(_config(b), _config(a)), **{
-            name: value[::-1] for name, value in changes(_config(a), _config(b)).items()}}  # fmt: skip
-        different = {name: value[::-1] for name, value in both.items() if name not in _NOT_COMPARED}
-        if different:
-            lines.append(f"settings: {_listed(different)}")
-    replayed_here = any(isinstance(each, Recording) for each in (a, b))
-    one, two = (_versions(each, replayed_here) for each in (a, b))
-    if other := {n: [one.get(n), two.get(n)] for n in (*one, *two) if one.get(n) != two.get(n)}:
+    if a.config and b.config:
+        different = _unequal(flat(a.config), flat(b.config))
+        if compared := {name: pair for name, pair in different.items() if name not in _NOT_COMPARED}:
+            lines.append(f"settings: {_listed(compared)}")
+    replayed_here = a.recording is not None or b.recording is not None
+    if other := _unequal(a.versions(replayed_here), b.versions(replayed_here)):
         lines.append(f"versions: {_listed(other)}")
     return lines
+
+
+def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, list[Any]]:
+    pairs = {name: [to_json(one.get(name)), to_json(two.get(name))] for name in (*one, *two)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _listed(different: Mapping[str, Any]) -> str:
@@ -334,13 +341,10 @@ def _listed(different: Mapping[str, Any]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def _by_metrics(a: Any, b: Any, tolerance: float) -> tuple[int | None, list[str]]:
+def _by_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, list[str]]:
     """The first iteration whose metrics differ, or None, and a message about it."""
-    rows = []
-    for one in (a, b):
-        path = one if isinstance(one, Path) else one.path
-        found = [] if path is None else read_metrics(path / "metrics.jsonl")
-        rows.append({row["iteration"]: row for row in found})
+    files = [[] if side.path is None else read_metrics(side.path / "metrics.jsonl") for side in (a, b)]
+    rows = [{row["iteration"]: row for row in found} for found in files]
     common = sorted(rows[0].keys() & rows[1].keys())
     for iteration in common:
         one, two = rows[0][iteration], rows[1][iteration]
@@ -360,24 +364,20 @@ def _alike(one: Any, two: Any, tolerance: float) -> bool:
     return one == two or abs(one - two) <= tolerance * (1 + abs(two))
 
 
-def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tuple[int | None, int | None]:
+def _by_checkpoints(a: _Side, b: _Side, first: int | None, tolerance: float) -> tuple[int | None, int | None]:
     """The last checkpoint that is equal in both runs, and the first that differs.
 
     The former is 0 (init) if none is equal, and None for runs without directories.
     """
-    paths = [one if isinstance(one, Path) else one.path for one in (a, b)]
-    if None in paths:
+    if a.path is None or b.path is None:
         return None, None
-    here, there = (Checkpoints(path / CHECKPOINTS) for path in paths)
+    here, there = (Checkpoints(path / CHECKPOINTS) for path in (a.path, b.path))
     unequal = None
     try:
         common = sorted({*here.iterations()} & {*there.iterations()}, reverse=True)
         for iteration in common:
-            if (
-                (first is not None and iteration >= first)
-                or here.damage(iteration)
-                or there.damage(iteration)
-            ):
+            is_damaged = here.damage(iteration) or there.damage(iteration)
+            if is_damaged or (first is not None and iteration >= first):
                 continue
             one, two = here.arrays(iteration), there.arrays(iteration)
             if one.keys() == two.keys() and all(
@@ -389,19 +389,6 @@ def _by_checkpoints(a: Any, b: Any, first: int | None, tolerance: float) -> tupl
         here.close()
         there.close()
     return 0, unequal
-
-
-def _at(one: Any, start: int | None, trust: bool) -> Run:
-    """A run with the state of a checkpoint, or the initial state."""
-    if isinstance(one, Run) and (one.path is None or start is None):
-        return one
-    given, path = (one.algorithm, one.path) if isinstance(one, Run) else (None, one)
-    run = load(str(path), algorithm=given, checkpoint=start or "last", trust=trust)
-    if start != 0:
-        return run
-    several = of_seeds(run.algorithm, run.agents)
-    run.state, run.iteration = jax.jit(several.init)(first_start(several, run.seed)), 0
-    return run
 
 
 def _forward(replays: list[_Replay], begin: int, last: int, tolerance: float) -> int:
@@ -418,30 +405,29 @@ def _forward(replays: list[_Replay], begin: int, last: int, tolerance: float) ->
 
 
 def _compare_recordings(
-    names: tuple[str, str],
-    sides: tuple[Any, ...],
+    sides: tuple[_Side, _Side],
     iterations: int | None,
     tolerance: float,
     agent: int,
     trust: bool,
     notes: list[str],
 ) -> Difference:
-    recording = next(one for one in sides if isinstance(one, Recording))
-    begin = recording.facts["iteration"]
+    recording = next(side.recording for side in sides if side.recording is not None)
+    begin, of = recording.facts["iteration"], recording.facts["of"]
     last = begin + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
     borders = []
-    for one in sides:
-        if isinstance(one, Recording):
-            borders.append(until(iter(one.recorded), last))
+    for side in sides:
+        if side.recording is not None:
+            borders.append(until(iter(side.recording.recorded), last))
             continue
-        replay = _Replay(_at(one, None, trust), agent, trust)
+        replay = _Replay(side.at(None, trust), agent, trust)
         replay.take(recording.start)
         notes += replay.notes
         borders.append(replay.borders(begin, last))
     with host_errors():
         found, compared = first_difference(borders[0], borders[1], tolerance)
-    return _difference(names, found, f"the state after iteration {begin:,} of {recording.facts['of']:.80}",
-                       compared, notes)  # fmt: skip
+    names, start = (sides[0].name, sides[1].name), f"the state after iteration {begin:,} of {of:.80}"
+    return _difference(names, found, start, compared, notes)
 
 
 def _difference(

@@ -109,6 +109,10 @@ class Evaluation:
         """`[agents, ...]` without failed agents, if there are several."""
         return np.delete(values, self.failed, axis=0) if self.several and self.failed else values
 
+    @property
+    def _infos(self) -> str:
+        return "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
         if self.returns is None:
@@ -134,11 +138,10 @@ class Evaluation:
         text = f"{self.actions}: return {mean}"
         if ends:
             text += f" (95% interval {ends[0]} to {ends[1]})"
-        text += f" over {self.episodes:,} episodes"
-        text += self.of_agents
+        text += f" over {self.episodes:,} episodes{self.of_agents}"
         if self.lengths is not None and (kept := self._kept(self.lengths)).size:
             text += f", {kept.mean():,.1f} steps long on average"
-        return text + "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
+        return text + self._infos
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
@@ -286,12 +289,9 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     """An evaluation as a line to print, with whether it solves the environment."""
-    text = (
-        f"{evaluation.actions} evaluation return {format_numbers(evaluation.mean)[0]}"
-        f" over {evaluation.episodes:,} episodes"
-    )
-    text += evaluation.of_agents
-    text += "".join(f", {name} {format_numbers(value)[0]}" for name, value in evaluation.reported.items())
+    mean, count = format_numbers(evaluation.mean)[0], f"{evaluation.episodes:,}"
+    text = f"{evaluation.actions} evaluation return {mean} over {count} episodes{evaluation.of_agents}"
+    text += evaluation._infos
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"

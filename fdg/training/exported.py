@@ -47,6 +47,9 @@ class Exported(Deployed):
         self._function, self._empty = jax.jit(function), list(memory)
         self._calls = 0
 
+    def _empty_memory(self, count: int) -> list[np.ndarray]:
+        return [np.repeat(leaf, count, axis=0) for leaf in self._empty]
+
     def __repr__(self) -> str:
         facts = self.facts
         return f"<Exported {facts['actions']} policy of {facts.get('algorithm')} on {facts['environment']}>"
@@ -63,9 +66,6 @@ class Exported(Deployed):
           FdgError: the observation does not match the environment.
         """
 
-        def empty(count: int) -> list[np.ndarray]:
-            return [np.repeat(leaf, count, axis=0) for leaf in self._empty]
-
         def call(arrays: Any, mask: Any, memory: Any, begins: Any) -> Any:
             arguments = [*arrays, *memory, *([begins] if self._empty else [])]
             if "mask" in self.facts["arguments"]:
@@ -80,7 +80,7 @@ class Exported(Deployed):
             first = len(results) - len(memory)
             return results[:first], list(results[first:])
 
-        found = self._answer(observation, start, empty, call)
+        found = self._answer(observation, start, call)
         self._calls += 1
         return found
 

@@ -88,15 +88,16 @@ def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -
 
     `export_formats` of the algorithm has the functions for other formats, by name.
     """
-    ways = {None: algorithm.export, **getattr(algorithm, "export_formats", {})}
+    ways, name = (
+        {None: algorithm.export, **getattr(algorithm, "export_formats", {})},
+        type(algorithm).__name__,
+    )
     if format not in ways:
-        others = ", or ".join(["none", *(repr(name) for name in ways if name)])
-        name = type(algorithm).__name__
+        others = ", or ".join(["none", *(repr(way) for way in ways if way)])
         raise FdgError(f"format={format!r}: {name} is exported in its own, so give {others}")
     if path.exists() and not path.is_dir():
-        raise FdgError(f"{path} is a file: {type(algorithm).__name__} is exported as a folder, so name one")
+        raise FdgError(f"{path} is a file: {name} is exported as a folder, so name one")
     if path.suffix.lower() in _OF_FILES:
-        name = type(algorithm).__name__
         raise FdgError(f"{path} ends as a file does, and {name} is exported as a folder: give {path.stem}")
     ways[format](jax.device_get(state), path)
     return path
@@ -109,51 +110,32 @@ class _Program:
     algorithm: Any
     state: Any
     native: Native
-    mask: Description | None  # of an environment of JAX's, where it gives masks
     memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
-    structure: Any
+    structure: Any  # of the memory
+    mask: Description | None  # of an environment of JAX's, where it gives masks
+    held: Sequence[Description]  # the arrays of the memory
+    inputs: Sequence[Description]  # the function's arguments, in order
+    outputs: Sequence[Description]  # the function's results, in order
 
     @classmethod
     def of(cls, algorithm: Any, state: Any) -> "_Program":
         own = native(algorithm.env)
-        memory, structure = jax.tree.flatten((own.kept(1), algorithm.actor(state).memory(1)))
-        held = [np.asarray(leaf) for leaf in memory]
-        mask = _mask(algorithm.env, own)
+        observed, acted = ([leaf for _, leaf in leaves(one)] for one in (own.observation, own.action))
+        flat, structure = jax.tree.flatten((own.kept(1), algorithm.actor(state).memory(1)))
+        memory, masks = [np.asarray(leaf) for leaf in flat], _masks(algorithm.env, own)
         limits = np.iinfo(np.int32)
-        for _, leaf in leaves(own.action):
+        for leaf in acted:
             starts = np.ravel(leaf.get("start", 0))
             if min(starts) < limits.min or max(starts) > limits.max:
                 raise FdgError(
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
-        return cls(algorithm, jax.device_get(state), own, mask, held, structure)
-
-    @property
-    def observed(self) -> list[Description]:
-        """The arrays of an observation."""
-        return [leaf for _, leaf in leaves(self.native.observation)]
-
-    @property
-    def acted(self) -> list[Description]:
-        """The arrays of an action."""
-        return [leaf for _, leaf in leaves(self.native.action)]
-
-    @property
-    def held(self) -> list[Description]:
-        """The arrays of a memory."""
-        return [_array(f"memory_{i}", leaf.shape[1:], str(leaf.dtype)) for i, leaf in enumerate(self.memory)]
-
-    @property
-    def inputs(self) -> list[Description]:
-        """The function's arguments, in order."""
-        masks = [] if self.mask is None else [self.mask]
-        return [*self.observed, *masks, *self.held, *([_array("start", (), "bool")] if self.memory else [])]
-
-    @property
-    def outputs(self) -> list[Description]:
-        """The function's results, in order."""
-        return [*self.acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self.held)]
+        held = [_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)]
+        inputs = [*observed, *masks, *held, *([_array("start", (), "bool")] if memory else [])]
+        outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in held)]
+        mask = masks[0] if masks else None
+        return cls(algorithm, jax.device_get(state), own, memory, structure, mask, held, inputs, outputs)
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
         """The metadata of the file."""
@@ -181,7 +163,7 @@ class _Program:
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
         """The results for arguments in order."""
-        seen = len(self.observed)
+        seen = len(list(leaves(self.native.observation)))
         mask = None if self.mask is None else arguments[seen]
         after = list(arguments[seen + (mask is not None) :])
         start = after.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
@@ -208,17 +190,17 @@ def _array(name: str, shape: Sequence[int], dtype: str) -> Description:
     return {"name": name, "shape": ["N", *shape], "dtype": dtype, "jax_dtype": dtype}
 
 
-def _mask(env: Any, own: Native) -> Description | None:
-    """The separate mask argument; None if there is no mask, or observations contain it. Runs nothing."""
+def _masks(env: Any, own: Native) -> list[Description]:
+    """The separate mask argument, unless there is no mask, or observations contain it. Runs nothing."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
         for _, leaf in leaves(own.observation)
     ]
     if features_and_mask(jax.eval_shape(lambda *arrays: own.encode(arrays, None), *arrays))[1] is not None:
-        return None
+        return []
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
     _, mask = features_and_mask(observation)
-    return None if mask is None else _array("mask", mask.shape[1:], "bool")
+    return [] if mask is None else [_array("mask", mask.shape[1:], "bool")]
 
 
 def _json(facts: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
-from fdg.training.settings import changes, check, contradiction
+from fdg.training.settings import Settings, changes, check, contradiction, kept_settings
 from fdg.training.sweep import Sweep, said_of, unswept
 
 _SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
@@ -63,8 +63,6 @@ class LivePlot:
 
 def in_notebook() -> bool:
     """Whether this process is a notebook's kernel."""
-    import sys
-
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
@@ -133,23 +131,10 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
-    job = make_job(
-        algorithm,
-        policies.GPUOnly() if policy is None else policy,
-        out=out,
-        resume=resume,
-        start_from=start_from,
-        total_steps=total_steps,
-        seed=seed,
-        num_seeds=num_seeds,
-        eval_every=eval_every,
-        eval_episodes=eval_episodes,
-        checkpoint_every=checkpoint_every,
-        stop_at=stop_at,
-        tensorboard=tensorboard,
-        wandb=wandb,
-        mlflow=mlflow,
-    )
+    given = locals()  # arguments that are settings are passed on by their names
+    settings = {name: given[name] for name in kept_settings(Settings) if name in given and name != "devices"}
+    settings |= {"out": out, "resume": resume, "start_from": start_from}
+    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
     for line in job.beyond:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
     if progress and job.rounded is not None:
@@ -166,7 +151,7 @@ def fit(
         raise type(error)(as_arguments(str(error))) from error
     run = _run(job, outcome)
     if outcome.caught is not None:
-        if not _interactive():
+        if not (in_notebook() or hasattr(sys, "ps1")):  # an interactive prompt
             raise KeyboardInterrupt(f"saved at iteration {outcome.iteration}: fdg.load({str(run.path)!r})")
         if progress:
             say(f"from Python: fdg.fit(..., out={str(run.path)!r}, resume=True)")
@@ -257,8 +242,3 @@ def _run(job: Job, outcome: Outcome) -> Run:
         stopped="interrupted" if outcome.caught is not None else outcome.stopped,
         last_evaluation=outcome.evaluation,
     )
-
-
-def _interactive() -> bool:
-    """Whether this is a notebook or an interactive prompt."""
-    return in_notebook() or hasattr(sys, "ps1")

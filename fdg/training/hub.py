@@ -10,13 +10,8 @@ SCHEME = "hf://"
 _PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # all that is read
 
 
-def is_on_hub(path: object) -> bool:
-    """Whether a path is a repository of the hub: `hf://USER/NAME`, optionally with `@REVISION`."""
-    return str(path).startswith(SCHEME)
-
-
 def download(address: str) -> Path:
-    """Downloads a repository's files; returns their folder. They are cached by commit."""
+    """Downloads a repository, `hf://USER/NAME` or with `@REVISION`; returns its folder. Cached by commit."""
     name, _, revision = address.removeprefix(SCHEME).partition("@")
     hub = _hub(address, name)
     try:

@@ -49,12 +49,9 @@ class Job(Settings):
     @property
     def loggers(self) -> tuple[Tracker, ...]:
         """Experiment trackers that receive the metrics too."""
-        wanted = (
-            (TENSORBOARD, None, self.tensorboard),
-            (WANDB, self.wandb, self.wandb is not None),
-            (MLFLOW, self.mlflow, self.mlflow is not None),
-        )
-        return tuple((kind, target) for kind, target, is_wanted in wanted if is_wanted)
+        files: list[Tracker] = [(TENSORBOARD, None)] if self.tensorboard else []
+        services = ((WANDB, self.wandb), (MLFLOW, self.mlflow))
+        return (*files, *((kind, target) for kind, target in services if target is not None))
 
     @property
     def rounded(self) -> str | None:

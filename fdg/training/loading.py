@@ -65,7 +65,7 @@ def load_with_names(
     given = algorithm
     if given is not None:
         checked_name(given)
-    path = hub.download(str(path)) if hub.is_on_hub(path) else Path(path)
+    path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", named, trust, flags)
     policy: Any = None

@@ -21,12 +21,6 @@ class Logger(NamedTuple):
     close: Callable[[], object]  # writes what is pending, and ends the connection
 
 
-def check_installed(wanted: Sequence[Tracker]) -> None:
-    """Checks that the packages of trackers are installed, before anything slow starts."""
-    for kind, _ in wanted:
-        _package(kind)
-
-
 def open_loggers(
     wanted: Sequence[Tracker], path: Path, config: Mapping[str, Any], steps: int
 ) -> list[Logger]:
@@ -36,7 +30,7 @@ def open_loggers(
     """
     loggers: list[Logger] = []
     for kind, target in wanted:
-        package = _package(kind)
+        package = package_of(kind)
         try:
             loggers.append(_MAKERS[kind](package, path, target, flat(config), steps))
         except Exception as error:  # of the network, of the service, of its settings
@@ -44,12 +38,6 @@ def open_loggers(
                 other.close()
             raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
     return loggers
-
-
-def close_all(loggers: Sequence[Logger]) -> None:
-    """Closes all loggers, even if one raises."""
-    for logger in loggers:
-        logger.close()
 
 
 def _tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
@@ -100,7 +88,8 @@ def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: in
 _MAKERS: Mapping[str, Callable[..., Logger]] = {TENSORBOARD: _tensorboard, WANDB: _wandb, MLFLOW: _mlflow}
 
 
-def _package(kind: str) -> Any:
+def package_of(kind: str) -> Any:
+    """The package of a tracker, if it is installed."""
     try:
         return importlib.import_module(_PACKAGES[kind])
     except ImportError as error:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import math
-import signal
 import sys
 import threading
 import time
@@ -52,19 +51,17 @@ class Signals:
 
     def __init__(self) -> None:
         self.caught: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handling = contextlib.ExitStack()
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-            ctrl_c.set_grace_period(ctrl_c.GRACE_SECONDS)
+            self._handling.enter_context(ctrl_c.signal_handler(self._catch, ctrl_c.GRACE_SECONDS))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._before and self.caught is None:  # otherwise the grace period continues
-            ctrl_c.set_grace_period(0)
+        self._handling.close()
+        if self.caught is not None:  # the grace period continues
+            ctrl_c.set_grace_period(ctrl_c.GRACE_SECONDS)
 
     def agreed(self) -> int | None:
         """The signal that any process caught, so that all stop at the same iteration. A collective."""
@@ -116,7 +113,8 @@ def carry_out(
       HostError: a function on the host failed, such as a reward; checkpoints are kept.
     """
     _check_same(job.config)
-    loggers.check_installed(job.loggers)
+    for kind, _ in job.loggers:  # before anything slow starts
+        loggers.package_of(kind)
     if not (quiet or brief):
         say("tracing ...")
     env: Any = getattr(unswept(job.algorithm), "env", None)
@@ -190,16 +188,10 @@ class _Session:
         """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total, agents = job.num_iterations, job.agents or 1
-        found = (
-            (self.checkpoints.latest(), run.summary() is not None)
-            if job.resumes and distributed.is_first()
-            else None
-        )
-        latest, complete = distributed.exchange(found)[0] or (None, False)  # as found by process 0
-        if latest is not None and latest > total:
-            raise FdgError(
-                f"{run.path} has done {latest:,} iterations, and --total-steps makes {total:,}: give more"
-            )
+        found: Any = None, False
+        if job.resumes and distributed.is_first():
+            found = self.checkpoints.latest(), run.summary() is not None
+        latest, complete = distributed.exchange(found)[0]  # as found by process 0
         if latest == total and complete:
             keep_data(run, job.algorithm)  # raises if data files have changed
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
@@ -217,8 +209,7 @@ class _Session:
         state, compile_s = self._start(latest)
         engine, start = self.engine, latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
-        lost = LostEpisodes(getattr(job.algorithm, "env", None))
-        lost.go_on(last)
+        lost = LostEpisodes(getattr(job.algorithm, "env", None), last)
         keep_data(run, job.algorithm)
         wall_before = last["wall_s"] if last else 0.0
         self.samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
@@ -255,18 +246,16 @@ class _Session:
                 state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
                 wall_s = recorder.wall_s
         finally:
-            loggers.close_all(trackers)
+            for tracker in trackers:
+                tracker.close()
             evaluating.close()
-        solved, points = SOLVED.get(job.described["env"]), point_names(job.algorithm)
-        failed = recorder.failed
+        points, failed = point_names(job.algorithm), recorder.failed
         how: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
-        draw_learning_curve(run, run_title(job), solved, **how)
+        draw_learning_curve(run, run_title(job), SOLVED.get(job.described["env"]), **how)
         if caught is not None:
             self.checkpoints.close()
-            say(
-                f"interrupted at iteration {iteration:,} of {total:,}, and saved:"
-                f" go on with --resume {run.path}"
-            )
+            at = f"interrupted at iteration {iteration:,} of {total:,}"
+            say(f"{at}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
         stopped = evaluating.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
         if iteration < total:
@@ -288,26 +277,22 @@ class _Session:
         if failed:
             seeds = agent_seeds(job.algorithm, job.seed, job.agents)
             said["failed_seeds"] = [seeds[i] for i in failed]
-        run.write_summary(summary(job, engine, iteration, seconds, said, groups))
+        run.publish_json("summary.json", summary(job, engine, iteration, seconds, said, groups))
         steps = iteration * job.steps_per_iteration * agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
         if lost.line():
             say(lost.line())
         if evaluation is not None:
             # A mean over all points of a sweep is not a result.
-            say(verdict(evaluation, None if point_names(job.algorithm) else job.described["env"]))
-        for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation, failed)]:
+            say(verdict(evaluation, None if points else job.described["env"]))
+        swept = []
+        if isinstance(job.algorithm, Sweep):
+            means = None if evaluation is None else evaluation.means
+            swept = write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
+        for line in [*sample_lines(self.samples), *profiled, *swept]:
             say(line)
         say(f"run directory {run.path}")
         return outcome
-
-    def _swept(self, evaluation: Evaluation | None, failed: Sequence[int]) -> list[str]:
-        """Writes the results of a sweep; returns lines to print."""
-        job, sweep = self.job, self.job.algorithm
-        if not isinstance(sweep, Sweep):
-            return []
-        evaluated = None if evaluation is None else evaluation.means
-        return write_sweep(sweep, self.run, evaluated, run_title(job), failed, job.seed)
 
     def _iterations(
         self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals

@@ -101,7 +101,8 @@ class NameResolver:
 
     def _class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], signatures: str) -> Any:
         if not isinstance(name, str):
-            raise FdgError(f"{self._prefix()}{field} {name!r:.60} is not a name")
+            where = "" if self.file is None else f"{self.file}: "
+            raise FdgError(f"{where}{field} {name!r:.60} is not a name")
         if ":" not in name:
             return registry.get(name)
         for known in map(registry.get, registry.names()):
@@ -120,9 +121,6 @@ class NameResolver:
 
     def _is_named(self, field: str, value: Any) -> bool:
         return self.file is None or self.trust or (self.named or {}).get(field) == value
-
-    def _prefix(self) -> str:
-        return "" if self.file is None else f"{self.file}: "
 
     def _refused(self, field: str, value: Any, reason: str) -> FdgError:
         has_flag = self.named is not None and (self.flags is None or field in self.flags)

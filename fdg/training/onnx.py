@@ -55,7 +55,7 @@ def to_onnx(
         try:
             with _what_the_converter_misses(), _without_its_log():
                 model = converter.to_onnx(
-                    _without_calls(function),
+                    lambda *given: tuple(_evaluated(jax.make_jaxpr(function)(*given), given)),
                     list(arguments),
                     model_name=name,
                     input_names=[_inner(key, dtype, str(one.dtype)) for (key, dtype), one in within] or None,
@@ -140,16 +140,11 @@ def _functions_of_libraries_kept() -> Iterator[None]:
                     setattr(module, key, value)
 
 
-def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Inlines the bodies of calls and of loops with one trip.
+def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr, with the bodies of calls and of loops with one trip inlined.
 
     jax2onnx 0.13 supports no loops, and only simple operations in functions with custom gradients.
     """
-
-    return lambda *arguments: tuple(_evaluated(jax.make_jaxpr(function)(*arguments), arguments))
-
-
-def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
     return jaxprs.evaluate(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _equation)
 
 

@@ -5,7 +5,7 @@ import contextlib
 import io
 import itertools
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def played_episodes(
     on_host = not hasattr(env, "single")
     if (rendered := getattr(getattr(env, "source", None), "record", None)) is not None:
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
-        return rendered(_actor_on_host(algorithm, state, seed, greedy), episodes, limit, seed)
+        acting = Acting(algorithm, state, greedy, seed)
+        return rendered(lambda x, step: acting(x, start=step == 0), episodes, limit, seed)
 
     @jax.jit
     def run(state, key):
@@ -112,12 +113,6 @@ def played_episodes(
             )
         )
     return played
-
-
-def _actor_on_host(algorithm: Any, state: Any, seed: int, greedy: bool) -> Callable[..., Any]:
-    """A function that acts on one observation at a time, for an environment that the host steps."""
-    acting = Acting(algorithm, state, greedy, seed)
-    return lambda observation, step: acting(observation, start=step == 0)
 
 
 def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:

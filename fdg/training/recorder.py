@@ -69,19 +69,14 @@ class ConstantReturns:
 class NoLoss:
     """Detects batches in which nothing counts: losses of exactly 0 from the start, and no returns.
 
-    Args:
-      start: iterations before this call; a resumed run is not checked.
+    A resumed run, which starts after iteration 0, is not checked.
     """
 
     def __init__(self, start: int = 0):
         self._left = 0 if start else _NO_LOSS  # iterations
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The warning, once; else None.
-
-        Args:
-          rows: the metrics of each iteration since the last call.
-        """
+        """The warning, once, from the metrics of each iteration since the last call."""
         for row in rows if self._left else ():
             losses = [value for name, value in row.items() if is_vital(name) and np.ndim(value) == 0]
             if any(losses) or math.isfinite(row.get(RETURN, math.nan)):  # NaN counts as a loss
@@ -154,14 +149,12 @@ class LostEpisodes:
     Only host environments with `restarts` lose episodes: one that ran in a failed worker counts as truncated.
     """
 
-    def __init__(self, env: Any):
-        self._can = isinstance(env, host.HostEnvironment) and env.restarts > 0
-        self._before, self._start = 0, host.losses()
-        self._failures = self._episodes = 0
-
-    def go_on(self, last: dict[str, Any] | None) -> None:
-        """Continues the count of the last row that an earlier session wrote to `metrics.jsonl`."""
+    def __init__(self, env: Any, last: Mapping[str, Any] | None = None):
+        # From the last row that an earlier session wrote to `metrics.jsonl`.
         self._before = int((last or {}).get("lost_episodes") or 0)
+        self._can = isinstance(env, host.HostEnvironment) and env.restarts > 0
+        self._start = host.losses()
+        self._failures = self._episodes = 0
 
     def row(self) -> dict[str, int]:
         """The entry for a row of metrics. A collective: all processes call it."""
@@ -212,54 +205,44 @@ class Report:
 Callback = Callable[[Report], Any]  # a true result ends the run
 
 
+@dataclasses.dataclass
 class Recorder:
-    """Records the metrics of each call of `engine.start` after the next call, so that devices never wait.
+    """Records the metrics of each call of `engine.start` after the next call, so that devices never wait."""
 
-    Attributes:
-      wall_s: seconds of training up to the last recorded call.
-      wants_to_stop: whether a callback asked to end the run.
-    """
+    job: Job
+    run: RunDirectory
+    progress: Progress
+    iteration: int  # of the last recorded call
+    wall_s: float  # seconds of training up to the last recorded call
+    loggers: Sequence[Logger]
+    callbacks: Sequence[Callback]
+    finite: Finite
+    lost: LostEpisodes
+    samples: Callable[[], Sequence[Mapping[str, Any]]]  # the latest sampled texts
+    busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
+    last_row: Mapping[str, Any] | None
+    eta: int | None  # the most updates by which a token may be older than the parameters; None: no stream
+    wants_to_stop: bool = False  # whether a callback asked to end the run
 
-    def __init__(
-        self,
-        job: Job,
-        run: RunDirectory,
-        progress: Progress,
-        iteration: int,
-        wall_s: float,
-        loggers: Sequence[Logger] = (),
-        callbacks: Sequence[Callback] = (),
-        finite: Finite | None = None,
-        lost: LostEpisodes | None = None,
-        samples: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
-        busy: Callable[[], Mapping[str, float]] = dict,
-        last_row: Mapping[str, Any] | None = None,
-        eta: int | None = None,
-    ):
-        self.wall_s, self.wants_to_stop = wall_s, False
-        self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
-        self._loggers, self._callbacks = loggers, callbacks
-        self._finite, self._lost, self._last_row = finite, lost, last_row
-        self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
-        self._samples = samples
-        self._eta = {} if eta is None else {"eta": eta}
-        self._busy, self._busy_s = busy, dict(busy())
+    def __post_init__(self) -> None:
+        algorithm = self.job.algorithm
+        self._busy_s = dict(self.busy())
         self._constant_returns = ConstantReturns(
-            job.num_iterations,
-            iteration,
-            getattr(job.algorithm, "advice_without_rewards", None),
-            getattr(job.algorithm, "iterations_without_rewards", None),
+            self.job.num_iterations,
+            self.iteration,
+            getattr(algorithm, "advice_without_rewards", None),
+            getattr(algorithm, "iterations_without_rewards", None),
         )
-        self._large_updates = LargeUpdates(job.described["hyperparameters"].get("learning_rate"))
+        self._large_updates = LargeUpdates(self.job.described["hyperparameters"].get("learning_rate"))
         self._has_warned = False
-        self._no_loss = NoLoss(iteration)
+        self._no_loss = NoLoss(self.iteration)
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
     @property
     def failed(self) -> list[int]:
         """Positions of the agents whose losses are not finite in the last recorded row."""
-        return failed_agents(self._last_row, self._job.config, self._job.agents)
+        return failed_agents(self.last_row, self.job.config, self.job.agents)
 
     def add(self, metrics: PendingMetrics) -> None:
         """Records the metrics of the previous call, and keeps those of this one."""
@@ -277,50 +260,50 @@ class Recorder:
             return
         (pending, evaluation), self._latest = self._latest, None
         metrics = distributed.fetch(pending.result())
-        lost = self._lost.row() if self._lost is not None else {}
+        lost = self.lost.row()
         if metrics is None:
             return
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        iterations = pending.iterations
+        iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
+        eta = {} if self.eta is None else {"eta": self.eta}
         rows: list[dict[str, Any]] = []
         for i in range(iterations):
-            iteration = self._iteration + i + 1
+            iteration = self.iteration + i + 1
             rows.append(
                 {
                     "iteration": iteration,
-                    "env_steps": iteration * self._job.steps_per_iteration,
+                    "env_steps": iteration * self.job.steps_per_iteration,
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
-                    **_row({name: values[i] for name, values in metrics.items()}, self._per_agent),
+                    **_row({name: values[i] for name, values in metrics.items()}, per_agent),
                     **lost,
-                    **self._eta,
+                    **eta,
                     **_rate(metrics, i, seconds / iterations),
                 }
             )
         rows[-1].update(evaluation)
-        before = self._iteration
-        self._iteration += iterations
+        before = self.iteration
+        self.iteration += iterations
         self.wall_s += seconds
-        self._run.append_metrics(rows)
-        self._last_row = rows[-1]
-        if self._finite is not None:
-            self._finite.look(before, metrics)
+        self.run.append_metrics(rows)
+        self.last_row = rows[-1]
+        self.finite.look(before, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
         stream = stream_line(rows, self._shares(seconds))
-        self._progress.update(self._iteration, float(np.mean(returns)) if returns else None, stream)
+        self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
         if before == 0 and (shown_instead := shown_metric(rows)) != RETURN:
             shows = f"learning_curve.png shows '{shown_instead}'" if shown_instead else "curves are empty"
-            self._progress.say(f"the algorithm's metrics have no '{RETURN}': {shows}")
+            self.progress.say(f"the algorithm's metrics have no '{RETURN}': {shows}")
         everyone = np.ravel(metrics.get("episode_return", ()))
-        unchanged = self._constant_returns.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
+        unchanged = self._constant_returns.look(self.iteration, rows[-1]["env_steps"], everyone.tolist())
         for line in filter(None, (unchanged, self._large_updates.look(rows))):
-            if shown := sample_lines(self._samples()):  # the sampled texts show the cause
+            if shown := sample_lines(self.samples()):  # the sampled texts show the cause
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:
-                self._progress.say(line)
-        env = getattr(getattr(self._job.algorithm, "env", None), "name", "?")
+                self.progress.say(line)
+        env = getattr(getattr(self.job.algorithm, "env", None), "name", "?")
         if not self._has_warned and (said := _without_actions(rows, env)):
             self._has_warned = True
             warnings.warn(said, FdgWarning, stacklevel=2)
@@ -330,31 +313,26 @@ class Recorder:
 
     def _shares(self, seconds: float) -> dict[str, float]:
         """The share of the last `seconds` in which each group was busy."""
-        before, self._busy_s = self._busy_s, dict(self._busy())
+        before, self._busy_s = self._busy_s, dict(self.busy())
         gone = {group: now - before.get(group, 0.0) for group, now in self._busy_s.items()}
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in gone.items()}
 
     def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
-        if self._loggers:
+        if self.loggers:
             merged = _merged(rows)
-            for logger in self._loggers:
-                logger.log(rows[-1]["env_steps"], {**merged, **_scalars(evaluation)})
-        report = Report(
-            self._iteration,
-            self._job.num_iterations,
-            rows[-1]["env_steps"],
-            self.wall_s,
-            rows,
-            evaluation,
-        )
-        for callback in self._callbacks:
+            numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}
+            for logger in self.loggers:
+                logger.log(rows[-1]["env_steps"], {**merged, **numbers})
+        steps, total = rows[-1]["env_steps"], self.job.num_iterations
+        report = Report(self.iteration, total, steps, self.wall_s, rows, evaluation)
+        for callback in self.callbacks:
             try:
                 self.wants_to_stop |= bool(callback(report))
             except FdgError:
                 raise
             except Exception as error:  # user code
                 raise RunError(
-                    f"callback {quoted(callback)} raised {raised(error)} at iteration {self._iteration}:"
+                    f"callback {quoted(callback)} raised {raised(error)} at iteration {self.iteration}:"
                     " mend it, and continue from the last checkpoint with resume=True"
                 ) from error
 
@@ -398,7 +376,3 @@ def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if values:
             merged[name] = values[-1] if name in ("iteration", "wall_s") else math.fsum(values) / len(values)
     return merged
-
-
-def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}

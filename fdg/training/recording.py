@@ -19,13 +19,14 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from fdg import files
 from fdg.errors import FdgError, one_line
+from fdg.kinds import matches
 from fdg.reading import json_object, read_bytes
 from fdg.training.exported import members
 from fdg.training.stepping import Border
@@ -35,7 +36,7 @@ FACTS, _FORMAT = "recording.json", 1
 _MOST_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|b?float\w{1,16}|complex(64|128)")
-_SIDES = ("input", "result", "state")
+_PLACE = tuple[int, str, int, str, Literal["input", "result", "state"]]  # of a `Border`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +162,8 @@ def _checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _borders(told: Any, arrays: Mapping[str, np.ndarray]) -> Iterator[Border]:
     """Parses borders from JSON; the first one has all of its arrays."""
     for number, (iteration, fragment, call, inside, side, values) in enumerate(told):
-        if (type(iteration), type(call)) != (int, int) or side not in _SIDES:
+        if not matches((iteration, fragment, call, inside, side), _PLACE):
             raise ValueError(f"border {number} is none")
-        if not all(isinstance(word, str) for word in (fragment, inside)):
-            raise ValueError(f"border {number} has no names")
         found = {name: _known(dtype, shape, digest, arrays) for name, dtype, shape, digest in values}
         if len(found) != len(values) or not all(isinstance(name, str) for name in found):
             raise ValueError(f"border {number} has a name twice, or none")
@@ -243,7 +242,7 @@ def array_difference(
     NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0. Floats x and y are equal where
     |x - y| <= tolerance * (1 + |y|).
     """
-    kinds = _dtype_and_shape(a), _dtype_and_shape(b)
+    kinds = dtype_and_shape(a), dtype_and_shape(b)
     if kinds[0] != kinds[1]:
         return ArrayDifference(name, kinds)
     digests = digests or Digests()
@@ -355,5 +354,6 @@ def _array(value: Any) -> np.ndarray | None:
     return value.array if isinstance(value, Known) else value
 
 
-def _dtype_and_shape(value: Any) -> str:
+def dtype_and_shape(value: Any) -> str:
+    """Text such as `float32[4, 64]`, of an array or `Known`."""
     return f"{value.dtype}{list(value.shape)}"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -76,27 +76,24 @@ def _small(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, An
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
 
-_Fields = tuple[tuple[str, Any], ...]
-_What = tuple[str, str, _Fields]
-_How = tuple[str, _Fields]
-_ALONE: _How = ("GPUOnly", ())
-_COARSE: _How = ("SingleLearnerCoarse", (("staleness", 0),))
-_LATE: _How = ("SingleLearnerCoarse", (("staleness", 1),))
-_FINE: _How = ("SingleLearnerFine", ())
-_CENTRAL: _How = ("Central", ())
-_TINY: _What = ("PPO", "CartPole-v1", _small(16, 32))
-_CARTPOLE: _What = ("PPO", "CartPole-v1", _small(256, 32))
-_PENDULUM: _What = ("PPO", "Pendulum-v1", _small(128, 64, 256))
-_CAR: _What = ("PPO", "MountainCar-v0", _small(512, 64))
-_A2C: _What = ("A2C", "CartPole-v1", _small(512, 8))
-_A2C_ACROBOT: _What = ("A2C", "Acrobot-v1", _small(2048, 8, 128))
-_A2C_PENDULUM: _What = ("A2C", "Pendulum-v1", _small(64, 32, 256))
-_DQN: _What = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
-_PQN: _What = ("PQN", "Acrobot-v1", _small(1024, 16))
-_SPREAD: _What = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
+_ALONE = ("GPUOnly", ())
+_COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
+_LATE = ("SingleLearnerCoarse", (("staleness", 1),))
+_FINE = ("SingleLearnerFine", ())
+_CENTRAL = ("Central", ())
+_TINY = ("PPO", "CartPole-v1", _small(16, 32))
+_CARTPOLE = ("PPO", "CartPole-v1", _small(256, 32))
+_PENDULUM = ("PPO", "Pendulum-v1", _small(128, 64, 256))
+_CAR = ("PPO", "MountainCar-v0", _small(512, 64))
+_A2C = ("A2C", "CartPole-v1", _small(512, 8))
+_A2C_ACROBOT = ("A2C", "Acrobot-v1", _small(2048, 8, 128))
+_A2C_PENDULUM = ("A2C", "Pendulum-v1", _small(64, 32, 256))
+_DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
+_PQN = ("PQN", "Acrobot-v1", _small(1024, 16))
+_SPREAD = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
 # Each class of operation weighs in some of them, each overhead in others. All are of the half of the cells
 # of `bench.costs` that the model may be fitted to.
-_JOBS: Sequence[tuple[_What, _How, int]] = (
+_JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
     *((what, _ALONE, 1) for what in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
     *((what, _ALONE, 1) for what in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
     *((_TINY, how, 2) for how in (_ALONE, _FINE)),
@@ -123,7 +120,7 @@ def timed(
     on_cpu = devices[0].platform == "cpu"
     found: dict[ReferenceJob, float] = {}
     with contextlib.ExitStack() as ends:
-        groups: list[tuple[list[ReferenceJob], _Rounds]] = []
+        groups: list[tuple[list[ReferenceJob], _Here | _Child]] = []
         for count in sorted({job.devices for job in jobs}):
             if count > len(devices) and not on_cpu:
                 break
@@ -154,13 +151,6 @@ def fitted_to_jobs(calibration: Calibration) -> Calibration:
     return dataclasses.replace(calibration, kind=kind)
 
 
-class _Rounds(Protocol):
-    """A set of compiled jobs."""
-
-    def round(self) -> Sequence[float | None]:
-        """The best seconds of an iteration of each job so far; None if it cannot be timed."""
-
-
 class _Here:
     """Jobs in this process."""
 
@@ -172,6 +162,7 @@ class _Here:
                 self._ready[-1] = iterations_of(*job.build(), devices)
 
     def round(self) -> Sequence[float | None]:
+        """The best seconds of an iteration of each job so far; None if it cannot be timed."""
         for one in self._ready:
             if one is not None:
                 one.measure()

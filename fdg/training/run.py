@@ -208,16 +208,8 @@ class Run:
           FdgError: the algorithm has no method `actor`, or its environment cannot be rendered.
         """
         evaluation.require_actor(self.algorithm, "play")
-        return playing.play(
-            self.algorithm,
-            self._state_of(agent),
-            Path(path),
-            episodes=episodes,
-            greedy=greedy,
-            seed=seed,
-            fps=fps,
-            max_steps=max_steps,
-        )
+        how: Any = {"episodes": episodes, "greedy": greedy, "seed": seed, "fps": fps, "max_steps": max_steps}
+        return playing.play(self.algorithm, self._state_of(agent), Path(path), **how)
 
     @checked
     def export(

@@ -65,23 +65,19 @@ class RunDirectory:
         """Creates the directory of a new run, and its parents."""
         check_free(path)
         run = cls(path)
-        try:
+        with _writing_to(f"--out {path}"):
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
             files.replace(path / "config.json", json_line(config, indent=2)[:-1])
-        except OSError as error:
-            raise FdgError(f"--out {path} cannot be written to: {error.strerror or error}") from error
         return run
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
         """Opens the directory of an earlier run to resume it."""
         run = cls(path)
-        try:
+        with _writing_to(path):
             run._acquire()
-        except OSError as error:
-            raise FdgError(f"{path} cannot be written to: {error.strerror or error}") from error
         return run
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -129,18 +125,12 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
-        try:
+        with _writing_to(self.path):
             files.replace(self.path / "config.json", json_line(config, indent=2)[:-1])
-        except OSError as error:
-            raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
     def summary(self) -> dict[str, Any] | None:
         """The content of `summary.json`; None before the run has ended."""
         return read_summary(self.path)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`."""
-        self.publish_json("summary.json", summary)
 
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replaces a JSON file of the run atomically."""
@@ -212,6 +202,14 @@ class RunDirectory:
         except OSError as error:
             what, why = f"{self.path / name} cannot be written", error.strerror or str(error)
             raise unwritable(self.path, what, why, self._is_gone()) from error
+
+
+@contextlib.contextmanager
+def _writing_to(where: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FdgError(f"{where} cannot be written to: {error.strerror or error}") from error
 
 
 class Unwritten(RunDirectory):

@@ -34,7 +34,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import Space, check_choices, space_text, value_text
 from fdg.training.starting import open_run
-from fdg.training.statistics import format_numbers, interval
+from fdg.training.statistics import format_numbers, interval_of_returns
 from fdg.training.sweep import Sweep, agent_seeds, changed, unswept
 from fdg.training.sweep_results import best_of, first_rows, point_results, shown_interval, shown_return
 
@@ -53,9 +53,7 @@ class Trial:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% bootstrap interval of the mean over agents; None for one agent or an unfinished trial."""
-        if self.state != "done" or len(self.returns) < 2 or not np.isfinite(self.returns).all():
-            return None
-        return interval(np.array(self.returns))
+        return interval_of_returns(self.returns) if self.state == "done" else None
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
@@ -174,12 +172,12 @@ class _Search:
     say: Callable[[Any], None]
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
+        from optuna.samplers import TPESampler
+
         study, total, caught = self._study(), self.job.optuna or 0, None
         unfinished = self._unfinished(study)
         while caught is None and (number := len(self._done(study))) < total:
-            study.sampler = _sampler(
-                self.job.seed + number
-            )  # so that a resumed search proposes the same values
+            study.sampler = TPESampler(seed=self.job.seed + number)  # the same in a resumed search
             caught = self._trial(study, unfinished.pop(0) if unfinished else study.ask(), number, total)
         trials = self._trials(study)
         if caught is not None:
@@ -378,12 +376,6 @@ def _run_of(trial: Any) -> str:
     """A trial's folder: its number, or that of the trial it continues (the journal is untrusted input)."""
     said = trial.user_attrs.get("run")
     return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
-
-
-def _sampler(seed: int) -> Any:
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed)
 
 
 def _state(name: str) -> Any:

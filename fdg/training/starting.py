@@ -71,16 +71,7 @@ def git_commit() -> str | None:
     try:
         said = subprocess.run(
             # `core.fsmonitor` of an untrusted repository could start a program.
-            [
-                "git",
-                "-c",
-                "core.fsmonitor=false",
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
+            "git -c core.fsmonitor=false describe --always --dirty --abbrev=40 --exclude=*".split(),
             capture_output=True,
             text=True,
             timeout=5,

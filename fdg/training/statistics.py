@@ -10,12 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 RESAMPLES = 2_000
-CONFIDENCE = 0.95
-
-
-def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The mean of `[..., n]`."""
-    return np.mean(values, axis=axis)
+_EDGE = 100 * (1 - 0.95) / 2  # percent below, and above, a 95% interval
 
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
@@ -36,7 +31,7 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     return trim_mean(values, 0.25, axis=axis)
 
 
-STATISTICS: dict[str, Callable[..., np.ndarray]] = {"mean": mean, "iqm": interquartile_mean}
+STATISTICS: dict[str, Callable[..., np.ndarray]] = {"mean": np.mean, "iqm": interquartile_mean}
 
 
 def format_numbers(*values: float) -> list[str]:
@@ -52,7 +47,7 @@ def format_numbers(*values: float) -> list[str]:
     return [f"{value:.{decimals}f}" for value in values]
 
 
-def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -> tuple[float, float]:
+def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[float, float]:
     """95% confidence interval of a statistic of `[n]` independent values, by the percentile bootstrap.
 
     The same values always give the same interval.
@@ -65,16 +60,21 @@ def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) ->
     return low.item(), high.item()
 
 
+def interval_of_returns(returns: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """`interval` of the mean of agents' returns; None for one agent, or if a return is unknown."""
+    values = np.asarray(returns, float)
+    return interval(values) if len(values) > 1 and np.isfinite(values).all() else None
+
+
 def intervals(
-    values: np.ndarray, statistic: Callable[..., np.ndarray] = mean
+    values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean
 ) -> tuple[np.ndarray, np.ndarray]:
     """`interval` for every column of `[n, points]`: each is `[points]`. Resamples whole rows (runs)."""
     rng = np.random.default_rng(0)
     count = len(values)
     drawn = rng.integers(count, size=(RESAMPLES, count))
     of_resamples = np.stack([statistic(values[rows], axis=0) for rows in drawn])
-    edge = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(of_resamples, [edge, 100 - edge], axis=0)
+    low, high = np.percentile(of_resamples, [_EDGE, 100 - _EDGE], axis=0)
     return low, high
 
 
@@ -125,8 +125,7 @@ def _draws(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _ends(resamples: np.ndarray) -> tuple[float, float]:
-    edge = 100 * (1 - CONFIDENCE) / 2
     with np.errstate(invalid="ignore"):  # between -inf and a number NumPy finds nan
-        low, high = np.percentile(resamples, [edge, 100 - edge])
+        low, high = np.percentile(resamples, [_EDGE, 100 - _EDGE])
     low, high = np.nan_to_num([low, high], nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     return float(low), float(high)

@@ -83,8 +83,6 @@ class Stepper:
             leaves = results[: len(leaves)]
             yield self.state(self._iteration, leaves, results[len(leaves) :])
 
-    # --- parts ---
-
     def _run(self, closed: Any, values: Sequence[Any], inside: str) -> Steps:
         jaxpr = jaxprs.open_jaxpr(closed)
         known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *jaxprs.constants_of(closed)),

@@ -239,8 +239,6 @@ class Sweep:
         often = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
         return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **often}
 
-    # --- parts ---
-
     def changed(self, **fields: Any) -> "Sweep":
         """The same sweep of the algorithm with changed fields."""
         return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))

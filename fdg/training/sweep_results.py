@@ -16,7 +16,7 @@ from fdg.showing import words
 from fdg.training.curves import figure_of, finish, style
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import spelled
-from fdg.training.statistics import finite_mean, format_numbers, interquartile_mean, interval
+from fdg.training.statistics import finite_mean, format_numbers, interquartile_mean, interval_of_returns
 from fdg.training.sweep import Sweep
 
 FILES = ("sweep.json", "sweep.csv", "sweep.png")
@@ -42,9 +42,7 @@ class PointResult:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% bootstrap interval of the mean over seeds; None with one seed, or if an agent has no return."""
-        if len(self.returns) < 2 or not np.isfinite(self.returns).all():
-            return None
-        return interval(self.returns)
+        return interval_of_returns(self.returns)
 
     @property
     def iqm(self) -> float:
@@ -175,15 +173,8 @@ def points_table(found: Sequence[PointResult], measure: str) -> str:
     rows = []
     for one in sorted(found, key=lambda one: -_ranked(one.mean)):
         values = [f"{value:g}" for value in one.values.values()]
-        rows.append(
-            [
-                *values,
-                shown_return(one.mean),
-                shown_interval(one.interval),
-                shown_return(one.iqm),
-                shown_return(one.training),
-            ]
-        )
+        mean, iqm, training = map(shown_return, (one.mean, one.iqm, one.training))
+        rows.append([*values, mean, shown_interval(one.interval), iqm, training])
     return first_rows([*found[0].values, "return", "95% interval", "IQM", "training"], rows, measure)
 
 

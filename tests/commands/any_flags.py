@@ -133,7 +133,7 @@ def draw_line(draw: random.Random) -> tuple[str, list[str]]:
         if command == "diff":
             return command, [
                 *draw.choices(("run", "damaged", "nowhere", ""), k=2),
-                *_some(draw, using.FLAGS["diff"], 4),
+                *_some(draw, using.COMMANDS["diff"].flags, 4),
             ]
         return command, _some(draw, calibrate.FLAGS, 3)
     words = draw_words(draw)
@@ -166,7 +166,7 @@ def draw_words(draw: random.Random) -> list[str]:
 def draw_using(draw: random.Random, command: str) -> list[str]:
     """A run directory, and flags of a command that uses what was trained."""
     words = [] if draw.random() < 0.05 else [draw.choice(("run", "run", "run", "damaged", "nowhere", ""))]
-    return [*words, *_some(draw, using.FLAGS[command], 4)]
+    return [*words, *_some(draw, using.COMMANDS[command].flags, 4)]
 
 
 def draw_launch(draw: random.Random) -> list[str]:

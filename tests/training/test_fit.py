@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import threading
 
 import jax
@@ -63,7 +64,7 @@ def test_callbacks_are_told_and_can_stop(tmp_path):
 def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
     """Ctrl-C while it trains: what is returned, and what a second call goes on to, is the run itself."""
     settings = {} if name == "one program" else {"policy": policies.SingleLearnerCoarse(), "devices": 2}
-    monkeypatch.setattr(fit_module, "_interactive", lambda: True)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     algorithm = Pupil()
     whole = fitted(tmp_path / "whole", algorithm, iterations=12, **settings)
     out = tmp_path / "cut"
@@ -75,8 +76,7 @@ def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
     assert timeless(out) == timeless(whole.path)
 
 
-def test_a_script_ends_once_all_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_module, "_interactive", lambda: False)
+def test_a_script_ends_once_all_is_saved(tmp_path):
     with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
         fitted(tmp_path / "run", Walk(), iterations=12, callbacks=[once_at(3)])
     assert 3 <= fdg.load(tmp_path / "run", trust=True).iteration < 12
