@@ -23,7 +23,6 @@ from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
 from fdg.settings.fields import (
     hyperparameter,
-    own_value,
     require,
     require_positive,
     require_type,
@@ -61,6 +60,11 @@ class Rollouts(Part):
 
 PRECISION: dict[str, Any] = {
     "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
+}
+BONUS: dict[str, Any] = {
+    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
+    "flag": str | None,
+    "holds": "bonus",
 }
 # What fields hold that take functions or `module:name` of them.
 VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
@@ -106,9 +110,7 @@ class Agent(HasPresets):
     precision: Literal["float32", "bfloat16"] = dataclasses.field(
         default="float32", metadata=PRECISION, kw_only=True
     )
-    bonus: Bonus | None = own_value(
-        "module:name of a bonus on rewards, an algos.Bonus (None: none)", "bonus", kw_only=True
-    )
+    bonus: Bonus | None = dataclasses.field(default=None, metadata=BONUS, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check()

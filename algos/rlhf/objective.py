@@ -146,8 +146,10 @@ def _choices() -> Any:
     for field in dataclasses.fields(Objective):
         if help_text := field.metadata.get("help"):
             whose = "convention" if field.name in ("guard", "dual_clip") else "variant"
-            given = hyperparameter(None, f"{help_text} (None: the {whose}'s)")
-            fields.append((field.name, field.type | None, given))
+            kind: Any = field.type
+            fields.append(
+                (field.name, kind | None, hyperparameter(None, f"{help_text} (None: the {whose}'s)"))
+            )
     return dataclasses.make_dataclass("ObjectiveChoices", fields, bases=(Part,), frozen=True)
 
 

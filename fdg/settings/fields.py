@@ -56,10 +56,9 @@ def hyperparameter(
     )
 
 
-def own_value(description: str, holds: str, **options: Any) -> Any:
+def own_value(description: str, holds: str) -> Any:
     """A field for a value of the user's own, None by default; its flag takes the value's `module:name`."""
-    metadata = {"help": description, "flag": str | None, "holds": holds}
-    return dataclasses.field(default=None, metadata=metadata, **options)
+    return dataclasses.field(default=None, metadata={"help": description, "flag": str | None, "holds": holds})
 
 
 def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
