@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Scheduled
 from fdg.errors import FdgError
 from fdg.showing.words import table
-from fdg.training.run_directory import json_line
 
 SOURCES = {
     "table": "measured before, by training each network",
@@ -203,7 +203,7 @@ def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     layers = layer_rows(scheduled)
     texts = _exported(of, best, scheduled)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json_line(_best(found, layers), indent=1).decode()
+    texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
@@ -234,6 +234,15 @@ def _best(found: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": round(found.seconds, 2),
         "layers": layers,
     }
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which has no infinity and no not-a-number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def chips(of: Problem, design: Designs) -> list[Chip]:
