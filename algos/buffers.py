@@ -75,7 +75,7 @@ def uniform(spec: BufferSpec) -> ReplayBuffer:
 
     def sample(state: Any, key: jax.Array) -> Windows:
         drawn = _allowing(ring.sample)(state, key).experience
-        return Windows(drawn, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows))
+        return Windows(drawn, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows, jnp.float32))
 
     return ReplayBuffer(ring.init, _one_row(ring.add), sample)
 

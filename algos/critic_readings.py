@@ -116,7 +116,7 @@ class Distributions:
     @property
     def returns(self) -> jax.Array:
         """The grid: `[K]` float32."""
-        return self.low + self._spacing * jnp.arange(self.atoms)
+        return self.low + self._spacing * jnp.arange(self.atoms, dtype=jnp.float32)
 
     def value(self, numbers: jax.Array) -> jax.Array:
         """Means of the distributions: `[N]`."""

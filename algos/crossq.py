@@ -91,8 +91,8 @@ class BatchRenorm(nn.Module):
         self, x: jax.Array, in_training: bool, renormalize: bool | jax.Array, decay: float | jax.Array
     ) -> jax.Array:
         shape = x.shape[-1:]
-        mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
-        var = self.variable("batch_stats", "var", jnp.ones, shape)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         running_mean, running_std = mean.value, jnp.sqrt(var.value + _EPSILON)
         if in_training:
             batch_mean = jnp.mean(x, axis=0)
@@ -108,8 +108,8 @@ class BatchRenorm(nn.Module):
             var.value = jax.lax.stop_gradient(decay * var.value + (1.0 - decay) * batch_var)
         else:
             normalized = (x - running_mean[None]) / running_std[None]
-        scale = self.param("scale", nn.initializers.ones, shape)
-        bias = self.param("bias", nn.initializers.zeros, shape)
+        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         return normalized * scale[None] + bias[None]
 
 

@@ -410,13 +410,13 @@ def _normal(parameters: jax.Array, shape: tuple[int, ...]) -> Normal:
 
 
 def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`sampler(key, shape)` from one key, or from one key per element of the leading axes of `shape`."""
+    """`sampler(key, shape)` float32 from one key, or one key per element of the leading axes of `shape`."""
     if keys.shape != shape[: keys.ndim]:
         raise FdgError(
             f"sample was given keys of shape {list(keys.shape)} for noise of shape {list(shape)}: "
             "give one key, or one key (of `jax.random.key`) per element of the leading axes"
         )
-    draw: Callable[[jax.Array], jax.Array] = functools.partial(sampler, shape=shape[keys.ndim :])
+    draw: Callable[..., jax.Array] = functools.partial(sampler, shape=shape[keys.ndim :], dtype=jnp.float32)
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(keys)

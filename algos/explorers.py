@@ -124,7 +124,7 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
         return jnp.zeros_like(action)
 
     def apply(noise, policy, start, keys, progress):
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, noise)
+        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape, one.dtype))(keys, noise)
         before = jnp.where(start.reshape(-1, *(1,) * (noise.ndim - 1)), 0.0, noise)
         noise = decay * before + deviation * (1.0 - decay**2) ** 0.5 * drawn
         return noise, jnp.clip(policy.mode() + noise, -1.0, 1.0)

@@ -116,9 +116,9 @@ class Convolution(nn.Module):
             [blocks[:, i : i + rows, j : j + columns] for i in range(per_side) for j in range(per_side)], -1
         )
         shape = (self.size, self.size, channels, self.filters)
-        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape)
+        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape, jnp.float32)
         kernel = kernel.reshape(per_side, stride, per_side, stride, channels, self.filters).swapaxes(1, 2)
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.filters,))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.filters,), jnp.float32)
         outputs = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, self.filters) + bias[None]
         return outputs.reshape(count, rows, columns, self.filters)
 
@@ -267,7 +267,11 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
     for i, (lowest, count) in enumerate(space.codes):
         code = channels[..., i].astype(jnp.int32) - lowest
         # Two codes are one number, 0 or 1.
-        columns.append(jax.nn.one_hot(code, count) if count > 2 else code[..., None].astype(jnp.float32))
+        columns.append(
+            jax.nn.one_hot(code, count, dtype=jnp.float32)
+            if count > 2
+            else code[..., None].astype(jnp.float32)
+        )
     return jnp.concatenate(columns, axis=-1)
 
 
@@ -388,7 +392,7 @@ class UnitDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
         def first(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-            return unit(nn.initializers.orthogonal()(key, shape), axis=0)
+            return unit(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
 
         return x @ self.param(_KERNEL, first, (x.shape[-1], self.width))
 
@@ -401,7 +405,7 @@ class Scaler(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
-        scale = self.param("scale", nn.initializers.constant(self.size), x.shape[-1:])
+        scale = self.param("scale", nn.initializers.constant(self.size), x.shape[-1:], jnp.float32)
         return x * (scale * (self.first / self.size))[None]
 
 
@@ -413,14 +417,14 @@ class UnitHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
         hidden = Scaler(1.0, 1.0)(UnitDense(x.shape[-1])(x))
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.outputs,))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.outputs,), jnp.float32)
         return UnitDense(self.outputs)(hidden) + bias[None]
 
 
 # The two below are called inside a module's `__call__`; their layers belong to that module.
 def embedding(x: jax.Array, width: int) -> jax.Array:
     """Inputs `[N, F]` to features of length one, `[N, width]`."""
-    shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT)], axis=-1)
+    shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT, jnp.float32)], axis=-1)
     return unit(_scaled(UnitDense(width)(unit(shifted))))
 
 

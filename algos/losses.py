@@ -157,7 +157,8 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
         jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
         / threshold
     )
-    at = (jnp.arange(quantiles.shape[1]) + 0.5) / quantiles.shape[1]  # the midpoints of lemma 2
+    # The midpoints of lemma 2.
+    at = (jnp.arange(quantiles.shape[1], dtype=jnp.float32) + 0.5) / quantiles.shape[1]
     tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
     return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
 

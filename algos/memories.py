@@ -104,14 +104,14 @@ class MemoryKind:
         >>> MemoryKind("transformer", size=8, window=4).empty((3,)).inputs.shape
         (3, 1, 3, 8)
         """
-        unit = jnp.zeros((*leading, self.size))
+        unit = jnp.zeros((*leading, self.size), jnp.float32)
         match self.kind:
             case "lstm":
                 return Cells(unit, unit)
             case "transformer":
                 before = self.window - 1
                 shape = (*leading, self.layers, before, self.size)
-                return Window(jnp.zeros(shape), jnp.zeros((*leading, before), bool))
+                return Window(jnp.zeros(shape, jnp.float32), jnp.zeros((*leading, before), bool))
         return unit
 
     def module(self) -> nn.Module:
@@ -154,8 +154,8 @@ class ForgetfulLSTM(nn.Module):
         steps, count = start.shape
         by_input = nn.Dense(4 * self.size, use_bias=False, name="inputs")
         seen = by_input(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
-        kernel = self.param("kernel", nn.initializers.orthogonal(), (self.size, 4 * self.size))
-        bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.size,))
+        kernel = self.param("kernel", nn.initializers.orthogonal(), (self.size, 4 * self.size), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.size,), jnp.float32)
         one = np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
 
         def step(memory: Cells, row: tuple[jax.Array, jax.Array]) -> tuple[Cells, Cells]:
@@ -256,7 +256,7 @@ class GatedBlock(nn.Module):
         query = self._heads(self._dense(norm(x), "query"))
         seen = self._dense(norm(history), "key_and_value", 2)
         key, value = (self._heads(part) for part in jnp.split(seen, 2, axis=-1))
-        bias = self.param("distance", nn.initializers.zeros_init(), (self.heads, window))
+        bias = self.param("distance", nn.initializers.zeros_init(), (self.heads, window), jnp.float32)
         scores = jnp.einsum("tnhd,snhd->nhts", query, key) / math.sqrt(self.size // self.heads)
         scores = scores + bias[:, distance][None]
         scores = jnp.where(jnp.moveaxis(visible, 2, 0)[:, None], scores, -1e9)
@@ -291,7 +291,7 @@ class Gate(nn.Module):
             return jnp.split(wide, gates, axis=-1)
 
         (yr, yz, yn), (xr, xz) = dense(y, 3, "of_y"), dense(x, 2, "of_x")
-        bias = self.param("bias", nn.initializers.constant(2.0), (self.size,))
+        bias = self.param("bias", nn.initializers.constant(2.0), (self.size,), jnp.float32)
         r, z = jax.nn.sigmoid(yr + xr), jax.nn.sigmoid(yz + xz - bias[None])
         n = jnp.tanh(yn + dense(r * x, 1, "of_reset")[0])
         return ((1.0 - z) * x + z * n).reshape(shape)

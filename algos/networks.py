@@ -355,7 +355,9 @@ class ActorCritic(nn.Module):
         actor = Trunk(self.layers, outputs, 0.01, name="actor")(seen)
         critic = Trunk(self.layers, 1, 1.0, name="critic")(all_of_it)
         if isinstance(self.action_space, Box):
-            log_std = self.param("log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,))
+            log_std = self.param(
+                "log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,), jnp.float32
+            )
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         return actor, critic[:, 0]
 

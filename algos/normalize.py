@@ -47,7 +47,7 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     >>> init((3,)).var.tolist()
     [1.0, 1.0, 1.0]
     """
-    return RunningStatistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+    return RunningStatistics(jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32), jnp.float32(0))
 
 
 # --- what algorithms are given ---
@@ -140,7 +140,7 @@ class Normalizers(ObservationNormalizer):
 
     def begin_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
         """Initial statistics of returns, and running returns of environments `shape`; None if not needed."""
-        return (init(()), jnp.zeros(shape)) if self.normalize_reward else (None, None)
+        return (init(()), jnp.zeros(shape, jnp.float32)) if self.normalize_reward else (None, None)
 
     def reward(
         self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array

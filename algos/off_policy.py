@@ -107,7 +107,7 @@ def init(self: Any, key: jax.Array) -> State:
     """The initial state."""
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
-    action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
+    action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.float32)
     recollection = first_recollection(self, self.num_envs)
     learned = self._first(actor_key, critics_key, observation, action)
     return first_state(self, learned, env_state, observation, action, recollection, key)
@@ -193,7 +193,7 @@ def actor(self: Any, state: State) -> Actor:
 
 def first_recollection(self: Any, num_envs: int) -> Recollection | None:
     """The initial memory; None without one."""
-    action = jnp.zeros((num_envs, *self.env.action_space.shape))
+    action = jnp.zeros((num_envs, *self.env.action_space.shape), jnp.float32)
     networks = None if self._recurrent is None else tuple(one.memory(num_envs) for one in self._recurrent)
     return begin(networks, self.explorer.begin(action), num_envs)
 
@@ -211,7 +211,8 @@ def _policy(self: Any, acting: Any, seen: Any, recollection: Recollection | None
     assert recollection is not None
     (actor, critics), (of_actor, of_critics) = acting, self._recurrent
     memories, start = recollection.memory.network, recollection.start
-    none = jnp.zeros((1, len(start), *self.env.action_space.shape))  # actions change no critic's memory
+    # Actions change no critic's memory.
+    none = jnp.zeros((1, len(start), *self.env.action_space.shape), jnp.float32)
     first, second = (one_step(seen, memory, start) for memory in memories)
     after = memory_after(of_actor, actor, first), memory_after(of_critics, critics, second, none)
     return self._policy(actor, one_step(seen, memories, start)), after

@@ -178,7 +178,7 @@ class Distillation:
         return (
             Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
             Known(self._target.init(target, shown), statistics, normalize.init(())),
-            jnp.zeros(jax.tree.leaves(observation)[0].shape[0]),
+            jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32),
         )
 
     def added(
@@ -369,7 +369,7 @@ class PPO(Agent):
     def init(self, key: jax.Array) -> State:
         """The initial state."""
         statistics = self.normalizers.begin(self.env.observation_space, kept=True)
-        returns = normalize.init(()), jnp.zeros(self.num_envs)
+        returns = normalize.init(()), jnp.zeros(self.num_envs, jnp.float32)
         return on_policy.begin(self, key, statistics, returns, self._novelty.begin)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:

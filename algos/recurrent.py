@@ -168,7 +168,9 @@ class RecurrentActorCritic(nn.Module):
             _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
         )
         if isinstance(self.action_space, Box):
-            log_std = self.param("log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,))
+            log_std = self.param(
+                "log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,), jnp.float32
+            )
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         if self.central:
             team = jax.tree.map(

@@ -162,7 +162,7 @@ class RecurrentPPO(Agent):
             optimizer_state=self._optimizer.init(parameters),
             observation_statistics=self.normalizers.begin(self.env.observation_space, kept=True),
             return_statistics=normalize.init(()),
-            running_return=jnp.zeros((self.num_envs, *self._agents)),
+            running_return=jnp.zeros((self.num_envs, *self._agents), jnp.float32),
             env_state=env_state,
             observation=observation,
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),

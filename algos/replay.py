@@ -310,7 +310,7 @@ class Replay:
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
         """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only their types count."""
-        scalar, ended = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
+        scalar, ended = jnp.zeros(self.num_envs, jnp.float32), jnp.zeros(self.num_envs, bool)
         return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
 
     def init_of_rows(self, rows: Any) -> ReplayState:
@@ -361,7 +361,7 @@ class Replay:
     def weight(self, sample: Sample, beta: float | jax.Array) -> jax.Array:
         """The samples' `importance_weight`, `[N]` float32: ones where replay is uniform."""
         if not self.has_priorities:
-            return jnp.ones(self.batch_size)
+            return jnp.ones(self.batch_size, jnp.float32)
         return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:

@@ -383,9 +383,9 @@ def evaluate(
         observation,
         (actor.memory(episodes), jnp.ones(episodes, bool)),
         jnp.ones(episodes, bool),
-        jnp.zeros(episodes),
+        jnp.zeros(episodes, jnp.float32),
         jnp.zeros(episodes, jnp.int32),
-        {name: jnp.full(episodes, jnp.nan) for name in names},
+        {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in names},
     )
     *_, total, length, infos = jax.lax.while_loop(unfinished, one_step, start)
     return {

@@ -208,7 +208,7 @@ class RandomPlayouts:
             return key, play_on(game, now, random_move(game, drawn, now))
 
         _, end = jax.lax.while_loop(lambda carry: ~game.outcome(carry[1])[0], one_move, (key, position))
-        return jnp.zeros(game.num_actions), score_of(game, end, game.player(position))
+        return jnp.zeros(game.num_actions, jnp.float32), score_of(game, end, game.player(position))
 
 
 def _going(game: Game, key: jax.Array, position: Position) -> Position:

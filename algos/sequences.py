@@ -194,7 +194,7 @@ class SequenceReplay(Replay):
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
         """An empty buffer for `observation [B, *obs]`, `action [B, *action]` and `memory [B, ...]`."""
-        return self.init_of(memory, observation, action, jnp.zeros(self.num_envs))
+        return self.init_of(memory, observation, action, jnp.zeros(self.num_envs, jnp.float32))
 
     def init_of(self, memory: Any, observation: Observation, action: Any, reward: jax.Array) -> ReplayState:
         """An empty buffer for such steps, `[B, ...]`; only their types count."""

@@ -191,7 +191,7 @@ class TD3(Agent, driver=off_policy):
     def _smoothed(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
         """The target actor's next actions with clipped noise, `[N, *action]` in [-1, 1]."""
         action = self._policy(targets.actor, transition.next_observation).mode()
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
+        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape, one.dtype))(keys, action)
         noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
         return jnp.clip(action + noise, -1.0, 1.0)
 
@@ -267,7 +267,7 @@ class FastTD3(TD3):
         """
         if recollection is not None:  # of a user's own exploration
             return super().act(actor, statistics, learning, progress, observation, recollection, keys)
-        noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys))
+        noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
         return self.spread(actor, statistics, learning, observation, keys, noise), None
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
@@ -292,7 +292,7 @@ class FastTD3(TD3):
         return -jnp.mean(self.grid.lower(self._critics.apply(critics, transition.observation, action)))
 
     def _uniform(self, key: jax.Array) -> jax.Array:
-        return jax.random.uniform(key, self.env.action_space.shape, minval=-1.0, maxval=1.0)
+        return jax.random.uniform(key, self.env.action_space.shape, jnp.float32, -1.0, 1.0)
 
     @property
     def _critics(self) -> Network:

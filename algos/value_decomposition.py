@@ -129,7 +129,7 @@ class ValueDecomposition(Agent):
         features, _ = features_and_mask(observation)
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
-        each = jnp.zeros((self.num_envs, self._agents))
+        each = jnp.zeros((self.num_envs, self._agents), jnp.float32)
         action = jnp.zeros((*each.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
@@ -417,7 +417,7 @@ class AgentQNetwork(nn.Module):
         flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[3:]), observation)
         seen = [actor_features(flat, self.observation_space, self.layers.convolve)]
         if self.identity:
-            seen.append(jnp.tile(jnp.eye(agents), (start.size, 1)))
+            seen.append(jnp.tile(jnp.eye(agents, dtype=jnp.float32), (start.size, 1)))
         actions = sum(self.choices)
         outputs = actions + 1 if self.dueling else actions
         trunk = MemoryTrunk(self.layers, self.remembers, outputs, 1.0, name="q")

@@ -64,7 +64,6 @@ class BC(Agent):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    transforming = Transforming()
     # Any (init, apply) pair in place of the default. Its results are logits, or means before their tanh and
     # logs of standard deviations, [N, 2 * D].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -88,6 +87,7 @@ class BC(Agent):
     buffer = property(learning.buffer)
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
     explorer = property(lambda self: ExplorerChoice())  # it does not explore
+    transforming = property(lambda self: Transforming())  # nor are rows changed: rewards do not matter
     _keys = 1  # of each sample of a gradient step; not used
     _recurrent, _default_optimizer = None, property(off_policy.adam)
 

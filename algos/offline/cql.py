@@ -87,7 +87,7 @@ class CQL(Agent, driver=learning):
         several = several.swapaxes(1, 2)  # [3, K, N]
         space = Box(-1.0, 1.0, self.env.action_space.shape)
         uniform = jax.vmap(jax.vmap(space.sample))(several[0])
-        density = jnp.full(uniform.shape[:2], -math.log(2.0) * math.prod(space.shape))
+        density = jnp.full(uniform.shape[:2], -math.log(2.0) * math.prod(space.shape), jnp.float32)
         now, after = (
             jax.vmap(self._policy(actor, seen).sample_with_log_prob)(keys)
             for seen, keys in (

@@ -33,6 +33,20 @@ def test_networks_compute_in_bfloat16_and_all_that_is_kept_stays_float32(name):
     assert len(now) <= len(before) + 2
 
 
+@pytest.mark.parametrize(
+    "name", [name if name in SEEN_HERE else pytest.param(name, marks=pytest.mark.whole) for name in SMALL]
+)
+def test_an_iteration_keeps_all_types_with_64_bits_enabled(name):
+    """What an algorithm begins with is of the types that its networks and environments give."""
+    with jax.enable_x64(True):
+        algorithm = SMALL[name]()
+        state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
+        after, _ = jax.eval_shape(algorithm.iterate, state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), after
+    )
+
+
 def test_equal_algorithms_are_equal_in_bfloat16_too():
     """So that what was compiled for one serves the other."""
     assert half("sac") == half("sac")

@@ -122,7 +122,7 @@ def test_a_transform_of_replay(cls, env, own):
     assert_same(other, one)
 
 
-@pytest.mark.parametrize("cls", [algos.BC, algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
+@pytest.mark.parametrize("cls", [algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
 def test_a_transform_of_a_data_set(cls):
     rows = []
 
