@@ -85,7 +85,7 @@ def infeasible(found: Outcome) -> list[str]:
 
 
 def _rows(found: Outcome) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for amount in amounts(found.problem):
         value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
         is_there = math.isfinite(spec)

@@ -332,8 +332,8 @@ def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
     known = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
         values = known.get(name)
-        is_whole = isinstance(values, list) and len(values) == study.random_episodes
-        if not is_whole or not all(isinstance(one, int | float) for one in values):
+        are_numbers = [isinstance(one, int | float) for one in values] if isinstance(values, list) else []
+        if are_numbers != [True] * study.random_episodes:
             own, overrides = envs.parse(name)
             returns = random_returns(envs.make(own, **overrides), study.random_episodes)
             known[name] = [float(one) for one in returns]
