@@ -3,6 +3,7 @@
 Runs and allocates nothing. `policies.auto` lists the policies and the sizes of their groups.
 """
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,8 @@ from fdg.tracing.graph import FDG
 _SHOWN = 12  # rows of a printed table
 _TRIED, _FAR = 2, 1.5  # of each kind so many first; its others if one of these came so near to the best
 TIE = 1.05  # predictions that lie nearer say nothing of which is quicker
+GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # of an algorithm with changed fields
+DevicesOf = Callable[[int], Sequence[Any] | int]  # what `place` takes for so many devices
 _LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
 
 
@@ -124,40 +127,23 @@ class Choice:
     @property
     def table(self) -> str:
         """A table of candidates with predicted times and what bounds each, and the reason."""
-        return "\n".join([*self._lines(_SHOWN), "", f"chosen: {self.reason}"])
-
-    def _lines(self, most: int) -> list[str]:
         measured = any(row.measured is not None for row in self.rows)
-        header = [
-            "policy",
-            "devices",
-            "predicted",
-            *(["measured"] if measured else []),
-            "idle",
-            "most of it is",
-            "",
-        ]
+        header = ("policy", "devices", "predicted", *["measured"] * measured, "idle", "most of it is", "")
         good = [row for row in self.rows if row.prediction is not None]
-        shown = good[:most]
         left = sum(row.refused == _LEFT_OUT for row in self.rows)
+        reasons = collections.Counter(row.refused for row in self.rows if row.refused not in ("", _LEFT_OUT))
         lines = [
             f"{len(self.rows)} candidates in {self.took:.1f} s, {len(good)} of them predicted,"
             f" {left} left out for others of their kind are quicker, or all far off,"
             f" {len(self.rows) - len(good) - left} not feasible;"
             f" {self.cluster.note or 'rates: of ' + self.cluster.kind.name}"
         ]
-        lines += table(
-            header, [_cells(row, measured) for row in shown], numeric=(1, 2, *((3,) if measured else ()))
-        )
-        if len(good) > most:
-            lines.append(f"  ... and {len(good) - most} more, up to {duration(good[-1].seconds)}")
-        reasons: dict[str, int] = {}
-        for row in self.rows:
-            if row.refused and row.refused != _LEFT_OUT:
-                reasons[row.refused] = reasons.get(row.refused, 0) + 1
+        lines += table(header, [_cells(row, measured) for row in good[:_SHOWN]], range(1, 3 + measured))
+        if len(good) > _SHOWN:
+            lines.append(f"  ... and {len(good) - _SHOWN} more, up to {duration(good[-1].seconds)}")
         for reason, count in list(reasons.items())[:3]:
             lines.append(f"  not feasible ({count}): {clip(reason, 140)}")
-        return lines
+        return "\n".join([*lines, "", f"chosen: {self.reason}"])
 
 
 def _on(row: Row) -> str:
@@ -184,8 +170,8 @@ def _takeable(rows: Iterable[Row]) -> list[Any]:
 def choose(
     candidates: Sequence[Candidate],
     cluster: Cluster,
-    graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
-    platforms: Callable[[int], Sequence[Any] | int] = int,
+    graph_of: GraphOf,
+    platforms: DevicesOf = int,
     more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
     """Predicts all candidates and takes the fastest feasible and allowed one (`preferred`).
@@ -304,12 +290,7 @@ def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candid
     return found
 
 
-def _row(
-    candidate: Candidate,
-    cluster: Cluster,
-    graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
-    platforms: Callable[[int], Sequence[Any] | int],
-) -> Row:
+def _row(candidate: Candidate, cluster: Cluster, graph_of: GraphOf, platforms: DevicesOf) -> Row:
     try:
         _, graph = graph_of(candidate.variant)
         devices = platforms(candidate.devices)

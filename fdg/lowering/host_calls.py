@@ -163,6 +163,7 @@ class _Exits:
                     _os._exit = self._exit
 
     def slowest(self) -> tuple[str, float] | None:
+        """The call that has been running for longest: its name and seconds; None if none runs."""
         with self._lock:
             first = next(iter(self.begun.values()), None)
         return None if first is None else (first[0].who, time.monotonic() - first[1])
@@ -180,8 +181,4 @@ class _Exits:
 
 
 _exits = _Exits()
-
-
-def slowest() -> tuple[str, float] | None:
-    """The guarded function that has been running for longest: its name and seconds; None if none runs."""
-    return _exits.slowest()
+slowest = _exits.slowest

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.agents import mapped
+from fdg.batch.rules.result import shape_of
 from fdg.lowering import host_calls
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
 from fdg.lowering.programs import of_agents, on_mesh, one_agent
@@ -118,9 +119,9 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
     """The layout of a value: split along its batch axis, or as a sharded leaf of the same shape."""
     if axis is None:
         for leaf in plan.sharded:
-            if leaf.group == group.name and leaf.layout.shape == _shape(v):
+            if leaf.group == group.name and leaf.layout.shape == shape_of(v):
                 return leaf.layout
-    return Layout.of_batch(_shape(v), axis, group.mesh)
+    return Layout.of_batch(shape_of(v), axis, group.mesh)
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
@@ -132,7 +133,3 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
         return None, 1
     width, together, here = len(plan.groups[0]), plan.together, plan.agents_here
     return np.concatenate([i * here + np.arange(together) for i in range(width)]), here // together
-
-
-def _shape(v: core.Var) -> tuple[int, ...]:
-    return tuple(v.aval.shape)  # type: ignore[attr-defined]

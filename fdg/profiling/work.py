@@ -18,6 +18,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.lowering.tiles import on_one_device, tiles_of
@@ -176,8 +177,8 @@ class _Walk:
             product = self._local(product, eqn, step)
             flops = product.flops
         else:
-            whole = max((math.prod(_shape(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
-            part = max((math.prod(_shape(v)) // n for v, n in (*operands, *results)), default=0)
+            whole = max((math.prod(shape_of(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
+            part = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
         moved = _moved(name, operands, results)
         reached = max(moved, _reached(name, operands))
@@ -218,7 +219,7 @@ class _Walk:
         side = "m"
         if eqn.primitive.name == "dot_general":
             (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-            free = len(_shape(eqn.invars[0])) - len(contracting) - len(batch)
+            free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
             side = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
         elif eqn.params["feature_group_count"] > 1:
             side = "batch"
@@ -229,14 +230,14 @@ def product_of(eqn: core.JaxprEqn) -> Product | None:
     """The shape of an equation's product; None if it is neither a product nor a convolution."""
     if eqn.primitive.name == "dot_general":
         (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-        left, right, out = _shape(eqn.invars[0]), _shape(eqn.invars[1]), _shape(eqn.outvars[0])
+        left, right, out = shape_of(eqn.invars[0]), shape_of(eqn.invars[1]), shape_of(eqn.outvars[0])
         batches = math.prod(left[axis] for axis in batch)
         k = math.prod(left[axis] for axis in contracting)
         m = math.prod(left) // max(1, batches * k)
         n = math.prod(right) // max(1, batches * k)
         return Product(batches, m, k, n, _dtype(eqn)) if math.prod(out) and k else None
     if eqn.primitive.name == "conv_general_dilated":
-        kernel, size = _shape(eqn.invars[1]), math.prod(_shape(eqn.outvars[0]))
+        kernel, size = shape_of(eqn.invars[1]), math.prod(shape_of(eqn.outvars[0]))
         groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         k = math.prod(kernel) // max(1, features)
@@ -250,10 +251,6 @@ def _dtype(eqn: core.JaxprEqn) -> str:
     return str(eqn.invars[0].aval.dtype)  # type: ignore[attr-defined]
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
 _CACHE_LINE = 64  # bytes
 
 
@@ -262,7 +259,7 @@ def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
     if name != "gather" and name not in PUTS:
         return 0
     indices, parts = operands[1]
-    return 2 * _CACHE_LINE * (math.prod(_shape(indices)[:-1]) // parts)
+    return 2 * _CACHE_LINE * (math.prod(shape_of(indices)[:-1]) // parts)
 
 
 def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
