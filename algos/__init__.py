@@ -8,6 +8,7 @@ from fdg import aliases
 from fdg.arguments import checked
 from fdg.errors import UnknownNameError, unknown_name
 from fdg.public_names import explain_calls, no_attribute, submodule
+from fdg.settings import moved
 from fdg.settings.presets import own_preset
 
 if TYPE_CHECKING:
@@ -90,6 +91,21 @@ __all__ = [
     "make",
     "names",
 ]
+
+moved.keep_names(
+    {
+        "algos.a3c": "algos.a2c",
+        "algos.exploration": "algos.q_learning",
+        "algos.fast_td3": "algos.td3",
+        "algos.hyperparameters": "fdg.settings.fields",
+        "algos.language.sampling": "algos.language.generation",
+        "algos.minibatches": "algos.optimizers",
+        "algos.offline.rebrac": "algos.offline.td3",
+        "algos.offline.td3_bc": "algos.offline.td3",
+        "algos.rlhf.data": "algos.rlhf.speaker",
+        "algos.tqc": "algos.redq",
+    }
+)
 
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:

@@ -1,13 +1,18 @@
-"""Renamed modules: `__getattr__ = moved("algos.old", "algos.new")`."""
+"""Renamed modules: their old names work, with a deprecation warning, until the next release."""
 
-import importlib
+import importlib.machinery
+import sys
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def moved(old: str, new: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a renamed module: forwards to the new one, with a deprecation warning."""
+    """The `__getattr__` of a renamed module: forwards to the new one, with a deprecation warning.
+
+    A module that only lost some names takes it too: `__getattr__ = moved("algos.old", "algos.new")`.
+    """
 
     def attribute(name: str) -> Any:
         value = None if name.startswith("_") else getattr(importlib.import_module(new), name, None)
@@ -17,3 +22,12 @@ def moved(old: str, new: str) -> Callable[[str], Any]:
         return value
 
     return attribute
+
+
+def keep_names(modules: Mapping[str, str]) -> None:
+    """Lets `import old` and `from old import name` work for each renamed module, old -> new."""
+    for old, new in modules.items():
+        module = types.ModuleType(old, f"Deprecated name of `{new}`, which works until the next release.")
+        module.__spec__ = importlib.machinery.ModuleSpec(old, None)
+        vars(module)["__getattr__"] = moved(old, new)
+        sys.modules[old] = module

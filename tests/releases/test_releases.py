@@ -59,6 +59,8 @@ def test_names_that_moved_work_with_a_warning():
         ("algos.hyperparameters", "hyperparameter"),
         ("algos.exploration", "Exploration"),
         ("algos.minibatches", "take"),
+        ("algos.a3c", "A3C"),
+        ("algos.offline.rebrac", "ReBRAC"),
     ]:
         with pytest.warns(DeprecationWarning, match=f"{module} is deprecated: write from .* import {name}"):
             assert callable(getattr(importlib.import_module(module), name))
