@@ -16,7 +16,7 @@ from fdg.errors import FdgError
     scale=st.sampled_from([1e-2, 1.0, 1e3]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_batches_one_by_one_give_the_statistics_of_all_together(sizes, shape, offset, scale, seed):
     rng = np.random.default_rng(seed)
     batches = [(offset + scale * rng.normal(size=(n, *shape))).astype(np.float32) for n in sizes]
@@ -140,7 +140,7 @@ def test_running_returns_give_the_numbers_worked_by_hand():
 @given(
     steps=st.integers(1, 10), batch=st.integers(1, 4), cut=st.integers(0, 10), seed=st.integers(0, 2**32 - 1)
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_running_returns_agree_with_loops_and_carry_over_from_rollout_to_rollout(steps, batch, cut, seed):
     rng = np.random.default_rng(seed)
     reward = rng.normal(size=(steps, batch)).astype(np.float32)

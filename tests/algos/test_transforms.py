@@ -78,7 +78,7 @@ def test_reanalysis_uses_the_newest_parameters(devices):
 
 
 def test_a_transform_runs_where_the_buffer_is_with_the_same_numbers(devices):
-    algorithm = ppo(transform=noisy)
+    algorithm = algos.A2C(env=ENV, **SMALL, transform=noisy)
     _, *expected = after(algorithm, policies.GPUOnly(), devices[:1])
     engine, *found = after(algorithm, policies.Workers(environments=1, buffers=2), devices[:5])
     assert_same(expected, found)

@@ -12,7 +12,7 @@ from tests.commands.any_flags import draw_words, outcome
 
 
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
