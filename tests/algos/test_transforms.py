@@ -88,7 +88,7 @@ def test_a_transform_runs_where_the_buffer_is_with_the_same_numbers(devices):
 @pytest.mark.parametrize(
     ("cls", "env", "own"),
     [
-        (algos.DQN, "probe:policy", {"updates_per_step": 0.5}),
+        (algos.SAC, "probe:continuous", {"updates_per_step": 0.5}),
         (algos.DQN, "probe:policy", {"updates_per_step": 0.5, "priority_exponent": 0.6}),
         (algos.VDN, "probe:agents", {"num_updates": 2, "sequence_length": 1}),
     ],
