@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, able, public
 from envs import Environment, check_spec, user_code
 from fdg import aliases
-from fdg.arguments import checked
+from fdg.arguments import checked, checked_names
 from fdg.errors import UnknownNameError, unknown_name
 from fdg.public_names import explain_calls, no_attribute, submodule
 from fdg.settings import moved
@@ -151,6 +151,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *MODULES})
 
 
+@checked_names
 def get(name: str) -> Any:
     """The algorithm class of a name, in any case.
 

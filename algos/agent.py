@@ -70,6 +70,7 @@ BONUS: dict[str, Any] = {
 VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
+@checked_names
 class Bonus(NamedTuple):
     """An additional reward, such as for exploration, as two pure functions.
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import user_code
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.given import check_same
 
@@ -37,6 +38,7 @@ class Windows(NamedTuple):
     probability: jax.Array  # [n] float32, of being drawn; ones if all are equally likely
 
 
+@checked_names
 class ReplayBuffer(NamedTuple):
     """The rows of one environment, as four pure functions that share a state.
 

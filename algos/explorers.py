@@ -18,13 +18,14 @@ from algos.networks import by_name
 from algos.replay import ReplayState, Step
 from algos.rollout import Policy, Recollection, episode_metrics, rollout, rollout_with_memory
 from envs import Observation
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError
 from fdg.settings.fields import own_value
 from fdg.settings.given import check_same
 from fdg.settings.parts import Part
 
 
+@checked_names
 class Explorer(NamedTuple):
     """Exploration in training, as two pure functions over environments.
 

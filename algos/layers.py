@@ -16,6 +16,7 @@ import numpy as np
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.arguments import checked
 from fdg.errors import FdgError, unknown_name
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -298,6 +299,7 @@ class Architecture:
     settings: tuple[tuple[str, Any], ...]
 
 
+@checked
 def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
     """Dense layers of these widths; images are flattened. Without an activation, the algorithm's.
 
@@ -306,6 +308,7 @@ def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = F
     return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=False)
 
 
+@checked
 def convolutional(
     *hidden: int, activation: Activation | None = None, layer_norm: bool = False
 ) -> Architecture:
@@ -313,6 +316,7 @@ def convolutional(
     return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
 
 
+@checked
 def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = None) -> Architecture:
     """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have length one.
 
@@ -324,6 +328,7 @@ def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = No
     return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
 
 
+@checked
 def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
     """A memory of this size after dense layers of these widths; see `algos.memories` for others.
 
@@ -332,11 +337,13 @@ def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> 
     return _architecture(memory="gru", memory_size=size, hidden=hidden or None, activation=activation)
 
 
+@checked
 def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
     """As `gru`, with a long short-term memory."""
     return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
 
 
+@checked
 def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
     """A causal transformer that looks back over so many steps."""
     return _architecture(

@@ -20,6 +20,7 @@ import numpy as np
 
 from algos.layers import Layers, head, hidden_layers
 from envs import features_and_mask
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, unknown_name
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -403,6 +404,7 @@ _recurrence.defvjp(_with_steps, _backwards)
 # --- networks with a memory ---
 
 
+@checked_names
 class RecurrentNetwork(NamedTuple):
     """A network with a memory, as three pure functions.
 

@@ -30,7 +30,7 @@ from envs import composite, user_code
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError, raised
 from fdg.settings.fields import float_or_array
 from fdg.settings.foreign import functions, library_of
@@ -48,6 +48,7 @@ NETWORK: dict[str, Any] = {
 }
 
 
+@checked_names
 class Network(NamedTuple):
     """A network as two pure functions.
 

@@ -22,7 +22,7 @@ from algos.networks import by_name
 from envs import TimeStep, composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, own_value, require
 from fdg.settings.given import check_same
@@ -53,6 +53,7 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
 # --- what algorithms are given ---
 
 
+@checked_names
 class Normalizer(NamedTuple):
     """Normalisation of observations, as three pure functions.
 

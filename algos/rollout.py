@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import Environment, Observation, TimeStep, features_and_mask
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError, kind_of
 
 
@@ -20,6 +20,7 @@ class _Actor(NamedTuple):
     act: Callable[[Any, Any, jax.Array, jax.Array, bool], tuple[jax.Array, Any]]
 
 
+@checked_names
 class Actor(_Actor):
     """A policy with its parameters, normalisers and initial memory, as pure functions that can be traced:
 

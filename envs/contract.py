@@ -16,6 +16,7 @@ from envs.checking import check_traced
 from envs.environment import TimeStep, features_and_mask, num_agents
 from envs.spaces import MultiDiscrete
 from envs.wrappers import keeps_rewards
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, FdgWarning, raised
 
 STEPS = 24
@@ -34,6 +35,7 @@ class Rollout(NamedTuple):
     beside: Any  # [T, B, ...] what the environment beside it gave for the same keys and actions
 
 
+@checked_names
 def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     """Checks an environment as algorithms use it.
 

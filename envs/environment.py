@@ -317,6 +317,7 @@ class Vectorized(Whole):
         return () if self.num_agents is None else (self.num_agents,)
 
 
+@checked_names
 def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = ()) -> Vectorized:
     """Makes a batched `Environment` from a `SingleEnvironment`.
 

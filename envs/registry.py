@@ -38,7 +38,7 @@ from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.wrappers import PARAMETERS, wrapped
-from fdg.arguments import checked
+from fdg.arguments import checked, checked_names
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
 SOURCES = (
@@ -94,6 +94,7 @@ _registered: dict[str, Callable[..., Environment]] = {}
 _spelled: dict[Any, str] = {}  # environments that `make` returned -> their names with parameters
 
 
+@checked_names
 def make(name: str, **overrides: Any) -> Any:
     """Makes the environment called `name`.
 

@@ -21,9 +21,11 @@ from envs import composite
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.observations import MaskedObservation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Alike:
     """A team of agents with different spaces as a `SingleEnvironment` whose agents have equal spaces.

@@ -18,6 +18,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _PLAIN = {bool, int, float, str, types.NoneType}
+_OWN = ("self", "cls", "_cls")  # first parameters of methods, and of a named tuple's `__new__`
 _LONGEST = 60  # most characters of a value in an error message
 
 
@@ -51,7 +52,13 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
 
 def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths."""
+    """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths.
+
+    Of a named tuple it is `__new__` that is checked.
+    """
+    if isinstance(function, type) and issubclass(function, tuple):
+        function.__new__ = staticmethod(checked_names(function.__new__))  # type: ignore[assignment]
+        return function
     if isinstance(function, type):
         function.__init__ = checked_names(function.__init__)  # type: ignore[misc]
         return function
@@ -117,7 +124,7 @@ def explain_frozen(cls: type, word: str) -> None:
 def explain_attributes(cls: type) -> None:
     """Makes an unknown public attribute of a class an `FdgError` that names the nearest known ones.
 
-    A class with a `__getattr__` of its own stays as it is.
+    A class with a `__getattr__` of its own stays as it is. Arguments of its `__init__` are `checked_names`.
 
     >>> class Run:
     ...     policy = None
@@ -128,6 +135,8 @@ def explain_attributes(cls: type) -> None:
     >>> hasattr(Run(), "polciy")
     False
     """
+    if "__init__" in vars(cls) and not hasattr(cls.__init__, "__wrapped__"):  # type: ignore[misc]
+        checked_names(cls)
     if hasattr(cls, "__getattr__"):
         return
 
@@ -241,20 +250,22 @@ def _bound(
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         name, parameters = name or _name(function), signature.parameters
-        names = [parameter for parameter in parameters if parameter != "self"]
+        names = [parameter for parameter in parameters if parameter not in _OWN]
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         for key in kwargs:
             if key not in names and not takes_any:
                 if ours(key) not in names and (fix := instead(key)):
                     raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
                 free = [
-                    one for one in names[max(len(args) - ("self" in parameters), 0) :] if one not in kwargs
+                    one
+                    for one in names[max(len(args) - len(parameters) + len(names), 0) :]
+                    if one not in kwargs
                 ]
                 meant = free if len(free) == 1 and not nearest(key, free) else ()
                 raise unknown_name(f"{what} of {name}", key, free or names, f"help({name})", meant) from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):
-            taken = listed([p.name for p in positional if p.name != "self"], "and")
+            taken = listed([p.name for p in positional if p.name in names], "and")
             extra = quoted(args[len(positional)])
             raise FdgError(
                 f"{name}: {extra} is one argument too many: give it by name, all but {taken}"
@@ -262,7 +273,10 @@ def _bound(
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 kind = dict(_annotated(function)).get(p.name)
-                fix = f": give {listed(describe_alternatives(kind))}" if kind else ""
+                required = [one.name for one in positional if one.default is one.empty and one.name in names]
+                fix = f": write {name}({', '.join(required)}, ...)"
+                if kind:
+                    fix = f": give {listed(describe_alternatives(kind))}"
                 if all(
                     one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in positional
                 ):
@@ -272,13 +286,13 @@ def _bound(
 
 
 def _name(function: Callable) -> str:
-    """A function's name; of the `__init__` of a class, the class's.
+    """A function's name; of the `__init__` or `__new__` of a class, the class's.
 
     >>> _name(str.upper), _name(FdgError.__str__)
     ('upper', '__str__')
     """
     owner = function.__qualname__.split(".")[-2:]
-    return owner[0] if owner[-1] == "__init__" else function.__name__
+    return owner[0] if owner[-1] in ("__init__", "__new__") else function.__name__
 
 
 def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:

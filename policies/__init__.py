@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from fdg.aliases import not_a_policy
-from fdg.arguments import explain_frozen
+from fdg.arguments import checked_names, explain_frozen
 from fdg.errors import FdgError, unknown_name
 from fdg.public_names import explain_calls, no_attribute
 from policies.auto import Auto, auto
@@ -80,6 +80,7 @@ def names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
+@checked_names
 def get(name: str) -> type:
     """The policy class of a name, in snake case or as the class is called.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 
 from fdg.agents import apart, of_seeds
+from fdg.arguments import checked
 from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_for
@@ -75,6 +76,7 @@ class Auto:
         return tuple(name.strip() for name in (self.may_change or "").split(",") if name.strip())
 
 
+@checked
 def auto(
     algorithm: Any,
     devices: int | Sequence[jax.Device] | Cluster | None = None,

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any
 
-from fdg.arguments import check_call
+from fdg.arguments import check_call, checked_names
 from fdg.errors import PlanError
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
+@checked_names
 def fsdp(axis: str = "batch") -> Rules:
     """Splits every leaf over the devices of a mesh axis, along its largest dimension that divides.
 

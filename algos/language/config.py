@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from algos.language.config_keys import refuse_others
-from fdg.arguments import quoted
+from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
@@ -74,6 +74,7 @@ _ROPE = {
 }  # fmt: skip
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """Sizes and options of a decoder-only transformer with rotary positions, RMSNorm and SwiGLU.
@@ -143,7 +144,7 @@ class DecoderConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         self._require(
             self.num_heads % self.num_kv_heads == 0,
-            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}",
+            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}: choose a divisor",
         )
         self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even one")
         self._require(

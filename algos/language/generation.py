@@ -18,11 +18,13 @@ import numpy as np
 from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
 from envs.text.prompts import Prompts
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, FdgWarning
 from fdg.rowwise import rowwise
 from fdg.stream import Now, Stream, zeros
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and when a sample ends.
@@ -137,6 +139,7 @@ class Samples(NamedTuple):
     tempered_log_probs: jax.Array
 
 
+@checked_names
 def generate(
     decoder: Decoder,
     parameters: Weights,

@@ -9,7 +9,7 @@ from envs.games.boards import HexGame, LineGame
 from envs.games.from_pgx import NAMES, PgxGame
 from envs.games.game import Against, Game, Player, Turns
 from envs.games.players import Greedy, Trained, Uniform, match
-from fdg.arguments import check_call
+from fdg.arguments import check_call, checked_names
 from fdg.errors import unknown_name
 
 __all__ = [
@@ -36,16 +36,19 @@ PREFIX = "game:"  # of names in the registry
 OPPONENTS: dict[str, Callable[[Any], Any]] = {"random": Uniform, "greedy": Greedy}
 
 
+@checked_names
 def tic_tac_toe() -> LineGame:
     """Three in a row on three by three places."""
     return LineGame("game:tic_tac_toe", 3, 3, 3, gravity=False)
 
 
+@checked_names
 def connect_four(rows: int = 6, columns: int = 7, length: int = 4) -> LineGame:
     """Stones that fall: `length` in a row win."""
     return LineGame("game:connect_four", rows, columns, length, gravity=True)
 
 
+@checked_names
 def gomoku(size: int = 9, length: int = 5) -> LineGame:
     """`length` or more in a row win, on `size` by `size` places."""
     return LineGame("game:gomoku", size, size, length, gravity=False)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.spaces import Box
+from fdg.arguments import checked_names
 from fdg.errors import FdgError
 
 
@@ -62,6 +63,7 @@ class _BoardGame:
         raise NotImplementedError
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class LineGame(_BoardGame):
     """Who first has `length` stones in a row, column or diagonal wins; a full board is a draw.
@@ -135,6 +137,7 @@ def _lines(rows: int, columns: int, length: int) -> np.ndarray:
     return np.array(found, np.int32)
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class HexGame(_BoardGame):
     """Hex: who begins connects the first row with the last, the other the first column with the last.

@@ -15,8 +15,10 @@ from envs.text.problems import Arithmetic
 from envs.text.prompts import Prompts
 from envs.text.task import Problem, Split, TextTask
 from envs.text.tokenizers import CharacterTokenizer
+from fdg.arguments import checked_names
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Guess:
     """`0-99?` asks for a number that it thinks of, and says `more,` or `less,` to each guess.
@@ -77,6 +79,7 @@ class Guess:
         return Reply(state, words, shown, right.astype(jnp.float32), right)
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class Calculator:
     """`17*23-5=` with a tool: `?17*23` is answered with `391,`, or `?,` where that is no expression.

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs.text.rows import Row
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -25,6 +26,7 @@ _TRIED = 3  # responses of a trial
 _HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class HostReward:
     """What functions say of responses, added up.

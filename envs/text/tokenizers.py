@@ -19,7 +19,7 @@ import numpy as np
 
 from envs.text import token_bytes, tokenizer_config, tokenizer_files, turns
 from envs.text.rows import Message, Row, content_of, messages_of, refuse_calls
-from fdg.arguments import quoted
+from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, listed, one_line
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
@@ -78,6 +78,7 @@ class Tokenizer(Protocol):
         """`[V] int32`: how many bytes a token loses in front where it is the first of a text."""
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class CharacterTokenizer:
     """A token for each character of an alphabet, after three special ones.
@@ -167,6 +168,7 @@ class CharacterTokenizer:
         return np.zeros(self.vocab_size, np.int32)
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face checkpoint on disk: its `tokenizer.json`, chat template and stop

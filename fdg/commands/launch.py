@@ -48,6 +48,8 @@ FLAGS = (
 _OF_RAY = ("nodes", "ray_address", "cpus_per_node")
 _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
+_OF_A_PROCESS = ("--coordinator-address", "--process-id", "--distributed")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the processes and waits; returns the exit status of the one that failed, or 0."""
@@ -91,6 +93,9 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
             raise FdgError("--num-processes is of one machine: with --ray, say --nodes")
     elif other := next((name for name in _OF_RAY if name in given), None):
         raise FdgError(f"--{other.replace('_', '-')} is of a Ray cluster: say --ray too")
+    flags = [word.partition("=")[0] for word in rest]
+    if flag := next((one for one in _OF_A_PROCESS if one in flags), None):
+        raise FdgError(f"{flag} is given to each process by the launcher: leave it out, or use fdg train")
     for name in ("num_processes", "nodes"):
         if given.get(name) is not None and given[name] < 1:
             raise FdgError(f"--{name.replace('_', '-')} {given[name]}: it must be at least 1")

@@ -14,6 +14,7 @@ import re
 import jax
 from jax.extend.backend import clear_backends
 
+from fdg.arguments import checked_names
 from fdg.cores import usable_cores
 from fdg.errors import FdgError
 
@@ -25,6 +26,7 @@ _reserved: dict[str, str] = {}  # what was set here
 _commands: list[int] = []  # how many devices a command configured, before the backend started
 
 
+@checked_names
 def host_devices(count: int) -> None:
     """Configures JAX's CPU backend with `count` devices, which are then `jax.devices("cpu")`.
 

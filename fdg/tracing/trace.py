@@ -10,6 +10,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.agents import Agents, checked_name, iterate_all
+from fdg.arguments import checked_names
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import FragmentMark, fragment
@@ -81,6 +82,7 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 WHOLE = "iteration"  # role of an iteration in which nothing is marked
 
 
+@checked_names
 def trace(algorithm: Any) -> FDG:
     """Traces one training iteration of an algorithm to its dataflow graph.
 

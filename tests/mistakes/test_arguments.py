@@ -225,3 +225,27 @@ def test_protocols_and_type_variables_are_not_looked_at():
     # Annotations of a function within a function are found in no module.
     act.__annotations__.update(who=Speaks, what=kind, often=kind | None)
     assert act(3, "x", 2) == "x"
+
+
+# Of each package, what a user makes or calls with arguments by name.
+CALLED = {
+    fdg: "FDG Edge Group Plan Profile Run agents compile host_devices place search sweep fit load trace",
+    algos: "Actor Bonus Explorer Network Normalizer PPO RecurrentNetwork ReplayBuffer SelfPlay get make",
+    algos.networks: "convolutional gru lstm mlp simba transformer",
+    algos.language: "DecoderConfig Sampling generate",
+    envs: "ActionRepeat Alike Box Dict Discrete FrameStack HideObservations MultiDiscrete TimeAware Tuple"
+    " Wrapper check make register vectorize",
+    envs.games: "Against Greedy HexGame LineGame Trained Turns Uniform connect_four gomoku match tic_tac_toe",
+    envs.text: "Calculator CharacterTokenizer Guess HostReward HuggingFaceTokenizer TextTask",
+    policies: "Auto Central Colocated GPUOnly Split auto fsdp get",
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package, names in CALLED.items() for name in names.split()]
+)
+def test_an_unknown_argument_of_whatever_is_public(package, name):
+    with pytest.raises(FdgError) as caught:
+        getattr(package, name)(nonsense=1)
+    text = str(caught.value)
+    assert "nonsense" in text or "is missing: " in text, text

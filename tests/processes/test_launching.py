@@ -162,6 +162,7 @@ ERRORS = {
     "--nodes 2": "--nodes is of a Ray cluster: say --ray too",
     "--ray --nodes 0": "--nodes 0: it must be at least 1",
     "--ray --nodes two": "--nodes: 'two' is not an integer or none",
+    "--num-processes 2 --process-id=1": "--process-id is given to each process by the launcher: leave it out",
     "--ray --num-processes 2": "--num-processes is of one machine: with --ray, say --nodes",
     "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0",
     "--nods 2 -- --seed 1": "unknown flag '--nods': did you mean '--nodes'?",
