@@ -144,7 +144,7 @@ class DecoderConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         self._require(
             self.num_heads % self.num_kv_heads == 0,
-            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}: choose a divisor",
+            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}: change one",
         )
         self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even one")
         self._require(
