@@ -332,8 +332,8 @@ def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
     known = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
         values = known.get(name)
-        are_numbers = [isinstance(one, int | float) for one in values] if isinstance(values, list) else []
-        if are_numbers != [True] * study.random_episodes:
+        numbers = [one for one in values if isinstance(one, int | float)] if isinstance(values, list) else []
+        if numbers != values or len(numbers) != study.random_episodes:
             own, overrides = envs.parse(name)
             returns = random_returns(envs.make(own, **overrides), study.random_episodes)
             known[name] = [float(one) for one in returns]

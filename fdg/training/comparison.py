@@ -88,7 +88,8 @@ def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
     """Whether a run that has not ended was stopped by a loss that is not finite."""
     for run, whole in zip(runs, ended, strict=True):
         rows = [] if whole else list(read_metrics(run / "metrics.jsonl"))
-        if rows and any(value is None and is_vital(name) for name, value in rows[-1].items()):
+        last = rows[-1] if rows else {}
+        if any(value is None and is_vital(name) for name, value in last.items()):
             return ", ended by a loss that is not finite"
     return ""
 
