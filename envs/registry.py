@@ -80,7 +80,7 @@ _PREFIXES: dict[str, _Source] = {
     ),
     from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
     from_ray.PREFIX: _Source(
-        lambda name, **overrides: from_ray.make(name, make, **overrides),
+        lambda name, **overrides: _fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
     ),
 }
@@ -392,6 +392,11 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
         if not is_plain(value):
             return f"passes the text {parameter}={value!r:.60} to code that may open or run it"
     return None
+
+
+def _fleet(name: str, **overrides: Any) -> Any:
+    """A fleet of workers, of an environment that `make` knows."""
+    return from_ray.make(name, make, **overrides)
 
 
 def spelled(env: Any) -> str | None:

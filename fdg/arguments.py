@@ -56,12 +56,13 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
 
     Of a named tuple it is `__new__` that is checked.
     """
-    if isinstance(function, type) and issubclass(function, tuple):
-        function.__new__ = staticmethod(checked_names(function.__new__))  # type: ignore[assignment]
-        return function
     if isinstance(function, type):
-        function.__init__ = checked_names(function.__init__)  # type: ignore[misc]
-        return function
+        cls: Any = function
+        if issubclass(cls, tuple):
+            cls.__new__ = staticmethod(checked_names(cls.__new__))
+        else:
+            cls.__init__ = checked_names(cls.__init__)
+        return cls
     signature = inspect.signature(function)
 
     @functools.wraps(function)
