@@ -326,6 +326,8 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     parts |= config.get("policy_fields", {})
     parts |= {name: config.get(name, 0) for name in ("staleness", "lag")}
     parts |= config.get("hyperparameters", {})
+    parts |= {name: config.get(name) for name in ("self_play", "exploit_every")}
+    parts["population"] = None if parts["exploit_every"] is None else config.get("sweep")
     return tuple((name, str(value)) for name, value in parts.items())
 
 

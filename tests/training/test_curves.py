@@ -32,6 +32,17 @@ def written(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1
     return path
 
 
+@pytest.mark.parametrize(
+    "around",
+    [{"self_play": "size=2 every=1 latest=0.5"}, {"sweep": "learning_rate=0.1,0.2", "exploit_every": 2}],
+)
+def test_self_play_and_populations_are_no_seeds_of_the_algorithm_itself(around, tmp_path):
+    plain, other = written(tmp_path / "a", [1, 2]), written(tmp_path / "b", [3, 4])
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, **around}))
+    assert [len(curve.seeds) for curve in curves.compare([plain, other])[1]] == [1, 1]
+
+
 def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     one = written(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
     two = written(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})
