@@ -12,7 +12,7 @@ import fdg
 import policies
 
 # Those that are filled, or rewritten, while something is worked out.
-WORKING = {"_Moved", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
+WORKING = {"_Transfer", "Recorder", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
 WORKING |= {"Value", "_Started", "Program", "_Session", "_Search"}
 
 

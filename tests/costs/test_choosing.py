@@ -3,7 +3,9 @@
 import dataclasses
 import time
 import types
+from unittest import mock
 
+import jax
 import pytest
 
 import fdg
@@ -97,7 +99,7 @@ class Mine:
 
 def test_no_process_is_left_without_work():
     """Eight environments over seven actors leave three of them idle, and so do the processes of these."""
-    devices = [types.SimpleNamespace(platform="cpu", device_kind="cpu", process_index=i) for i in range(8)]
+    devices = [mock.Mock(jax.Device, platform="cpu", device_kind="cpu", process_index=i) for i in range(8)]
     coarse = [policies.SingleLearnerCoarse]
     choice = policies.auto(Pupil(num_envs=8), devices, policies=coarse, all_devices=True)
     refused = {row.candidate.policy.learners: row.refused for row in choice.rows if row.refused}

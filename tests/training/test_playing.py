@@ -147,7 +147,7 @@ def test_who_draws_itself_starts_from_the_seed(monkeypatch):
         class env:
             source, max_episode_steps = Source(), None
 
-    monkeypatch.setattr(playing, "_actor_on_host", lambda *words: words)
+    monkeypatch.setattr(playing, "Acting", lambda *words: words)
     seeds = {playing.played_episodes(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
     assert len(seeds) == 3 and {one[:2] for one in seeds} == {(2, 9)}
     assert max(seed for *_, seed in seeds) > 2**20

@@ -127,7 +127,7 @@ def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, tmp_path,
     def found(name, **settings):
         made = fdg.search(
             Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
-            out=tmp_path / name, progress=False, checkpoint_every=1, **settings,
+            out=tmp_path / name, progress=False, checkpoint_every=4, **settings,
         )  # fmt: skip
         return [(one.values, one.state, one.value, one.returns) for one in made.trials]
 
