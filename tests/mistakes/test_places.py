@@ -1,6 +1,7 @@
 """Families of mistakes: a value in the place of another, names of packages, settings that nothing reads."""
 
 import dataclasses
+import importlib.util
 
 import flax.linen as nn
 import jax
@@ -87,7 +88,8 @@ def test_a_module_in_the_place_of_its_class(package):
 def test_names_of_packages_in_another_case(package):
     for name in package.__all__:
         for other in (name.lower(), name.upper(), f"{name}s"):
-            if other not in (*dir(package), *package.__all__):
+            is_module = importlib.util.find_spec(f"{package.__name__}.{other}") is not None
+            if not is_module and other not in (*dir(package), *package.__all__):
                 said = refused(lambda other=other: getattr(package, other), AttributeError)
                 assert said.startswith(f"{package.__name__} has no {other}: "), other
         assert getattr(package, f"__{name}__", None) is None
