@@ -345,7 +345,7 @@ def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) ->
 
 @checked
 def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
-    """A causal transformer that looks back over so many steps."""
+    """a causal transformer that attends to this many earlier steps."""
     return _architecture(
         memory="transformer",
         memory_size=size,

@@ -40,7 +40,7 @@ class Exploration(Part):
     exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
 
     def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
-        """Probability of a random action in an iteration of so many: `[]` float32."""
+        """Probability of a random action in an iteration: `[]` float32."""
         duration = self.exploration_fraction * num_iterations
         return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
 

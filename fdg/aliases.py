@@ -262,7 +262,7 @@ torch-deterministic
 config-path config-name config-file
     --config FILE takes a run's config.json
 num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner
-    --num-envs N steps so many environments together; --env-workers N are processes for them
+    --num-envs N steps N environments together; --env-workers N are processes for them
 framework
     everything runs on JAX: leave it out
 exp-name
@@ -273,7 +273,7 @@ per-device-train-batch-size
     --num-prompts N are prompts of an iteration on all devices together, --micro-batch N responses that are
     learned from at a time
 gradient-accumulation-steps
-    --micro-batch N learns from so many responses at a time
+    --micro-batch N learns from N responses at a time
 loss-type importance-sampling-level
     --variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss of
     DPO (sigmoid, ipo), --aggregation that of SFT

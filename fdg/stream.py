@@ -21,7 +21,7 @@ from fdg.keys import from_words, words_shape
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
-_PREFILLED = 8  # a part of the slots: so many wait for each other at most
+_PREFILLED = 8  # at most this part of the slots waits for one prefill
 
 
 class Now(NamedTuple):

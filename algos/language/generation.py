@@ -32,7 +32,7 @@ class Sampling:
     Attributes:
       max_new_tokens: R, after which a sample ends in any case.
       temperature: logits are divided by it; 0 takes the most likely token.
-      top_k: only so many of the most likely; 0 for all.
+      top_k: sample among this many of the most likely tokens; 0 for all.
       top_p: only the most likely that together have this probability, one at least (arXiv 1904.09751).
       stop_tokens: a sample ends with the first of these, which is part of it.
       pad_token: what stands after the end.

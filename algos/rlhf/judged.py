@@ -44,7 +44,7 @@ class JudgedAgent(LanguageAgent):
     reward; the task's own reward is reported by part (`reward_correct`), and is used in evaluations.
     """
 
-    # What `fdg.train` says where every response of so many iterations was worth the same.
+    # What `fdg.train` says if all responses of several iterations had the same reward.
     iterations_without_rewards: ClassVar[int] = 5
     advice_without_rewards: ClassVar[str] = (
         "look at samples of it, or begin with imitation: train --algo sft on the same --env, and give its run"

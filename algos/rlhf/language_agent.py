@@ -121,7 +121,7 @@ class LanguageAgent(HasPresets):
     warmup: int = hyperparameter(0, "updates over which the step size grows linearly at first")
     weight_decay: float = hyperparameter(0.0, "AdamW's, decoupled")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling and in learning")
-    top_k: int = hyperparameter(0, "sample from so many tokens, the most likely; 0: all")
+    top_k: int = hyperparameter(0, "sample among this many most likely tokens; 0: all")
     top_p: float = hyperparameter(
         1.0, "sample from the most likely tokens that have this probability together"
     )

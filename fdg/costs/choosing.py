@@ -20,10 +20,11 @@ from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
-_TRIED, _FAR = 2, 1.5  # of each kind so many first; its others if one of these came so near to the best
+_TRIED = 2  # candidates of each kind that are tried first
+_FAR = 1.5  # the others of a kind are tried if one of these is within this factor of the best
 TIE = 1.05  # predictions that lie nearer say nothing of which is quicker
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # of an algorithm with changed fields
-DevicesOf = Callable[[int], Sequence[Any] | int]  # what `place` takes for so many devices
+DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes
 _LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
 
 

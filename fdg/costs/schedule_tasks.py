@@ -35,7 +35,7 @@ class Cost:
 
 
 Slow = Callable[[int], float]
-"""How much longer than usual so many devices take together, this time."""
+"""How much longer than usual this many devices take together, in this trial."""
 
 
 def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:

@@ -71,7 +71,7 @@ class Repeated:
         self._find_calls()
 
     def also_in(self, lanes: int) -> None:
-        """Runs so many copies concurrently if throughput is higher; a sample is one call of each."""
+        """Runs `lanes` copies concurrently if throughput is higher; a sample is one call of each."""
         if lanes == 1:
             return
         taken = {}

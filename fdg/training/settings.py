@@ -77,7 +77,7 @@ class Settings:
     )
     devices: int | None = setting(
         None,
-        "number of devices, over all processes together; on a CPU, so many host devices are made (None: all"
+        "number of devices, over all processes together; on a CPU, this many host devices are made (None: all"
         " devices; in one process on a CPU: the number predicted to be fastest, at most its cores)",
         least=1,
         most=MOST_DEVICES,
@@ -106,7 +106,7 @@ class Settings:
     )
     num_seeds: int | None = setting(
         None,
-        "train so many independent agents in one program, with seeds SEED, SEED+1, ... (None: one)",
+        "train this many independent agents in one program, with seeds SEED, SEED+1, ... (None: one)",
         least=1,
         most=MOST_AGENTS,
     )
@@ -125,7 +125,7 @@ class Settings:
     )
     exploit_every: int | None = setting(
         None,
-        "population-based training: agents start with the values of --sweep; every so many iterations the"
+        "population-based training: agents start with the values of --sweep; every this many iterations the"
         " worst copy weights and hyperparameters of the best, and perturb the hyperparameters (None: off)",
         least=1,
         most=2**31,
@@ -155,7 +155,7 @@ class Settings:
     )
     checkpoint_every: int | None = setting(
         None,
-        "write a checkpoint every so many iterations, or slightly more (None: twenty checkpoints in a run;"
+        "write a checkpoint every this many iterations, or slightly more (None: twenty checkpoints in a run;"
         " fewer if writing them would take over 1% of the time)",
         least=1,
         free=True,
@@ -167,7 +167,7 @@ class Settings:
     )
     eval_every: int | None = setting(
         None,
-        "evaluate every so many iterations, with greedy and with sampled actions; the state with the best"
+        "evaluate every this many iterations, with greedy and with sampled actions; the state with the best"
         " greedy return is kept as well as the last (None: never)",
         least=1,
         free=True,
