@@ -287,7 +287,7 @@ def q_network(
     seen.
 
     Args:
-        observation_space, hidden, activation, **more: as for `actor_critic`.
+        observation_space: as for `actor_critic`; `hidden`, `activation` and `**more`, too.
         action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
         dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
             1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
