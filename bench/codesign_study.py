@@ -205,7 +205,7 @@ def proposed(method, of, seeds):
     makers = [PROPOSERS[method](of, np.random.default_rng([seed, 41])) for seed in seeds]
     new = [next(one) for one in makers]
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
-    for _ in range(MOST.get(method, EVALUATIONS) // AT_ONCE):
+    for _ in range(EVALUATIONS // AT_ONCE):
         flat = jnp.asarray(np.concatenate(new), jnp.int32)
         designs, found = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
         worth = np.where(found.feasible, found.score, -1 - found.violation)
@@ -265,7 +265,7 @@ def exhaustively(of, seeds):
 
 METHODS = ("ppo", *PROPOSERS)
 JOINT = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
-MOST = {"tpe": 2_000}  # evaluations: slow ones, a seed at a time
+SLOW = {"tpe"}  # a seed at a time
 CELLS = [
     *(("small", level, method) for level in ("tight", "medium") for method in ("exhaustive", *METHODS)),
     *(("w1", level, method) for level in LEVELS for method in METHODS),
@@ -276,7 +276,7 @@ CELLS = [
 def run(name, level, method, path, seeds=SEEDS):
     """Adds the seeds that a cell lacks."""
     cell = json.loads(path.read_text()) if path.is_file() else {"worth": [], "design": [], "cpu_seconds": 0.0}
-    of, together = problem_of(name, level), 1 if method in MOST else len(seeds)
+    of, together = problem_of(name, level), 1 if method in SLOW else len(seeds)
     search = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(proposed, method))
     while missing := list(seeds)[len(cell["worth"]) :][:together]:
         before = time.process_time()
