@@ -1,4 +1,4 @@
-"""The decoder beside transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
+"""The decoder compared with transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf

@@ -186,7 +186,7 @@ def sizes(count: int) -> list[int]:
 
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Policies for so many devices: every class, size of its groups and staleness; and given values."""
+    """Policies for this many devices: every class, size of its groups and staleness; and given values."""
     found: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):

@@ -94,7 +94,7 @@ class RunDirectory:
         """Removes metrics after `iteration`, and a last line cut off by a crash; returns the last row kept.
 
         Other unreadable lines are moved to `metrics.unreadable`, with an `FdgWarning`. Results of an earlier
-        end are removed: a run that goes on has not ended.
+        end are removed: a run that continues has not ended.
         """
         path, last = self.path / "metrics.jsonl", None
         for name in RESULTS:

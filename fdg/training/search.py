@@ -258,7 +258,7 @@ class _Search:
             if self.job.halving:
                 watch = _Watch(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
-        except UnwritableError:  # no fault of the trial, which goes on with the search
+        except UnwritableError:  # no fault of the trial, which continues when the search is resumed
             raise
         except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
