@@ -98,7 +98,9 @@ def ours(case: dict) -> int:
 
 def main() -> None:
     parser = harness.parser("bench.codesign_scalesim", __doc__)
-    parser.add_argument("--python", required=True, help="of the environment that has SCALE-Sim")
+    parser.add_argument(
+        "--python", type=harness.interpreter, required=True, help="of the environment that has SCALE-Sim"
+    )
     found = []
     for dataflow in DATAFLOWS:
         for rows, columns in ARRAYS:

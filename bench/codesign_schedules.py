@@ -93,7 +93,9 @@ def gaps(optima: list[int], total: int, number: int | None = None) -> list[float
 
 def main() -> None:
     parser = harness.parser("bench.codesign_schedules", __doc__)
-    parser.add_argument("--python", required=True, help="of the environment that has ortools")
+    parser.add_argument(
+        "--python", type=harness.interpreter, required=True, help="of the environment that has ortools"
+    )
     python, kept = parser.parse_args().python, {}
     for total, number in NUMBERS.items():
         instances = json.dumps([instance(seed, total) for seed in range(number)])

@@ -109,7 +109,7 @@ def agreement(cases: list[dict]) -> dict[str, float]:
 
 def main() -> None:
     parser = harness.parser("bench.codesign_zigzag", __doc__)
-    parser.add_argument("--python", help="of the environment that has ZigZag")
+    parser.add_argument("--python", type=harness.interpreter, help="of the environment that has ZigZag")
     python = parser.parse_args().python
     if python:
         found = [one for template in ARRAYS for one in run(python, template)]

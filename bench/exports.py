@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
+from bench.harness import interpreter
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import tokenizer_of
 
@@ -214,7 +215,9 @@ def logits(decoder: Decoder, parameters: Any, tokens: np.ndarray) -> np.ndarray:
 def main() -> int:
     """Compares, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default=str(ROOT / "build/venvs/transformers/bin/python"))
+    parser.add_argument(
+        "--python", type=interpreter, default=str(ROOT / "build/venvs/transformers/bin/python")
+    )
     parser.add_argument("--strings", type=int, default=1000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -150,3 +151,10 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     """The command line of a module, whose documentation is its help as it stands."""
     shown = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog=f"python -m {module}", description=doc, formatter_class=shown)
+
+
+def interpreter(name: str) -> str:
+    """The absolute path of a Python: for `type=` of an argument, since it may run in another folder."""
+    if found := shutil.which(name):
+        return os.path.abspath(found)
+    raise argparse.ArgumentTypeError(f"there is no program {name}: create its environment first")

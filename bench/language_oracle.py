@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.language import Decoder, DecoderConfig, weights
-from bench.harness import ROOT, parser
+from bench.harness import ROOT, interpreter, parser
 from bench.language_numbers import inputs, numbers, projections
 
 GOLDEN = ROOT / "tests/language/golden.npz"
@@ -129,7 +129,7 @@ def main() -> None:
     """Compares, and prints."""
     line = parser("bench.language_oracle", __doc__)
     line.add_argument("what", choices=("logits", "smollm2"))
-    line.add_argument("--python", default=str(ROOT / "build/venvs/language/bin/python"))
+    line.add_argument("--python", type=interpreter, default=str(ROOT / "build/venvs/language/bin/python"))
     chosen = line.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sys.exit({"logits": logits, "smollm2": smollm2}[chosen.what](chosen.python, folder))
