@@ -249,16 +249,21 @@ def _chips(whole: _Keys, technology: Technology) -> Chips:
     chip = whole.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
     a_cycle = 1e9 / technology.clock_hz  # bytes of a GB/s
     names = budget.options("templates", Chips.templates, str, "names, such as ['dla', 'shi']")
-    bandwidths = chip.options("bandwidth_gb_s", Chips.noc_bytes_per_cycle, _NUMBERS, "numbers of GB/s")
+    pes = budget.whole("pes", Chips.budget_pes, 1, 2**20)
+    bandwidth = budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle)
+    # Without [chip], options are eighths of the budget.
+    of_pes = tuple(sorted({pes * eighths // 8 for eighths in range(9)}))
+    of_bandwidth = tuple(_plain(bandwidth * eighths / 8) for eighths in range(1, 8))
+    bandwidths = chip.options("bandwidth_gb_s", of_bandwidth, _NUMBERS, "numbers of GB/s")
     try:
         return Chips(
             budget.whole("subaccelerators", Chips.subaccelerators, 1, 8),
             names,
-            chip.options("pes", Chips.pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
+            chip.options("pes", of_pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
             tuple(_plain(x * a_cycle) for x in bandwidths),
             chip.options("buffer_kb", Chips.buffer_kb, int, "whole numbers of KB"),
-            budget.whole("pes", Chips.budget_pes, 1, 2**20),
-            _plain(budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle) * a_cycle),
+            pes,
+            _plain(bandwidth * a_cycle),
             chip.number("dram_gb_s", Chips.dram_bytes_per_cycle) * a_cycle,
         )
     except FdgError as error:

@@ -221,7 +221,10 @@ class Chips:
         least_pes = min((x for x in self.pes if x), default=0)
         needed = self.subaccelerators * min(self.noc_bytes_per_cycle)
         if not 0 < least_pes <= self.budget_pes:
-            raise FdgError(f"chips: no option of pes={self.pes} is in the budget of {self.budget_pes} PEs")
+            raise FdgError(
+                f"chips: no option of pes={self.pes} is in the budget of {self.budget_pes} PEs;"
+                f" give one from 1 to {self.budget_pes}, or a larger budget"
+            )
         if 0 not in self.pes and self.subaccelerators * least_pes > self.budget_pes:
             raise FdgError(
                 f"chips: {self.subaccelerators} sub-accelerators need {self.subaccelerators * least_pes} PEs,"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench import codesign_schedules
-from envs.codesign import cost, exhaustive, layers, problem, schedule, space
+from envs.codesign import cost, exhaustive, layers, problem, reading, schedule, space
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Decision, Task
 from fdg.errors import FdgError
@@ -123,6 +123,14 @@ def test_chains_are_scheduled_as_graphs_are():
         cycles, pj = min(found, key=lambda each: int(each[0]))
         graph = schedule.schedule(work, moves=0)
         assert cycles == graph.latency_cycles and float(pj) == pytest.approx(float(graph.energy_pj), rel=1e-6)
+
+
+@pytest.mark.parametrize("pes", [1, 7, 15, 64, 100, 4096])
+def test_a_chip_without_options_has_eighths_of_its_budget(pes):
+    said = {"budget": {"pes": pes, "bandwidth_gb_s": 16}, "accuracy": {"source": "surrogate"}}
+    chips = reading.from_dict({**said, "task": [{"name": "one", "space": "resnet9", "weight": 1}]}).chips
+    assert chips.pes[0] == 0 and chips.pes[-1] == pes and len(chips.pes) == min(pes + 1, 9)
+    assert chips.noc_bytes_per_cycle == (2, 4, 6, 8, 10, 12, 14)
 
 
 def test_what_equals_its_specs_meets_them():
