@@ -6,21 +6,14 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A communication between the devices of one program.
+    """A communication between the devices of one program."""
 
-    Attributes:
-      kind: as in HLO, such as "all-reduce".
-      bytes: size of the result on one device; the sum if XLA combined several.
-      calls: runs for each run of the program (loops of unknown length counted once).
-      fragments: the enclosing fragments, outermost first; empty for code between fragments.
-      op_name: its place in the traced program, as JAX records it; "" if it is predicted.
-    """
-
-    kind: str
-    bytes: int
-    calls: int
+    kind: str  # as in HLO, such as "all-reduce"
+    bytes: int  # size of the result on one device; the sum if XLA combined several
+    calls: int  # runs for each run of the program (loops of unknown length counted once)
+    # the enclosing fragments, outermost first; empty for code between fragments
     fragments: tuple[str, ...] = ()
-    op_name: str = ""
+    op_name: str = ""  # its place in the traced program, as JAX records it; "" if it is predicted
 
     @property
     def fragment(self) -> str | None:

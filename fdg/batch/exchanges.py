@@ -68,20 +68,14 @@ class _Pruner:
 class WithoutRule(NamedTuple):
     """An operation without a rule on a split batch: operands are gathered, and every device runs all of it.
 
-    Attributes:
-      primitive: the operation's name.
-      fragment: the innermost enclosing fragment; None between fragments.
-      bytes: gathered bytes of each run.
-      calls: runs for each run of the program (loops of unknown length counted once).
-
     >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
     no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
     """
 
-    primitive: str
-    fragment: str | None
-    bytes: int
-    calls: int
+    primitive: str  # the operation's name
+    fragment: str | None  # the innermost enclosing fragment; None between fragments
+    bytes: int  # gathered bytes of each run
+    calls: int  # runs for each run of the program (loops of unknown length counted once)
 
     def __str__(self) -> str:
         where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"

@@ -18,51 +18,33 @@ XLA moves what does not change in a loop out of it, and so its exchanges are cou
 
 @dataclasses.dataclass(frozen=True)
 class EquationFlow:
-    """The batch axes of one equation.
-
-    Attributes:
-      operands: axes of its operands, after `gathered` and `sliced`.
-      results: axes of its results.
-      gathered: positions of operands that are replicated first.
-      sliced: (position, axis) of replicated operands of which each device takes its part.
-      reduced: whether each device has a share of the results, which are all-reduced.
-      local: whether each device runs it on its own part in a `shard_map`.
-      levels: the level of each operand.
-      bodies: flows of its bodies, as in `jaxprs.bodies`.
-      trips: runs of the bodies; None if it is no loop.
-      agreed: whether devices agree on each further trip, by an all-reduce of one byte.
-    """
+    """The batch axes of one equation."""
 
     eqn: Any
-    operands: tuple[Axis, ...]
-    results: tuple[Axis, ...]
-    gathered: tuple[int, ...] = ()
+    operands: tuple[Axis, ...]  # axes of its operands, after `gathered` and `sliced`
+    results: tuple[Axis, ...]  # axes of its results
+    gathered: tuple[int, ...] = ()  # positions of operands that are replicated first
+    # (position, axis) of replicated operands of which each device takes its part
     sliced: tuple[tuple[int, int], ...] = ()
-    reduced: bool = False
-    local: bool = False
-    levels: tuple[int, ...] = ()
-    bodies: tuple["Flow", ...] = ()
-    trips: int | None = None
-    agreed: bool = False
+    reduced: bool = False  # whether each device has a share of the results, which are all-reduced
+    local: bool = False  # whether each device runs it on its own part in a `shard_map`
+    levels: tuple[int, ...] = ()  # the level of each operand
+    bodies: tuple["Flow", ...] = ()  # flows of its bodies, as in `jaxprs.bodies`
+    trips: int | None = None  # runs of the bodies; None if it is no loop
+    agreed: bool = False  # whether devices agree on each further trip, by an all-reduce of one byte
 
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """A jaxpr with the batch axes of all its values.
+    """A jaxpr with the batch axes of all its values."""
 
-    Attributes:
-      jaxpr: an open jaxpr.
-      inputs: axis and level of its inputs.
-      outputs: axes of its outputs, after `gathered` and `sliced`, which are as in `EquationFlow`.
-      levels: the levels of the outputs.
-      requested_axes: for each replicated input, the one axis along which all its readers would take it split.
-    """
-
-    jaxpr: Any
-    inputs: tuple[AxisAndLevel, ...]
+    jaxpr: Any  # an open jaxpr
+    inputs: tuple[AxisAndLevel, ...]  # axis and level of its inputs
     equations: tuple[EquationFlow, ...]
+    # axes of its outputs, after `gathered` and `sliced`, which are as in `EquationFlow`
     outputs: tuple[Axis, ...]
-    levels: tuple[int, ...]
+    levels: tuple[int, ...]  # the levels of the outputs
+    # for each replicated input, the one axis along which all its readers would take it split
     requested_axes: tuple[Axis, ...]
     gathered: tuple[int, ...] = ()
     sliced: tuple[tuple[int, int], ...] = ()

@@ -34,23 +34,14 @@ _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """The equations that compute a jaxpr's gradients.
+    """The equations that compute a jaxpr's gradients."""
 
-    Attributes:
-      members: their positions.
-      chosen: the equations.
-      inputs: the outer values that they read.
-      outputs: their results that are read outside.
-      batched: the batched values that they read and make.
-      axis_of: the batch axis of each value.
-    """
-
-    members: frozenset[int]
-    chosen: tuple[EquationFlow, ...]
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    batched: tuple[Any, ...]
-    axis_of: dict[Any, Axis]
+    members: frozenset[int]  # their positions
+    chosen: tuple[EquationFlow, ...]  # the equations
+    inputs: tuple[Any, ...]  # the outer values that they read
+    outputs: tuple[Any, ...]  # their results that are read outside
+    batched: tuple[Any, ...]  # the batched values that they read and make
+    axis_of: dict[Any, Axis]  # the batch axis of each value
 
     @property
     def bytes(self) -> int:

@@ -40,19 +40,12 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """Timings of a function.
+    """Timings of a function."""
 
-    Attributes:
-      work: the work that the cost model counts for it.
-      alone: seconds of a call while nothing else runs.
-      crowded: seconds of a call while every core runs a copy.
-      spread: relative distance of the rounds' median from their minimum.
-    """
-
-    work: Work
-    alone: float
-    crowded: float
-    spread: float
+    work: Work  # the work that the cost model counts for it
+    alone: float  # seconds of a call while nothing else runs
+    crowded: float  # seconds of a call while every core runs a copy
+    spread: float  # relative distance of the rounds' median from their minimum
 
 
 def calibrate(

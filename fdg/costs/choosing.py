@@ -30,19 +30,12 @@ _LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A candidate: a policy on a number of devices.
+    """A candidate: a policy on a number of devices."""
 
-    Attributes:
-      policy: the policy with the sizes of its groups.
-      devices: the number of devices, the first ones.
-      variant: changed fields of the algorithm by name.
-      asks: the flag that would allow it, if it changes results and is not allowed; else "".
-    """
-
-    policy: Any
-    devices: int
-    variant: tuple[tuple[str, Any], ...] = ()
-    asks: str = ""
+    policy: Any  # the policy with the sizes of its groups
+    devices: int  # the number of devices, the first ones
+    variant: tuple[tuple[str, Any], ...] = ()  # changed fields of the algorithm by name
+    asks: str = ""  # the flag that would allow it, if it changes results and is not allowed; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -51,18 +44,12 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A candidate with its prediction, or why it cannot be carried out.
-
-    Attributes:
-      prediction: None if it cannot be carried out.
-      refused: why, in one line; "" if it can.
-      measured: measured seconds of an iteration, or None.
-    """
+    """A candidate with its prediction, or why it cannot be carried out."""
 
     candidate: Candidate
-    prediction: Prediction | None
-    refused: str = ""
-    measured: float | None = None
+    prediction: Prediction | None  # None if it cannot be carried out
+    refused: str = ""  # why, in one line; "" if it can
+    measured: float | None = None  # measured seconds of an iteration, or None
 
     @property
     def seconds(self) -> float:
@@ -74,24 +61,15 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The chosen candidate and the others.
+    """The chosen candidate and the others."""
 
-    Attributes:
-      policy: the chosen policy.
-      devices: the number of devices to use.
-      algorithm: the algorithm, with the allowed changes.
-      prediction: of an iteration.
-      rows: all candidates: the chosen one, then by time, refused ones last.
-      took: seconds that choosing took.
-    """
-
-    policy: Any
-    devices: int
-    algorithm: Any
+    policy: Any  # the chosen policy
+    devices: int  # the number of devices to use
+    algorithm: Any  # the algorithm, with the allowed changes
     graph: FDG
-    prediction: Prediction
-    rows: tuple[Row, ...]
-    took: float
+    prediction: Prediction  # of an iteration
+    rows: tuple[Row, ...]  # all candidates: the chosen one, then by time, refused ones last
+    took: float  # seconds that choosing took
     cluster: Cluster
 
     @property

@@ -47,17 +47,11 @@ class JobSample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The result of a fit.
+    """The result of a fit."""
 
-    Attributes:
-      joined: by class of operation: see `program_time.JOINED`.
-      overheads: see `overheads.OVERHEADS`.
-      before, after: median relative error of the samples.
-    """
-
-    joined: Mapping[str, float]
-    overheads: Overheads
-    before: float
+    joined: Mapping[str, float]  # by class of operation: see `program_time.JOINED`
+    overheads: Overheads  # see `overheads.OVERHEADS`
+    before: float  # median relative error of the samples
     after: float
 
 

@@ -63,21 +63,16 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """A kind of device.
+    """A kind of device."""
 
-    Attributes:
-      name: such as "H100".
-      platform: as in JAX: "cpu", "gpu" or "tpu".
-      figures: figures by their names in `RATES`; missing ones are derived from others (`rate`).
-      joined: the share of a class's time that fusion leaves, if fitted; None for the platform's
-        (`program_time.JOINED`).
-      overheads: overheads of programs and transfers; None for the platform's (`lost`).
-    """
-
-    name: str
-    platform: str
+    name: str  # such as "H100"
+    platform: str  # as in JAX: "cpu", "gpu" or "tpu"
+    # figures by their names in `RATES`; missing ones are derived from others (`rate`)
     figures: Mapping[str, Figure]
+    # the share of a class's time that fusion leaves, if fitted; None for the platform's
+    # (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
+    # overheads of programs and transfers; None for the platform's (`lost`)
     overheads: Overheads | None = None
 
     def __post_init__(self) -> None:
@@ -168,19 +163,12 @@ _NONE = Figure(0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A network link.
+    """A network link."""
 
-    Attributes:
-      name: such as "NVLink 4".
-      latency: seconds for the first byte of a message.
-      bandwidth: bytes per second, one way, of a device (within a host) or of a host (between hosts).
-      call: overhead of a collective in seconds, apart from its messages.
-    """
-
-    name: str
-    latency: Figure
-    bandwidth: Figure
-    call: Figure = _NONE
+    name: str  # such as "NVLink 4"
+    latency: Figure  # seconds for the first byte of a message
+    bandwidth: Figure  # bytes per second, one way, of a device (within a host) or of a host (between hosts)
+    call: Figure = _NONE  # overhead of a collective in seconds, apart from its messages
 
     def __post_init__(self) -> None:
         for word, figure, least in (
@@ -197,35 +185,21 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Hosts with devices of one kind on one network.
+    """Hosts with devices of one kind on one network."""
 
-    Attributes:
-      kind: the kind of all devices.
-      inside: the link between devices of a host.
-      between: the link between hosts.
-      cores: cores that a machine's CPU devices share; None if each has its own.
-      hosts_per_machine: processes that share a machine's cores, each counted as a host.
-      price: of a device for an hour, in any currency.
-      straggling: relative standard deviation of a device's time for equal work.
-      failures: failures of a device per hour.
-      restart: seconds from a failure until the last checkpoint is loaded.
-      storage: bytes per second to the checkpoint storage, of all hosts together.
-      note: further information on these figures.
-    """
-
-    kind: DeviceKind
+    kind: DeviceKind  # the kind of all devices
     devices_per_host: int
     hosts: int
-    inside: Link
-    between: Link
-    cores: int | None = None
-    hosts_per_machine: int = 1
-    price: float = 0.0
-    straggling: float = 0.0
-    failures: float = 0.0
-    restart: float = 300.0
-    storage: float = 1e9
-    note: str = ""
+    inside: Link  # the link between devices of a host
+    between: Link  # the link between hosts
+    cores: int | None = None  # cores that a machine's CPU devices share; None if each has its own
+    hosts_per_machine: int = 1  # processes that share a machine's cores, each counted as a host
+    price: float = 0.0  # of a device for an hour, in any currency
+    straggling: float = 0.0  # relative standard deviation of a device's time for equal work
+    failures: float = 0.0  # failures of a device per hour
+    restart: float = 300.0  # seconds from a failure until the last checkpoint is loaded
+    storage: float = 1e9  # bytes per second to the checkpoint storage, of all hosts together
+    note: str = ""  # further information on these figures
 
     def __post_init__(self) -> None:
         for name in ("devices_per_host", "hosts", "hosts_per_machine"):

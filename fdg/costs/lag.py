@@ -18,17 +18,11 @@ _MOST = 2  # iterations: groups in a row (generating, judging, training) overlap
 
 @dataclasses.dataclass(frozen=True)
 class LagChoice:
-    """A lag, with the candidates.
+    """A lag, with the candidates."""
 
-    Attributes:
-      lag: in micro-batches.
-      micro_batches: of an iteration.
-      predictions: by lag.
-    """
-
-    lag: int
-    micro_batches: int
-    predictions: dict[int, Prediction]
+    lag: int  # in micro-batches
+    micro_batches: int  # of an iteration
+    predictions: dict[int, Prediction]  # by lag
 
     @property
     def table(self) -> str:

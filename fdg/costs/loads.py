@@ -23,16 +23,11 @@ from fdg.profiling.work import Work, work_of
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices as lowering needs to know them.
-
-    Attributes:
-      cores: cores that a machine's CPU devices share; None for those of this process.
-      devices: the most devices on a machine; None for all.
-    """
+    """The devices as lowering needs to know them."""
 
     platform: str = "cpu"
-    cores: float | None = None
-    devices: int | None = None
+    cores: float | None = None  # cores that a machine's CPU devices share; None for those of this process
+    devices: int | None = None  # the most devices on a machine; None for all
 
     def has_a_core_each(self, group: Group) -> bool:
         """Whether a group has at least as many CPU devices on a machine as there are cores."""
@@ -42,19 +37,13 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A program's work in one run.
-
-    Attributes:
-      work: of one of the group's devices.
-      arrays: arguments and results that the host handles.
-      collectives: among the group's devices.
-    """
+    """A program's work in one run."""
 
     program: str
     group: Group
-    work: Work
-    arrays: int
-    collectives: tuple[Collective, ...]
+    work: Work  # of one of the group's devices
+    arrays: int  # arguments and results that the host handles
+    collectives: tuple[Collective, ...]  # among the group's devices
 
 
 def loads(plan: Plan, target: Target) -> tuple[Load, ...]:

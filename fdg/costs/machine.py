@@ -77,25 +77,17 @@ SOCKETS = Link(
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Measured figures of a machine.
+    """Measured figures of a machine."""
 
-    Attributes:
-      machine: the machine: see `fingerprint`.
-      kind: the kind of its devices.
-      inside, between: links between devices of a process, and between processes.
-      cores: cores that they share; None for accelerators.
-      date, seconds: when it was measured, and how long it took.
-      jobs: seconds of an iteration of the jobs that `kind.joined` and `kind.overheads` were fitted to, by
-        `reference_jobs.ReferenceJob.key`.
-    """
-
-    machine: Mapping[str, Any]
-    kind: DeviceKind
-    inside: Link
+    machine: Mapping[str, Any]  # the machine: see `fingerprint`
+    kind: DeviceKind  # the kind of its devices
+    inside: Link  # links between devices of a process, and between processes
     between: Link
-    cores: int | None
-    date: str = ""
+    cores: int | None  # cores that they share; None for accelerators
+    date: str = ""  # when it was measured, and how long it took
     seconds: float = 0.0
+    # seconds of an iteration of the jobs that `kind.joined` and `kind.overheads` were fitted to, by
+    # `reference_jobs.ReferenceJob.key`
     jobs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def cluster(self, devices: int, processes: int = 1) -> Cluster:

@@ -17,27 +17,17 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True)
 class Overheads:
-    """Overheads of a platform. The defaults mean none.
+    """Overheads of a platform. The defaults mean none."""
 
-    Attributes:
-      divided: parallel efficiency: gain from extra cores within a program, relative to the operation alone.
-      shared: fraction of a host's cores that is available to programs that run concurrently.
-      slowed: fraction of a program's time that each doubling of its process's devices adds.
-      meetings: collectives in the compiled program for each that the plan names.
-      start: seconds from when a program's inputs are ready until it starts, on one device.
-      further: fraction of `start` that each further device adds.
-      array: host seconds for each array that a transfer moves between groups.
-      arrival: seconds that each such array takes in addition to its bytes.
-    """
-
+    # parallel efficiency: gain from extra cores within a program, relative to the operation alone
     divided: float = 1.0
-    shared: float = 1.0
-    slowed: float = 0.0
-    meetings: float = 1.0
-    start: float = 0.0
-    further: float = 0.0
-    array: float = 0.0
-    arrival: float = 0.0
+    shared: float = 1.0  # fraction of a host's cores that is available to programs that run concurrently
+    slowed: float = 0.0  # fraction of a program's time that each doubling of its process's devices adds
+    meetings: float = 1.0  # collectives in the compiled program for each that the plan names
+    start: float = 0.0  # seconds from when a program's inputs are ready until it starts, on one device
+    further: float = 0.0  # fraction of `start` that each further device adds
+    array: float = 0.0  # host seconds for each array that a transfer moves between groups
+    arrival: float = 0.0  # seconds that each such array takes in addition to its bytes
 
     def cores(self, cores: float) -> float:
         """The effective number of cores for operations within a program, on a device with `cores` cores."""

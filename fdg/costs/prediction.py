@@ -32,28 +32,17 @@ _TRIPS = 12  # of a long loop this many and twice as many are simulated, and the
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A predicted iteration.
+    """A predicted iteration."""
 
-    Attributes:
-      seconds: of an iteration in the steady state.
-      shares: seconds by part along the critical path; they add up to `seconds`.
-      busy: busy seconds of each group.
-      inside, between: bytes on links within hosts, and between hosts.
-      routes: bytes by route: "collectives of all", "actors -> learners".
-      devices: number of used devices.
-      notes: sentences on the basis of the figures.
-      complete: False if collectives are estimated because they are known only after compiling.
-    """
-
-    seconds: float
-    shares: Mapping[str, float]
-    busy: Mapping[str, float]
-    inside: float
+    seconds: float  # of an iteration in the steady state
+    shares: Mapping[str, float]  # seconds by part along the critical path; they add up to `seconds`
+    busy: Mapping[str, float]  # busy seconds of each group
+    inside: float  # bytes on links within hosts, and between hosts
     between: float
-    routes: Mapping[str, float]
-    devices: int
-    notes: tuple[str, ...] = ()
-    complete: bool = True
+    routes: Mapping[str, float]  # bytes by route: "collectives of all", "actors -> learners"
+    devices: int  # number of used devices
+    notes: tuple[str, ...] = ()  # sentences on the basis of the figures
+    complete: bool = True  # False if collectives are estimated because they are known only after compiling
 
     @property
     def bound(self) -> str:

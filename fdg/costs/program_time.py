@@ -52,15 +52,10 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Seconds of a program on one device.
+    """Seconds of a program on one device."""
 
-    Attributes:
-      by_class: seconds of each class, on the cores that it may use.
-      cores: mean number of busy cores; 1 for a device that shares none.
-    """
-
-    by_class: Mapping[str, float]
-    cores: float = 1.0
+    by_class: Mapping[str, float]  # seconds of each class, on the cores that it may use
+    cores: float = 1.0  # mean number of busy cores; 1 for a device that shares none
 
 
 def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:

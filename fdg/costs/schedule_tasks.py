@@ -18,19 +18,13 @@ HOST = "host"
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one run of a step.
+    """The cost of one run of a step."""
 
-    Attributes:
-      host: seconds of the host.
-      seconds: of the devices or the link, alone.
-      cores: busy cores of the pool.
-      meets: whether a transfer is a program of both groups, as between processes (`running.exchange`): it
-        waits for their earlier work, and they do nothing else meanwhile.
-    """
-
-    host: float
-    seconds: float
-    cores: float = 0.0
+    host: float  # seconds of the host
+    seconds: float  # of the devices or the link, alone
+    cores: float = 0.0  # busy cores of the pool
+    # whether a transfer is a program of both groups, as between processes (`running.exchange`): it waits
+    # for their earlier work, and they do nothing else meanwhile
     meets: bool = False
 
 

@@ -20,16 +20,11 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The times of all tasks.
+    """The times of all tasks."""
 
-    Attributes:
-      starts, ends: seconds from the start.
-      latest: for each task, the last task that it waited for; -1 for none.
-    """
-
-    starts: Sequence[float]
+    starts: Sequence[float]  # seconds from the start
     ends: Sequence[float]
-    latest: Sequence[int]
+    latest: Sequence[int]  # for each task, the last task that it waited for; -1 for none
 
     def critical(self, task: int) -> list[int]:
         """The critical path that ends with a task, in order."""

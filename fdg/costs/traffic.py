@@ -23,17 +23,12 @@ _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """The cost of a communication.
-
-    Attributes:
-      inside, between: bytes on links within all hosts, and between hosts.
-      bound: the largest part: "latency" or "bandwidth", and the link.
-    """
+    """The cost of a communication."""
 
     seconds: float
-    inside: float
+    inside: float  # bytes on links within all hosts, and between hosts
     between: float
-    bound: str
+    bound: str  # the largest part: "latency" or "bandwidth", and the link
 
 
 def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:

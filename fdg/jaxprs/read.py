@@ -19,27 +19,17 @@ from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_leve
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """A jaxpr inside an equation, and how its variables map to the equation's.
+    """A jaxpr inside an equation, and how its variables map to the equation's."""
 
-    Attributes:
-      jaxpr: the body.
-      trips: runs of the body for each run of the equation.
-      exact: False if `trips` is a guess (1 for a while loop) or a bound (a branch; a while loop with a
-        counter).
-      operands: body input i is the equation's input `operands[i]` (in the first trip).
-      results: the equation's output k is body output `results[k]`.
-      stacked: the equation's outputs that stack a body output of each trip.
-      sliced: body inputs that are rows, along axis 0, of the equation's inputs.
-      carry: in later trips, body input i is body output `carry[i]` of the previous trip.
-    """
-
-    jaxpr: core.Jaxpr
-    trips: int
+    jaxpr: core.Jaxpr  # the body
+    trips: int  # runs of the body for each run of the equation
+    # False if `trips` is a guess (1 for a while loop) or a bound (a branch; a while loop with a counter)
     exact: bool
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    stacked: frozenset[int] = frozenset()
-    sliced: frozenset[int] = frozenset()
+    operands: tuple[int, ...]  # body input i is the equation's input `operands[i]` (in the first trip)
+    results: tuple[int, ...]  # the equation's output k is body output `results[k]`
+    stacked: frozenset[int] = frozenset()  # the equation's outputs that stack a body output of each trip
+    sliced: frozenset[int] = frozenset()  # body inputs that are rows, along axis 0, of the equation's inputs
+    # in later trips, body input i is body output `carry[i]` of the previous trip
     carry: tuple[tuple[int, int], ...] = ()
 
 

@@ -23,20 +23,14 @@ from fdg.jax_internals import ClosedJaxpr
 
 
 class HoistRule(NamedTuple):
-    """What to hoist out of loops.
+    """What to hoist out of loops."""
 
-    Attributes:
-      name: the name of the hoisted call.
-      takes: whether an equation (not a call) is worth hoisting.
-      most_bytes: the most bytes passed to a loop's trips; with `again`, of everything that is hoisted for it.
-      again: recompute in the loop what it needs besides, instead of passing it.
-      stays: whether an equation, and what depends on it, is never hoisted.
-    """
-
-    name: str
-    takes: Callable[[Any], bool]
+    name: str  # the name of the hoisted call
+    takes: Callable[[Any], bool]  # whether an equation (not a call) is worth hoisting
+    # the most bytes passed to a loop's trips; with `again`, of everything that is hoisted for it
     most_bytes: int
-    again: bool = False
+    again: bool = False  # recompute in the loop what it needs besides, instead of passing it
+    # whether an equation, and what depends on it, is never hoisted
     stays: Callable[[Any], bool] = lambda eqn: False
 
 
@@ -52,17 +46,11 @@ def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
 
 
 class _Parts(NamedTuple):
-    """A jaxpr in two parts: hoisted and remaining.
+    """A jaxpr in two parts: hoisted and remaining."""
 
-    Attributes:
-      early: equations that depend on no carried value.
-      late: all others, and recomputed ones.
-      passed: values of `early` that `late` reads.
-    """
-
-    early: list[Any]
-    late: list[Any]
-    passed: list[core.Var]
+    early: list[Any]  # equations that depend on no carried value
+    late: list[Any]  # all others, and recomputed ones
+    passed: list[core.Var]  # values of `early` that `late` reads
 
 
 def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:

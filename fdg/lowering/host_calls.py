@@ -68,19 +68,13 @@ def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Guarded:
-    """A guarded host function.
+    """A guarded host function."""
 
-    Attributes:
-      callback: JAX's flat callback.
-      where: its place in errors.
-      expected: shape and dtype of each result; None if it returns nothing.
-      last_words: see `guard`.
-    """
-
-    callback: Callable[..., Any]
-    where: str
+    callback: Callable[..., Any]  # JAX's flat callback
+    where: str  # its place in errors
+    # shape and dtype of each result; None if it returns nothing
     expected: tuple[tuple[tuple[int, ...], str], ...] | None
-    last_words: LastWords | None
+    last_words: LastWords | None  # see `guard`
 
     @property
     def callback_func(self) -> Any:

@@ -34,21 +34,15 @@ from fdg.placing.staleness import own_state
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLoop:
-    """A training loop as one program, for any number of iterations.
+    """A training loop as one program, for any number of iterations."""
 
-    Attributes:
-      run: `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
-        most `rows`), and a buffer `[rows, ...]` for each metric, with its first `iterations` rows written.
-        Random keys among the metrics are words.
-      shardings: of the leaves.
-      buffer_sharding: of every buffer.
-      count_sharding: of the number of iterations.
-    """
-
+    # `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
+    # most `rows`), and a buffer `[rows, ...]` for each metric, with its first `iterations` rows written.
+    # Random keys among the metrics are words.
     run: Callable[[list, jax.Array, int], tuple[list, list]]
-    shardings: list[NamedSharding]
-    buffer_sharding: NamedSharding
-    count_sharding: NamedSharding
+    shardings: list[NamedSharding]  # of the leaves
+    buffer_sharding: NamedSharding  # of every buffer
+    count_sharding: NamedSharding  # of the number of iterations
 
 
 def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:

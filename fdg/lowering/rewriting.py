@@ -19,22 +19,14 @@ _DRAWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 
 class Setting(NamedTuple):
-    """What a program is rewritten for.
+    """What a program is rewritten for."""
 
-    Attributes:
-      axes: the batch axes of its first inputs; others are replicated.
-      devices: the number of devices that split the batch.
-      output_axes: the batch axes to reshard its outputs to; None to leave them.
-      a_core_each: whether there are at least as many devices as cores (`tiles.have_a_core_each`).
-      sharded: whether parameters are sharded, so that XLA chooses collectives.
-    """
-
-    axes: Sequence[Axis]
-    devices: int
-    output_axes: Sequence[Axis] | None
+    axes: Sequence[Axis]  # the batch axes of its first inputs; others are replicated
+    devices: int  # the number of devices that split the batch
+    output_axes: Sequence[Axis] | None  # the batch axes to reshard its outputs to; None to leave them
     on_cpu: bool
-    a_core_each: bool
-    sharded: bool = False
+    a_core_each: bool  # whether there are at least as many devices as cores (`tiles.have_a_core_each`)
+    sharded: bool = False  # whether parameters are sharded, so that XLA chooses collectives
 
 
 def _without_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:

@@ -190,19 +190,12 @@ def _packed_sum(shares: Sequence[jax.Array]) -> list[jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class _Region:
-    """Equations of a jaxpr that are tiled.
+    """Equations of a jaxpr that are tiled."""
 
-    Attributes:
-      members: their positions.
-      jaxpr: the equations as a closed jaxpr.
-      flow: of this jaxpr.
-      tiles: the number of tiles of a device's part.
-    """
-
-    members: frozenset[int]
-    jaxpr: ClosedJaxpr
-    flow: Flow
-    tiles: int
+    members: frozenset[int]  # their positions
+    jaxpr: ClosedJaxpr  # the equations as a closed jaxpr
+    flow: Flow  # of this jaxpr
+    tiles: int  # the number of tiles of a device's part
 
 
 def _tiled(devices: int, cut: bool, flow: Flow, how: None, inside: jaxprs.Inside) -> Any:

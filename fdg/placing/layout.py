@@ -20,17 +20,11 @@ Spec = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension; f
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The layout of an array on a mesh.
+    """The layout of an array on a mesh."""
 
-    Attributes:
-      shape: the global shape.
-      spec: the mesh axes that split each dimension, major to minor; replicated along all others.
-      mesh: name and size of each mesh axis, major to minor.
-    """
-
-    shape: tuple[int, ...]
-    spec: Spec
-    mesh: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]  # the global shape
+    spec: Spec  # the mesh axes that split each dimension, major to minor; replicated along all others
+    mesh: tuple[tuple[str, int], ...]  # name and size of each mesh axis, major to minor
 
     @classmethod
     def of_batch(
@@ -96,17 +90,12 @@ def moved_bytes(size: int, target: Layout) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The chunks of a transfer from one layout to another.
+    """The chunks of a transfer from one layout to another."""
 
-    Attributes:
-      cuts: the number of chunks of a source part along each dimension.
-      joins: the number of chunks of a target part along each dimension.
-      chunks: for each chunk of a target part (row-major), and each target device in order: the source device,
-        and the index of the chunk in that device's part (row-major).
-    """
-
-    cuts: tuple[int, ...]
-    joins: tuple[int, ...]
+    cuts: tuple[int, ...]  # the number of chunks of a source part along each dimension
+    joins: tuple[int, ...]  # the number of chunks of a target part along each dimension
+    # for each chunk of a target part (row-major), and each target device in order: the source device, and
+    # the index of the chunk in that device's part (row-major)
     chunks: tuple[tuple[tuple[int, int], ...], ...]
 
 

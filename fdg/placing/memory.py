@@ -33,21 +33,13 @@ _MOST_KNOWN = 10_000
 
 
 class _Step(NamedTuple):
-    """An operation or a loop.
+    """An operation or a loop."""
 
-    Attributes:
-      reads: its operands, without literals.
-      makes: its results and their bytes on a device.
-      joins: whether it is elementwise and can be fused into its reader.
-      in_place: whether its results overwrite operands.
-      inside: bytes that it needs while it runs.
-    """
-
-    reads: tuple[Any, ...]
-    makes: tuple[tuple[Any, int], ...]
-    joins: bool
-    in_place: bool
-    inside: int
+    reads: tuple[Any, ...]  # its operands, without literals
+    makes: tuple[tuple[Any, int], ...]  # its results and their bytes on a device
+    joins: bool  # whether it is elementwise and can be fused into its reader
+    in_place: bool  # whether its results overwrite operands
+    inside: int  # bytes that it needs while it runs
 
 
 def program_bytes(

@@ -18,29 +18,20 @@ BETWEEN = "(between fragments)"
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Bytes that move between fragments or devices.
+    """Bytes that move between fragments or devices."""
 
-    Attributes:
-      source: the producing fragments.
-      target: the consuming fragments; for a collective the same as `source`.
-      how: "transfer" between groups, "all-reduce" or "all-gather" within a group (or another kind that was
-        read from a compiled program), or "" if the data stay on their devices.
-      bytes_per_crossing: bytes that arrive on all target devices together; for a collective the size of its
-        result.
-      where: the group, or "actors -> learners" for a transfer.
-      program: the program of a collective.
-      read: whether it was read from the compiled program instead of predicted.
-    """
-
-    source: str
-    target: str
+    source: str  # the producing fragments
+    target: str  # the consuming fragments; for a collective the same as `source`
+    # "transfer" between groups, "all-reduce" or "all-gather" within a group (or another kind that was read
+    # from a compiled program), or "" if the data stay on their devices
     how: str
+    # bytes that arrive on all target devices together; for a collective the size of its result
     bytes_per_crossing: int
     crossings_per_iteration: int
     delay: str = ""
-    where: str = ""
-    program: str = ""
-    read: bool = False
+    where: str = ""  # the group, or "actors -> learners" for a transfer
+    program: str = ""  # the program of a collective
+    read: bool = False  # whether it was read from the compiled program instead of predicted
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -50,22 +41,16 @@ class Movement:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedProgram:
-    """A planned XLA program.
-
-    Attributes:
-      fragments: the names of its fragments in program order; empty for code between fragments.
-      collectives: its collectives in one run.
-      read: whether these were read from the compiled program instead of predicted.
-      together: agents mapped together on a device; None without an axis of agents.
-    """
+    """A planned XLA program."""
 
     name: str
     group: str
+    # the names of its fragments in program order; empty for code between fragments
     fragments: tuple[str, ...]
     calls_per_iteration: int
-    collectives: tuple[Collective, ...] = ()
-    read: bool = False
-    together: int | None = None
+    collectives: tuple[Collective, ...] = ()  # its collectives in one run
+    read: bool = False  # whether these were read from the compiled program instead of predicted
+    together: int | None = None  # agents mapped together on a device; None without an axis of agents
 
 
 def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:

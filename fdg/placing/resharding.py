@@ -24,19 +24,13 @@ STAYS, GATHER, SLICE, EXCHANGE = "stays", "all-gather", "slice", "exchange"
 
 @dataclasses.dataclass(frozen=True)
 class CommonMesh:
-    """A mesh in which the meshes of two groups on the same devices can be expressed.
+    """A mesh in which the meshes of two groups on the same devices can be expressed."""
 
-    Attributes:
-      axes: name and size of each axis, major to minor.
-      devices: positions of the devices in the mesh's order, which is the source's.
-      source: for each axis of the source's mesh, the axes here that it consists of, major to minor.
-      target: the same for the target's mesh.
-    """
-
-    axes: tuple[tuple[str, int], ...]
-    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...]  # name and size of each axis, major to minor
+    devices: tuple[int, ...]  # positions of the devices in the mesh's order, which is the source's
+    # for each axis of the source's mesh, the axes here that it consists of, major to minor
     source: tuple[tuple[str, tuple[str, ...]], ...]
-    target: tuple[tuple[str, tuple[str, ...]], ...]
+    target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the target's mesh
 
 
 def common_mesh(source: Group, target: Group) -> CommonMesh | None:
@@ -116,18 +110,12 @@ def _order(mesh: CommonMesh) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """The resharding of one value on the same devices.
-
-    Attributes:
-      source: the layout before.
-      target: the layout afterwards.
-      kind: `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else).
-    """
+    """The resharding of one value on the same devices."""
 
     mesh: CommonMesh
-    source: Layout
-    target: Layout
-    kind: str
+    source: Layout  # the layout before
+    target: Layout  # the layout afterwards
+    kind: str  # `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else)
 
     @property
     def neighbours(self) -> int:

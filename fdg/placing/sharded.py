@@ -31,21 +31,13 @@ from fdg.tracing.graph import FDG
 
 @dataclasses.dataclass(frozen=True)
 class ShardedLeaf:
-    """A leaf of the state that a group's rule matches.
+    """A leaf of the state that a group's rule matches."""
 
-    Attributes:
-      position: its position among the state's leaves.
-      path: its path in the algorithm's state, as by `jax.tree_util.keystr`.
-      group: the group's name.
-      rule: the matching regular expression.
-      layout: its layout on the group's devices; replicated if no dimension divides.
-    """
-
-    position: int
-    path: str
-    group: str
-    rule: str
-    layout: Layout
+    position: int  # its position among the state's leaves
+    path: str  # its path in the algorithm's state, as by `jax.tree_util.keystr`
+    group: str  # the group's name
+    rule: str  # the matching regular expression
+    layout: Layout  # its layout on the group's devices; replicated if no dimension divides
 
     def of_agents(self, count: int | None) -> "ShardedLeaf":
         """The leaf with a leading, unsplit axis of agents; itself for None."""

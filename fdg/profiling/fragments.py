@@ -30,19 +30,12 @@ from fdg.running.program import is_here
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placed:
-    """A fragment and its group.
+    """A fragment and its group."""
 
-    Attributes:
-      site: the call of the fragment in the graph.
-      group: the group of devices that runs it.
-      work: the work of one call on one of the group's devices.
-      border: bytes of inputs and outputs that a call reads and writes on one device.
-    """
-
-    site: Site
-    group: Group
-    work: Work
-    border: int
+    site: Site  # the call of the fragment in the graph
+    group: Group  # the group of devices that runs it
+    work: Work  # the work of one call on one of the group's devices
+    border: int  # bytes of inputs and outputs that a call reads and writes on one device
 
 
 def placed(plan: Plan) -> tuple[Placed, ...]:

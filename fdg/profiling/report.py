@@ -11,31 +11,22 @@ _PRODUCTS = 12  # that are shown
 
 @dataclasses.dataclass(frozen=True)
 class FragmentProfile:
-    """A fragment's part of an iteration, timed alone.
-
-    Attributes:
-      parent: the enclosing fragment, or None; `depth`: the number of enclosing fragments.
-      calls: in an iteration; `exact` is False if that depends on the data.
-      flops: of a call, on all devices and for all agents.
-      work: of a call, on one device.
-      seconds: of a call alone, with nested fragments; None if it cannot run alone: its parts are on several
-        groups, or in other processes.
-      products_s: of a call's products at the best rate of their shapes.
-      memory_s: of a call's inputs and outputs at the rate of memory.
-    """
+    """A fragment's part of an iteration, timed alone."""
 
     name: str
     role: str
-    parent: str | None
+    parent: str | None  # the enclosing fragment, or None; `depth`: the number of enclosing fragments
     depth: int
     group: str
-    calls: int
+    calls: int  # in an iteration; `exact` is False if that depends on the data
     exact: bool
-    flops: int
-    work: Work
+    flops: int  # of a call, on all devices and for all agents
+    work: Work  # of a call, on one device
+    # of a call alone, with nested fragments; None if it cannot run alone: its parts are on several groups,
+    # or in other processes
     seconds: float | None
-    products_s: float
-    memory_s: float
+    products_s: float  # of a call's products at the best rate of their shapes
+    memory_s: float  # of a call's inputs and outputs at the rate of memory
 
     @property
     def limit_s(self) -> float:
@@ -55,17 +46,12 @@ class FragmentProfile:
 
 @dataclasses.dataclass(frozen=True)
 class ProductProfile:
-    """Products of one shape on a group's devices.
-
-    Attributes:
-      calls: on each device in an iteration.
-      seconds: of one on each device, with all devices at work; None if not measured.
-    """
+    """Products of one shape on a group's devices."""
 
     product: Product
     group: str
-    calls: int
-    seconds: float | None
+    calls: int  # on each device in an iteration
+    seconds: float | None  # of one on each device, with all devices at work; None if not measured
     layout: str
     devices: int
 
@@ -77,17 +63,13 @@ class ProductProfile:
 
 @dataclasses.dataclass(frozen=True)
 class GroupProfile:
-    """A group's part of an iteration.
-
-    Attributes:
-      busy_s: seconds in which its devices ran programs or received inputs; None for a single group.
-      fragments_s: seconds of its outermost fragments, timed alone.
-    """
+    """A group's part of an iteration."""
 
     name: str
     devices: int
+    # seconds in which its devices ran programs or received inputs; None for a single group
     busy_s: float | None
-    fragments_s: float
+    fragments_s: float  # seconds of its outermost fragments, timed alone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,21 +24,16 @@ _PRINTS = frozenset({"debug_callback", "debug_print"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """Where a fragment is called.
-
-    Attributes:
-      inputs: the variables that it reads, without duplicates; `axes` are their batch axes.
-      outputs: its results, without dropped ones; `output_axes` are their batch axes.
-      handed_on: loop-carried state: output k is input `handed_on[k]` of the next call, in this iteration or
-        the next.
-    """
+    """Where a fragment is called."""
 
     fragment: Fragment
     equation: core.JaxprEqn
+    # the variables that it reads, without duplicates; `axes` are their batch axes
     inputs: tuple[core.Var, ...]
-    outputs: tuple[core.Var, ...]
+    outputs: tuple[core.Var, ...]  # its results, without dropped ones; `output_axes` are their batch axes
     axes: tuple[int | None, ...]
     output_axes: tuple[int | None, ...]
+    # loop-carried state: output k is input `handed_on[k]` of the next call, in this iteration or the next
     handed_on: Mapping[int, int]
 
     @functools.cached_property

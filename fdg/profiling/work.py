@@ -66,25 +66,19 @@ class SizedOperation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of a program.
+    """The work of a program."""
 
-    Attributes:
-      flops: floating-point operations by class, counted as in `jaxprs.flops_of`.
-      bytes: by class, bytes read and written without fusion. Views cost nothing; a look-up counts what it
-        reads.
-      products: counts by shape, convolutions included.
-      operations: counts by class and size, without products and views; a look-up counts whole cache lines.
-      trips: of all loops.
-      exact: False with a `while` loop (counted as its most trips, or one) or a branch (the most expensive
-        one).
-    """
-
+    # floating-point operations by class, counted as in `jaxprs.flops_of`
     flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # by class, bytes read and written without fusion. Views cost nothing; a look-up counts what it reads.
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # counts by shape, convolutions included
     products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
+    # False with a `while` loop (counted as its most trips, or one) or a branch (the most expensive one)
     exact: bool = True
+    # counts by class and size, without products and views; a look-up counts whole cache lines
     operations: Mapping[SizedOperation, int] = dataclasses.field(default_factory=dict)
-    trips: int = 0
+    trips: int = 0  # of all loops
 
     @property
     def total_flops(self) -> int:

@@ -21,20 +21,13 @@ import jax
 
 
 class Bar(NamedTuple):
-    """One run of a program, for pictures of the timeline.
+    """One run of a program, for pictures of the timeline."""
 
-    Attributes:
-      group: the group that it ran on.
-      iteration: counted from the first recorded one.
-      part: earlier runs of the program in the iteration: the index of the micro-batch or step.
-      begin, end: wall-clock seconds (`time.time`).
-    """
-
-    group: str
+    group: str  # the group that it ran on
     name: str
-    iteration: int
-    part: int
-    begin: float
+    iteration: int  # counted from the first recorded one
+    part: int  # earlier runs of the program in the iteration: the index of the micro-batch or step
+    begin: float  # wall-clock seconds (`time.time`)
     end: float
 
 

@@ -21,15 +21,10 @@ from fdg.placing.layout import Layout, Route, route
 
 
 class Transfer(Protocol):
-    """Moves several arrays from one mesh to another.
+    """Moves several arrays from one mesh to another."""
 
-    Attributes:
-      programs: the compiled `functions`, set by the caller that compiles them.
-      bytes: bytes that a call copies to the devices of this process; 0 before the first call.
-    """
-
-    programs: dict[str, Any]
-    bytes: int
+    programs: dict[str, Any]  # the compiled `functions`, set by the caller that compiles them
+    bytes: int  # bytes that a call copies to the devices of this process; 0 before the first call
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
         """The functions to compile for it: (name, mesh, function, argument)."""

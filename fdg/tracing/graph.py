@@ -17,18 +17,13 @@ from fdg.errors import GraphError
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array at a fragment's border.
+    """An array at a fragment's border."""
 
-    Attributes:
-      value: the number of its value in the program; equal numbers are the same array.
-      axis: its batch axis; None if it is shared by the batch.
-    """
-
-    value: int
+    value: int  # the number of its value in the program; equal numbers are the same array
     shape: tuple[int, ...]
     dtype: str
     bytes: int
-    axis: int | None
+    axis: int | None  # its batch axis; None if it is shared by the batch
 
     def __str__(self) -> str:
         sizes = [f"B={n}" if i == self.axis else str(n) for i, n in enumerate(self.shape)]
@@ -37,23 +32,16 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """A node: a call site of a fragment function.
+    """A node: a call site of a fragment function."""
 
-    Attributes:
-      name: unique in the graph (`act`, `act.2`, ...).
-      parent: the enclosing fragment; None at the top level.
-      calls_exact: False in a while loop (counted as its most trips, or one) or a branch (counted as taken).
-      flops_per_call: see `jaxprs.flops_of`.
-      bytes_per_call: bytes of its inputs and outputs.
-    """
-
-    name: str
+    name: str  # unique in the graph (`act`, `act.2`, ...)
     role: str
-    parent: str | None
+    parent: str | None  # the enclosing fragment; None at the top level
     calls_per_iteration: int
+    # False in a while loop (counted as its most trips, or one) or a branch (counted as taken)
     calls_exact: bool
-    flops_per_call: int
-    bytes_per_call: int
+    flops_per_call: int  # see `jaxprs.flops_of`
+    bytes_per_call: int  # bytes of its inputs and outputs
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
 

@@ -9,21 +9,14 @@ Axis = int | None
 
 
 class RuleResult(NamedTuple):
-    """What an operation does with its operands' batch axes.
+    """What an operation does with its operands' batch axes."""
 
-    Attributes:
-      axes: the batch axes of its results.
-      gathered: positions of operands that are replicated first.
-      reduced: whether each device has a share of the results, which are all-reduced.
-      local: run each device's part in a `shard_map`, because the partitioner would communicate needlessly.
-      divided: parameters that are divided by the number of devices.
-    """
-
-    axes: tuple[Axis, ...]
-    gathered: tuple[int, ...] = ()
-    reduced: bool = False
+    axes: tuple[Axis, ...]  # the batch axes of its results
+    gathered: tuple[int, ...] = ()  # positions of operands that are replicated first
+    reduced: bool = False  # whether each device has a share of the results, which are all-reduced
+    # run each device's part in a `shard_map`, because the partitioner would communicate needlessly
     local: bool = False
-    divided: tuple[int, ...] = ()
+    divided: tuple[int, ...] = ()  # parameters that are divided by the number of devices
 
 
 Rule = Callable[[Any, list[Axis]], RuleResult | None]

@@ -25,19 +25,14 @@ from fdg.batch.lengths import lengths_of_equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation over the variables of its region.
-
-    Attributes:
-      group: the group of its fragments; None for code between fragments.
-      fragments: the names of its fragments.
-      row: for an operation that writes a trip's row into a loop's stacked result, the row's variable.
-      token: for an operation with side effects, its (input token, output token).
-    """
+    """An equation over the variables of its region."""
 
     eqn: core.JaxprEqn
-    group: str | None = None
-    fragments: tuple[str, ...] = ()
+    group: str | None = None  # the group of its fragments; None for code between fragments
+    fragments: tuple[str, ...] = ()  # the names of its fragments
+    # for an operation that writes a trip's row into a loop's stacked result, the row's variable
     row: Any = None
+    # for an operation with side effects, its (input token, output token)
     token: tuple[core.Var, core.Var] | None = None
 
     @functools.cached_property
@@ -58,18 +53,12 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """A loop of known length with fragments of several groups.
-
-    Attributes:
-      constants: outer variables that each trip reads; the body's first inputs.
-      starts: initial values of the carry; the body's remaining inputs.
-      results: the final carry, one for each of `starts`.
-    """
+    """A loop of known length with fragments of several groups."""
 
     trips: int
-    constants: list[core.Var]
-    starts: list[Any]
-    results: list[core.Var]
+    constants: list[core.Var]  # outer variables that each trip reads; the body's first inputs
+    starts: list[Any]  # initial values of the carry; the body's remaining inputs
+    results: list[core.Var]  # the final carry, one for each of `starts`
     body: "Region"
 
     @property
@@ -88,15 +77,11 @@ Item: TypeAlias = Operation | Loop
 
 @dataclasses.dataclass(eq=False)
 class Region:
-    """Operations and loops in topological order.
-
-    Attributes:
-      outputs: for a loop's body, the next values of the carry.
-    """
+    """Operations and loops in topological order."""
 
     inputs: list[core.Var]
     items: list[Item]
-    outputs: list[Any]
+    outputs: list[Any]  # for a loop's body, the next values of the carry
 
     def operations(self) -> Iterator[Operation]:
         """All operations in order, those of loops included."""
@@ -123,20 +108,15 @@ class Region:
 
 @dataclasses.dataclass(eq=False)
 class Opened:
-    """An opened iteration.
+    """An opened iteration."""
 
-    Attributes:
-      region: its inputs are the state's leaves, then the constants; its outputs are the next leaves, then the
-        metrics. With side effects, a token follows the leaves in both.
-      constants: values of the inputs after the state's leaves (with effects, the first is the initial token).
-      declared: batch axes that the borders of opened fragments declare.
-      has_token: whether there are effects.
-    """
-
+    # its inputs are the state's leaves, then the constants; its outputs are the next leaves, then the
+    # metrics. With side effects, a token follows the leaves in both.
     region: Region
+    # values of the inputs after the state's leaves (with effects, the first is the initial token)
     constants: list[Any]
-    declared: dict[core.Var, int]
-    has_token: bool = False
+    declared: dict[core.Var, int]  # batch axes that the borders of opened fragments declare
+    has_token: bool = False  # whether there are effects
 
     @functools.cached_property
     def lengths(self) -> frozenset[int]:

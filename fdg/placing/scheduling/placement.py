@@ -29,19 +29,14 @@ CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rath
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The groups of each operation, and of what each loop (the iteration too) carries.
-
-    Attributes:
-      num_carried: the number of the iteration's inputs that are carried.
-      order: all groups, in the policy's order.
-      carry_groups: for each loop, the groups that hold each carried value; the key None is the iteration
-        itself, whose carried values are the state's leaves (and the token of effects).
-    """
+    """The groups of each operation, and of what each loop (the iteration too) carries."""
 
     opened: Opened
-    num_carried: int
-    order: tuple[str, ...]
+    num_carried: int  # the number of the iteration's inputs that are carried
+    order: tuple[str, ...]  # all groups, in the policy's order
     groups: Mapping[Operation, frozenset[str]]
+    # for each loop, the groups that hold each carried value; the key None is the iteration itself, whose
+    # carried values are the state's leaves (and the token of effects)
     carry_groups: Mapping[Loop | None, Sequence[frozenset[str]]]
 
     @property

@@ -59,18 +59,12 @@ def make_schedule(
 
 @dataclasses.dataclass
 class _Transfer:
-    """The transfer of a value to another group.
-
-    Attributes:
-      level: of the step that defines the value; -1 for an input.
-      users: the fragments that use it there.
-      for_next_trip: whether only the next trip (or iteration) uses it.
-    """
+    """The transfer of a value to another group."""
 
     source: Value
-    level: int
-    users: list[str]
-    for_next_trip: bool
+    level: int  # of the step that defines the value; -1 for an input
+    users: list[str]  # the fragments that use it there
+    for_next_trip: bool  # whether only the next trip (or iteration) uses it
 
 
 class _Block:

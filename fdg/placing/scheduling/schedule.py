@@ -28,17 +28,12 @@ from fdg.placing.resharding import Change
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A variable on one group: the operands and results of programs and transfers.
-
-    Attributes:
-      axis: its batch axis; None if it is replicated.
-      layout: its layout on the group's devices; None until `sharded.lay_out`.
-    """
+    """A variable on one group: the operands and results of programs and transfers."""
 
     variable: core.Var
     group: str
-    axis: int | None
-    layout: Layout | None = None
+    axis: int | None  # its batch axis; None if it is replicated
+    layout: Layout | None = None  # its layout on the group's devices; None until `sharded.lay_out`
 
     @property
     def bytes(self) -> int:
@@ -64,22 +59,16 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A run of a program on a group.
-
-    Attributes:
-      fragments: the names of its fragments in program order.
-      freed: positions of the inputs that are not used afterwards.
-      donated: the freed inputs whose memory a result can reuse.
-    """
+    """A run of a program on a group."""
 
     name: str
     group: str
-    fragments: tuple[str, ...]
+    fragments: tuple[str, ...]  # the names of its fragments in program order
     equations: tuple[core.JaxprEqn, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    freed: frozenset[int] = frozenset()
-    donated: frozenset[int] = frozenset()
+    freed: frozenset[int] = frozenset()  # positions of the inputs that are not used afterwards
+    donated: frozenset[int] = frozenset()  # the freed inputs whose memory a result can reuse
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
@@ -97,45 +86,31 @@ _BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
-    """A transfer of values from one group to another.
-
-    Attributes:
-      sources: the fragments that they come from.
-      targets: the fragments that use them.
-      delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
-      freed: positions of the values that the source does not use afterwards.
-      changes: the resharding of each pair if both groups are on the same devices; else empty.
-      donates: whether each source value is freed as soon as the target has it.
-    """
+    """A transfer of values from one group to another."""
 
     source: str
     target: str
     pairs: tuple[tuple[Value, Value], ...]
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    delay: str = ""
-    freed: frozenset[int] = frozenset()
+    sources: tuple[str, ...]  # the fragments that they come from
+    targets: tuple[str, ...]  # the fragments that use them
+    delay: str = ""  # "" for values of the same trip, "step" or "iteration" for the next trip's
+    freed: frozenset[int] = frozenset()  # positions of the values that the source does not use afterwards
+    # the resharding of each pair if both groups are on the same devices; else empty
     changes: tuple[Change, ...] = ()
-    donates: bool = False
+    donates: bool = False  # whether each source value is freed as soon as the target has it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat:
-    """A loop that the host steps.
-
-    Attributes:
-      enter: (outer, inner): initial values and constants.
-      copied: positions in `enter` of values that the body donates although they are used again.
-      carry: (end of a trip, start of the next).
-      leave: (inner, outer): results of the last trip.
-    """
+    """A loop that the host steps."""
 
     trips: int
-    enter: tuple[tuple[Value, Value], ...]
+    enter: tuple[tuple[Value, Value], ...]  # (outer, inner): initial values and constants
+    # positions in `enter` of values that the body donates although they are used again
     copied: frozenset[int]
     steps: tuple["Step", ...]
-    carry: tuple[tuple[Value, Value], ...]
-    leave: tuple[tuple[Value, Value], ...]
+    carry: tuple[tuple[Value, Value], ...]  # (end of a trip, start of the next)
+    leave: tuple[tuple[Value, Value], ...]  # (inner, outer): results of the last trip
 
 
 Step: TypeAlias = Call | Move | Repeat
@@ -144,20 +119,15 @@ Fact = TypeVar("Fact")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """The steps of one iteration in order.
-
-    Attributes:
-      leaves: the places of each leaf of the state between iterations; the first is the primary copy.
-      constants: (position among the graph's constants, the value that needs it).
-      carry: as in `Repeat`, from one iteration to the next.
-      metrics: the value of each metric.
-    """
+    """The steps of one iteration in order."""
 
     steps: tuple[Step, ...]
+    # the places of each leaf of the state between iterations; the first is the primary copy
     leaves: tuple[tuple[Value, ...], ...]
+    # (position among the graph's constants, the value that needs it)
     constants: tuple[tuple[int, Value], ...]
-    carry: tuple[tuple[Value, Value], ...]
-    metrics: tuple[Value, ...]
+    carry: tuple[tuple[Value, Value], ...]  # as in `Repeat`, from one iteration to the next
+    metrics: tuple[Value, ...]  # the value of each metric
 
     def calls(self) -> Iterable[tuple[Call, int]]:
         """Every program with its runs in an iteration."""

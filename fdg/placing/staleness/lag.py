@@ -24,19 +24,13 @@ from fdg.tracing.trace import read_graph
 
 
 class Ages(NamedTuple):
-    """The age of the parameters that each fragment reads.
+    """The age of the parameters that each fragment reads."""
 
-    Attributes:
-      of: iterations by fragment.
-      lag: in micro-batches; 0 for a staleness in iterations.
-      micro_batches: `M`, trips of the scan that calls the actors; 0 for a staleness in iterations.
-      newer: fragments in the second part of a scan that is cut. They wait for newer parameters than those of
-        the first part, so no program has both.
-    """
-
-    of: dict[str, int]
-    lag: int = 0
-    micro_batches: int = 0
+    of: dict[str, int]  # iterations by fragment
+    lag: int = 0  # in micro-batches; 0 for a staleness in iterations
+    micro_batches: int = 0  # `M`, trips of the scan that calls the actors; 0 for a staleness in iterations
+    # fragments in the second part of a scan that is cut. They wait for newer parameters than those of the
+    # first part, so no program has both.
     newer: frozenset[str] = frozenset()
 
     @property

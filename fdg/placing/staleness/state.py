@@ -13,13 +13,10 @@ class DelayedState:
 
     Attributes and items are those of the state: `delayed.parameters` is `delayed.state.parameters`, and
     `delayed["w"]` is `delayed.state["w"]`.
-
-    Attributes:
-      state: the algorithm's own state.
-      history: the delayed leaves of earlier states, oldest first: a tuple for each iteration of staleness.
     """
 
-    state: Any
+    state: Any  # the algorithm's own state
+    # the delayed leaves of earlier states, oldest first: a tuple for each iteration of staleness
     history: tuple[tuple[Any, ...], ...]
 
     def __getattr__(self, name: str) -> Any:
@@ -38,21 +35,13 @@ def own_state(state: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """The delayed leaves and their readers.
+    """The delayed leaves and their readers."""
 
-    Attributes:
-      staleness: the largest age in iterations.
-      leaves: positions of the delayed leaves in the algorithm's state, in order.
-      readers: the fragments that read older versions, in the graph's order.
-      lag: the policy's lag in micro-batches; 0 for a staleness in iterations.
-      micro_batches: of an iteration; 0 for a staleness in iterations.
-    """
-
-    staleness: int
-    leaves: tuple[int, ...]
-    readers: tuple[str, ...] = ()
-    lag: int = 0
-    micro_batches: int = 0
+    staleness: int  # the largest age in iterations
+    leaves: tuple[int, ...]  # positions of the delayed leaves in the algorithm's state, in order
+    readers: tuple[str, ...] = ()  # the fragments that read older versions, in the graph's order
+    lag: int = 0  # the policy's lag in micro-batches; 0 for a staleness in iterations
+    micro_batches: int = 0  # of an iteration; 0 for a staleness in iterations
 
     def start(self, state: Any) -> DelayedState:
         """The initial state: all versions are the initial parameters."""

@@ -20,20 +20,13 @@ Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragment
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A value at one place of the program.
-
-    Attributes:
-      origins: the leaves and fragments that it may come from.
-      same: the value that it certainly equals, or None.
-      literal: its number, if it is a literal.
-      constant: its array, if it is a constant of the jaxpr.
-    """
+    """A value at one place of the program."""
 
     aval: Any
-    origins: Origins = frozenset()
-    same: "Value | None" = None
-    literal: Any = None
-    constant: Any = None
+    origins: Origins = frozenset()  # the leaves and fragments that it may come from
+    same: "Value | None" = None  # the value that it certainly equals, or None
+    literal: Any = None  # its number, if it is a literal
+    constant: Any = None  # its array, if it is a constant of the jaxpr
 
 
 class Block:
