@@ -93,16 +93,11 @@ def predict(
 ) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
     """The collectives in one run of a jaxpr, with the bodies of its fragments.
 
-    Args:
-      jaxpr: open or closed: an iteration, a part of one, or a fragment's body.
-      input_axes: the batch axes of its first inputs; None for the others.
-      devices: the number of devices; None for any number that divides all batches.
-      output_axes: the batch axes that its outputs are resharded to; None to leave them.
-
-    Returns:
-      Collectives in program order, one for each place (the enclosing fragments), kind and number of calls;
-      and the operations that all devices run whole for want of a rule (not those with effects, or whose rule
-      says so).
+    The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
+    first inputs, and `output_axes` those to reshard its outputs to; None leaves them. `devices=None` is any
+    number that divides all batches. Returns the collectives in program order, one for each place (the
+    enclosing fragments), kind and number of calls; and the operations that all devices run whole for want of
+    a rule (not those with effects, or whose rule says so).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

@@ -48,12 +48,9 @@ def follow(
 ) -> Flow:
     """Follows the batch axes of a jaxpr's first inputs (and those of the borders in it) to its outputs.
 
-    Args:
-      jaxpr: open or closed.
-      input_axes: the batch axes of its first inputs; further inputs have none.
-      devices: the number of devices; None for any number that divides all batches. An axis that the number
-        does not divide counts as None.
-      output_axes: the batch axes that its outputs are resharded to; None to leave them as they are.
+    `input_axes` are the batch axes of its first inputs, and `output_axes` those to reshard its outputs to;
+    None leaves them. `devices=None` is any number that divides all batches; an axis that the number does not
+    divide counts as None.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
@@ -113,8 +110,7 @@ class _Follower:
     ) -> Flow:
         """Propagates through one jaxpr.
 
-        Args:
-          output_axes: the axes to reshard its outputs to; `AS_MADE` (or None for all) to leave them.
+        `output_axes` are those to reshard its outputs to; `AS_MADE` (or None for all) leaves them.
         """
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
         how = inputs, depth, output_axes

@@ -32,11 +32,7 @@ def find_requested(
     unit: int,
     follow_again: FollowAgain,
 ) -> tuple[dict[Any, int], tuple[Axis, ...]]:
-    """The replicated variables of a flow to compute split, and the axes requested of its inputs.
-
-    Args:
-      output_axes: the axes that its outputs are resharded to, or `AS_MADE`.
-    """
+    """The replicated variables of a flow to compute split, and the axes requested of its inputs."""
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
         requests.read(atom, None if axis is AS_MADE else axis)

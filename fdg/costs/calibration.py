@@ -55,13 +55,8 @@ def calibrate(
 ) -> Calibration:
     """Measures the rates of this process's devices of one kind.
 
-    Args:
-      devices: at least one; with two or more, links between them are measured too.
-      say: called with a line of progress.
-      time_jobs: times reference jobs (`Calibration.jobs`); rates are measured before and after it.
-
-    Raises:
-      FdgError: the devices are of several kinds or processes.
+    With two devices or more, links between them are measured too. `say` is called with lines of progress;
+    `time_jobs` times reference jobs (`Calibration.jobs`), and rates are measured before and after it.
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:

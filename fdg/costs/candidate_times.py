@@ -23,13 +23,8 @@ _TIMED = 3  # candidates
 def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
     """Chooses among the best three candidates by measured time.
 
-    Args:
-      choice: from `policies.auto`.
-      devices: the devices that it chose from. A collective: all processes call this.
-      num_seeds: as for `fdg.compile`.
-
-    Raises:
-      FdgError: none of them compiles.
+    `choice` is from `policies.auto`, and `devices` those that it chose from. A collective: all processes call
+    this.
     """
     begun = time.perf_counter()
     takeable = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]

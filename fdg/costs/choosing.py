@@ -155,14 +155,8 @@ def choose(
 ) -> Choice:
     """Predicts all candidates and takes the fastest feasible and allowed one (`preferred`).
 
-    Args:
-      candidates: of those with equal placements, the first counts.
-      graph_of: maps changed fields to the algorithm and its graph.
-      platforms: maps a number of devices to the devices for `place`.
-      more: further candidates to report, looked at last.
-
-    Raises:
-      PlanError: none is feasible; says what the first one lacks.
+    Of candidates with equal placements, the first counts; `more` are only reported. `graph_of` maps changed
+    fields to the algorithm and its graph, and `platforms` a number of devices to the devices for `place`.
     """
     begun = time.perf_counter()
 
@@ -199,8 +193,7 @@ def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:
     """Of candidates that predictions cannot distinguish from the fastest, the one with the fewest groups,
     then the fewest devices.
 
-    Args:
-      candidates: (predicted seconds, groups, devices) of each.
+    Each has its predicted seconds, groups and devices.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
@@ -295,11 +288,7 @@ def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
-    """Checks that a plan fits into the devices' memory, by an estimate (`Plan.memory`).
-
-    Raises:
-      PlanError: it does not; names group, bytes and fix.
-    """
+    """Checks that a plan fits into the devices' memory, by an estimate (`Plan.memory`)."""
     there = cluster.kind.rate("memory_bytes")
     for group, needed in plan.memory:
         if needed > there:

@@ -63,10 +63,8 @@ def fitted(
 ) -> Fitted:
     """Fits both to samples of one platform.
 
-    Args:
-      samples: jobs of at least one machine, each with its rates.
-      joined, overheads: prior values; None for those of the platform. Zeros stay zero.
-      known: weight of the prior.
+    `samples` are jobs of at least one machine, each with its rates. `joined` and `overheads` are prior
+    values, of weight `known`; None for those of the platform. Zeros stay zero.
     """
     from scipy.optimize import least_squares  # here, for it takes a while to import
 

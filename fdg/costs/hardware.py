@@ -105,11 +105,7 @@ class DeviceKind:
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
-        """The value of a figure, possibly derived from others.
-
-        Raises:
-          FdgError: there is no such figure.
-        """
+        """The value of a figure, possibly derived from others."""
         if name in self.figures:
             return self.figures[name].value
         if name.startswith("product/"):
@@ -241,11 +237,7 @@ class Cluster:
         return self.hosts * self.devices_per_host
 
     def of(self, devices: int) -> "Cluster":
-        """A part of the cluster with this many devices, in whole hosts.
-
-        Raises:
-          FdgError: there are too few, or the number is not of whole hosts.
-        """
+        """A part of the cluster with this many devices, in whole hosts."""
         if devices < 1 or devices > self.devices:
             raise FdgError(f"{devices} devices of a cluster that has {self.devices}: use 1 to {self.devices}")
         if devices <= self.devices_per_host:

@@ -49,15 +49,8 @@ def quickest_lag(
 ) -> LagChoice:
     """The smallest lag with a predicted time of at most 5% above that of the best lag.
 
-    A longer lag never takes longer, so it is found by bisection.
-
-    Args:
-      policy: a policy with a field `lag` (its value is ignored) and a staleness of 0.
-      devices: as for `place`.
-      num_seeds: as for `place`.
-
-    Raises:
-      FdgError: the policy has no lag, or no scan of the algorithm calls its actors.
+    A longer lag never takes longer, so it is found by bisection. `policy` has a field `lag` (its value is
+    ignored) and a staleness of 0.
     """
     if not any(field.name == "lag" for field in dataclasses.fields(policy)):
         raise FdgError(f"lag: {type(policy).__name__} has none: its actors always have the newest parameters")

@@ -58,10 +58,8 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
     """The link among devices, from small and large all-reduces on two devices and on all.
 
     The time of a collective apart from its bytes is the extra time of a computation that ends with one.
-    Collectives without work between them would measure too little: their threads are still awake.
-
-    Args:
-      devices: devices of this process, or of several processes that all call this; for one, None is returned.
+    Collectives without work between them would measure too little: their threads are still awake. All
+    processes of the devices call this. For one device, returns None.
     """
     if len(devices) < 2:
         return None

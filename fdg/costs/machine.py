@@ -150,11 +150,7 @@ def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Pa
 
 
 def read(path: Path) -> Calibration:
-    """Reads a calibration, of any machine.
-
-    Raises:
-      FdgError: it does not exist, or cannot be read.
-    """
+    """Reads a calibration, of any machine."""
     if not os.path.lexists(path):
         raise FdgError(f"there is no calibration {path}: {FIX}")
     try:
@@ -206,11 +202,7 @@ def link_from_json(stored: Mapping[str, Any]) -> Link:
 
 
 def check_machine(calibration: Calibration, path: Path) -> None:
-    """Checks that a calibration is of this machine.
-
-    Raises:
-      FdgError: it is not; says what differs.
-    """
+    """Checks that a calibration is of this machine."""
     here = fingerprint(calibration.machine.get("device_kind", ""))
     for name, value in here.items():
         other = calibration.machine.get(name)
@@ -260,9 +252,6 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     """The cluster of devices of this job, process by process.
 
     Each process is a host: processes communicate by sockets.
-
-    Raises:
-      FdgError: their kind is unknown; says how to measure it.
     """
     device = next((one for one in devices if one.platform != "cpu"), devices[0])
     processes = len({one.process_index for one in devices})
@@ -271,20 +260,12 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster of some devices; for a number, of that many CPU devices of this machine.
-
-    Raises:
-      FdgError: their kind is unknown; says how to measure it.
-    """
+    """The cluster of some devices; for a number, of that many CPU devices of this machine."""
     return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
-    """A cluster of this many devices of this machine's kind.
-
-    Raises:
-      FdgError: their kind is unknown.
-    """
+    """A cluster of this many devices of this machine's kind."""
     found = calibrated(device_kind)
     if found is not None:
         return Cluster(

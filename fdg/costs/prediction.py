@@ -59,12 +59,7 @@ class Prediction:
 def predict(plan: Plan, cluster: Cluster) -> Prediction:
     """Predicts an iteration. Compiles nothing and needs no devices.
 
-    Args:
-      plan: a plan; its devices are the cluster's, host by host.
-      cluster: a cluster with at least as many devices.
-
-    Raises:
-      FdgError: the plan has more devices than the cluster.
+    The plan's devices are the cluster's, host by host.
     """
     if plan.num_devices > cluster.devices:
         raise FdgError(

@@ -61,9 +61,8 @@ class Seconds:
 def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     """Seconds of a program's work.
 
-    Args:
-      work: of one device (`profiling.work.work_of`).
-      cores: cores of the host that this device can use alone.
+    `work` is of one device (`profiling.work.work_of`), and `cores` are those of the host that it can use
+    alone.
     """
     keep = kind.joined or JOINED[kind.platform]
     wide, narrow = raw_seconds(work, kind)

@@ -139,9 +139,6 @@ _LINKS_OF_KIND = {
 def kind(name: str) -> DeviceKind:
     """A device kind by its name here or by JAX's name.
 
-    Raises:
-      UnknownNameError: the name is unknown; the message suggests the nearest.
-
     >>> kind("NVIDIA H100 80GB HBM3").name
     'H100'
     """
@@ -152,11 +149,7 @@ def kind(name: str) -> DeviceKind:
 
 
 def link(name: str) -> Link:
-    """A link by its name.
-
-    Raises:
-      UnknownNameError: the name is unknown; the message suggests the nearest.
-    """
+    """A link by its name."""
     if name not in LINKS:
         raise unknown_name("link", name, LINKS)
     return LINKS[name]

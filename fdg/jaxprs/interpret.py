@@ -35,10 +35,8 @@ def evaluate(
 ) -> list[Any]:
     """The outputs of an open jaxpr.
 
-    Args:
-      equation: `(equation, values of its operands) -> values of its results`.
-      steps: the first arguments of `equation`, if not the equations themselves.
-      literal: maps a literal to a value.
+    `equation` maps a step and the values of its operands to those of its results; `steps` are the equations,
+    unless given. `literal` maps a literal to a value.
     """
     known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
@@ -59,9 +57,8 @@ def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | Non
 def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequence[Any]) -> list[Any]:
     """The results of a loop, branch or call with other bodies.
 
-    Args:
-      functions: in the order of `bodies(eqn)`; those of loops and branches return values of the same
-        structure.
+    `functions` are in the order of `bodies(eqn)`; those of loops and branches return values of the same
+    structure.
     """
     inner = bodies(eqn)
 
@@ -83,9 +80,8 @@ def control_flow(
 ) -> list[Any]:
     """Runs an equation's control flow with functions that may have other arguments than its bodies.
 
-    Args:
-      functions: in the order of its bodies; each takes the constants, the carry, and a trip's rows.
-      constants: equal in every trip; the first one selects a branch.
+    `functions` are in the order of its bodies; each takes the constants, the carry, and a trip's rows.
+    Constants are equal in every trip; the first one selects a branch.
     """
     *tests, body = functions
     match eqn.primitive.name:

@@ -48,9 +48,8 @@ A block is an open jaxpr, or what has one as its attribute `jaxpr` (a `batch.flo
 def rewrite(closed: Any, rule: Rule) -> Any:
     """Applies a rule to each equation of a jaxpr, in bodies if the rule calls `inside`.
 
-    Args:
-      closed: a jaxpr, open or closed; returned unchanged if nothing changes.
-      rule: gets an equation over the old jaxpr's variables, and keeps its result variables.
+    The jaxpr is open or closed, and returned unchanged if nothing changes. The rule gets an equation over the
+    old jaxpr's variables, and keeps its result variables.
     """
 
     def of_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
@@ -69,10 +68,8 @@ def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None, traces: bool =
 class Rewriter:
     """Applies a rule to blocks; one that is called from several places in the same way is rewritten once.
 
-    Args:
-      rule: the rule for each block.
-      traces: whether the rule traces new equations. These do not say how values vary over devices, so it is
-        not applied in a `shard_map` that checks this.
+    New equations of a rule that `traces` do not say how values vary over devices, so it is not applied in a
+    `shard_map` that checks this.
     """
 
     def __init__(self, rule: BlockRule, traces: bool = True):
@@ -82,9 +79,7 @@ class Rewriter:
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
         """The rewritten open jaxpr of a block.
 
-        Args:
-          block: as for a `BlockRule`.
-          how: what else the rule depends on; hashable.
+        `how` is what else the rule depends on; hashable.
         """
         return self._known(block, how, lambda: self._new(block, how))
 
@@ -96,9 +91,7 @@ class Rewriter:
     def inside(self, eqn: core.JaxprEqn, how: Any = None, blocks: Sequence[Any] | None = None) -> Any:
         """An equation with its bodies rewritten.
 
-        Args:
-          how: as for `__call__`.
-          blocks: the blocks of its bodies, in order; their jaxprs, if None.
+        `blocks` are those of its bodies, in order; their jaxprs, if None.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):
@@ -131,8 +124,7 @@ def traced(
 ) -> tuple[list[core.JaxprEqn], list[Any]]:
     """A function as equations over given operands, and its result variables.
 
-    Args:
-      results: result variables, if given; the function must compute each of them.
+    The function must compute each of `results`, if given.
     """
     made = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
     assert not made.constvars, "arrays that a rule needs are made by its operations"
@@ -155,8 +147,7 @@ def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[cor
 def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
     """Inlines bodies of equations.
 
-    Args:
-      body_of: the open jaxpr, without constants, for an equation; None to keep it.
+    `body_of` is the open jaxpr, without constants, for an equation; None to keep it.
     """
     names: dict[Any, Any] = {}
 

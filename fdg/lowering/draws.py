@@ -32,8 +32,7 @@ _KNOWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
 def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Hoists the draws of a program's scans, at any depth.
 
-    Args:
-      jaxpr: a traced program in the global view; one that was rewritten before is not rewritten again.
+    A program that was rewritten before is not rewritten again.
     """
     draws = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MOST_BYTES)
     return _KNOWN(jaxpr, MOST_BYTES, lambda: hoist(jaxpr, draws))

@@ -59,11 +59,7 @@ def _kept(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:
-    """The max or min over the devices along a mesh axis; NaN if any device has NaN.
-
-    Args:
-      name: the name of the operation, such as `reduce_max`.
-    """
+    """The max or min over the devices along a mesh axis; NaN if any device has NaN."""
     is_max = _IS_MAX[name]
     together = lax.pmax if is_max else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):

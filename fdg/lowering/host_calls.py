@@ -41,10 +41,8 @@ LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(sta
 def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
     """Guards all host callbacks of a jaxpr.
 
-    Args:
-      jaxpr: open or closed; returned unchanged if it has none.
-      where: the place of code outside of fragments.
-      last_words: called if a callback calls `os._exit`, instead of printing the line to standard error.
+    Returns it unchanged if it has none. `where` is the place of code outside of fragments; `last_words` is
+    called if a callback calls `os._exit`, instead of printing the line to standard error.
     """
 
     def guarded(inside_of: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:

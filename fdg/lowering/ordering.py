@@ -41,11 +41,7 @@ _ZERO_BITS = 7  # a count of set bits is at most 64, so shifting it right by 7 g
 def in_order(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """Makes each collective depend on the loops before it that contain collectives.
-
-    Args:
-      output_axes: the batch axes that its outputs are resharded to.
-    """
+    """Makes each collective depend on the loops before it that contain collectives."""
     flow = follow(jaxpr, axes, devices, output_axes)
     return (
         jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _has_inner_collectives(flow) else jaxpr

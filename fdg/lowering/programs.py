@@ -146,11 +146,9 @@ def by_groups(
 ) -> Callable[[list, list], tuple[list, list]]:
     """A training loop for all agents of a device, made of one for `together` agents.
 
-    Args:
-      run: `(leaves, buffers, first) -> (leaves, buffers)`: leaves `[together, ...]`; it writes the entries
-        from agent `first` on into `buffers` `[rows, agents, ...]`.
-      agents: agents on the device.
-      together: a divisor of their number.
+    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves `[together, ...]`; it writes the
+    entries from agent `first` on into `buffers` `[rows, agents, ...]`. `together` divides `agents`, those of
+    the device.
     """
     if together == agents:
         return lambda leaves, buffers: run(leaves, buffers, 0)
@@ -219,9 +217,7 @@ def on_mesh(
 ) -> ClosedJaxpr:
     """A traced program on a mesh: rewritten and constrained.
 
-    Args:
-      input_axes, output_axes: batch axes; None for replicated values.
-      specs: shardings of inputs without a batch axis if parameters are sharded; else None.
+    If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
     kind = is_of_cpus(mesh), have_a_core_each(mesh)
     jaxpr = rewritten(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))

@@ -66,10 +66,8 @@ def have_a_core_each(mesh: Mesh) -> bool:
 def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> ClosedJaxpr:
     """Turns a program's large batch reductions into calls marked with a number of tiles.
 
-    On one device the calls are loops over tiles already; on several, `constraints` makes them so.
-
-    Args:
-      cut: whether a device may use several tiles; else one, whose sums are all-reduced together.
+    On one device the calls are loops over tiles already; on several, `constraints` makes them so. With `cut`,
+    a device may use several tiles; else one, whose sums are all-reduced together.
     """
     rule = functools.partial(_tiled, devices, cut)
     return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(rule)(follow(jaxpr, axes, devices)))
@@ -86,9 +84,8 @@ def tiles_of(eqn: Any) -> int | None:
 def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
     """A tiled call as a function of one device's parts of its inputs, for use in a `shard_map`.
 
-    Args:
-      called: the flow of the call's body; outputs without an axis are sums over all rows.
-      devices: the number of devices that split the batch; with one, there is no collective.
+    Outputs of the body's flow without an axis are sums over all rows. With one device, there is no
+    collective.
     """
     axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
     flow = follow(called.jaxpr, axes, devices * tiles, output_axes)

@@ -28,8 +28,7 @@ _KNOWN: IdentityCache[int] = IdentityCache(most=64)
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
     """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
 
-    Args:
-      agents: agents on each device.
+    `agents` are those of each device.
     """
     if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
         return 1
@@ -54,11 +53,7 @@ def notes_of_split_agents(graph: FDG) -> tuple[str, ...]:
 
 
 def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of a population's exchanges, and a note; empty for other agents.
-
-    Args:
-      state: the algorithm's own part of the graph's state: its first leaves.
-    """
+    """The collectives of a population's exchanges, and a note; empty for other agents."""
     between = graph.between_agents
     if between is None:
         return (), ()

@@ -32,11 +32,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
-    """Checks a policy's placement for `count` devices.
-
-    Raises:
-      PlanError: it has no role, missing devices, two groups of one name, or a group without a fragment.
-    """
+    """Checks a policy's placement for `count` devices."""
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
             f"{policy}: place(devices) returns {placement!r:.60}: return"
@@ -147,9 +143,6 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
     """Merges groups on the same devices; the result shards parameters if one of them does.
 
     Groups that share only some devices stay apart, and so does a group with `apart`.
-
-    Raises:
-      PlanError: two of them shard parameters in different ways.
     """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
@@ -178,11 +171,7 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
 
 
 def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """The group with the largest number of its devices that divides every batch; all of them without a batch.
-
-    Raises:
-      PlanError: a requested number of devices does not divide a batch.
-    """
+    """The group with the largest number of its devices that divides every batch; all if none has one."""
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(
             f"{policy}: the {len(group)} devices of its {group.name} do not divide into rows of {group.model}"

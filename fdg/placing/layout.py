@@ -32,8 +32,7 @@ class Layout:
     ) -> "Layout":
         """The layout split along the batch axis if that divides; otherwise replicated.
 
-        Args:
-          mesh: as the attribute, or a number of devices along `BATCH`.
+        `mesh` may be a number of devices along `BATCH`.
 
         >>> Layout.of_batch((6, 4), 0, 3).parts, Layout.of_batch((6, 4), 1, 3).parts
         ((3, 1), (1, 1))

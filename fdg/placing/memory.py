@@ -51,10 +51,8 @@ def program_bytes(
 ) -> int:
     """The peak bytes of one device while a program runs.
 
-    Args:
-      axes: the batch axes of its first inputs.
-      devices: the number of devices that split the batch.
-      layouts: other layouts of inputs by position; outputs at these positions have the same.
+    `axes` are the batch axes of its first inputs. `layouts` are other layouts of inputs by position; outputs
+    at these positions have the same.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
     flow = follow(body, axes, devices) if devices > 1 else None
@@ -115,9 +113,8 @@ class _Arrays:
     ) -> list[Any]:
         """Appends the steps of a jaxpr with calls inlined; returns its outputs.
 
-        Args:
-          names: the outer names of its variables. Each inlining of a call makes new names; a view has the
-            name of its array.
+        `names` are the outer names of its variables. Each inlining of a call makes new names; a view has the
+        name of its array.
         """
         flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
         for eqn, each in zip(jaxpr.eqns, flows, strict=True):
@@ -205,10 +202,8 @@ def peak_by_group(
 ) -> dict[str, int]:
     """The peak bytes of a device of each group, for a schedule.
 
-    Args:
-      sizes: the number of devices over which each group splits a batch.
-      together: a common name for groups on the same devices, which are counted together; None for each by
-        itself.
+    `sizes` are the numbers of devices over which each group splits a batch. Groups with a common name in
+    `together` are on the same devices, and are counted together.
     """
     names = together or {group: group for group in sizes}
     state: collections.Counter[str] = collections.Counter()

@@ -185,8 +185,7 @@ def _delayed(
 def _with_sharded(plan: Plan, given: FDG) -> Plan:
     """Adds the sharded leaves to the plan; under staleness, those of the algorithm's own state.
 
-    Args:
-      given: the placed graph; with several agents, rules apply to the leaves of one.
+    `given` is the placed graph; with several agents, rules apply to the leaves of one.
     """
     graph = plan.graph if given.agents is None else given
     leaves = [

@@ -99,9 +99,6 @@ def parameter_rules(given: Any) -> Rules | str:
         each dimension, or mesh axes for the largest dimension that divides: "batch", "model", "batch+model";
         None for replicated), as a sequence or a dict; "fsdp" for every leaf over "batch"; "declared"; None.
 
-    Raises:
-      PlanError: it is none of these.
-
     >>> parameter_rules({"kernel": PartitionSpec(None, "model"), "bias": None})
     (('kernel', (None, 'model')), ('bias', ()))
     >>> parameter_rules("fsdp")
@@ -194,12 +191,7 @@ class Policy(Protocol):
 
 
 def check_policy(policy: Any) -> None:
-    """Checks that a value is a policy.
-
-    Raises:
-      PlanError: it is a class, a name, or an object without `place`, or a field has the wrong type; says what
-        to write.
-    """
+    """Checks that a value is a policy."""
     if isinstance(policy, type):
         raise PlanError(
             f"{policy.__name__} is a class, and a policy is an instance of one: write {policy.__name__}()"
@@ -242,9 +234,6 @@ def checked_devices(devices: Any) -> list[Any]:
     """A list of distinct devices; a number `n` means the first `n` of `jax.devices()`.
 
     For planning, any object with a `platform` counts as a device.
-
-    Raises:
-      PlanError: it is something else, a device is given twice, or there are too few.
     """
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         there = jax.devices()

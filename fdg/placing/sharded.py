@@ -49,11 +49,7 @@ class ShardedLeaf:
 
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
-    """The group with the rules declared by the algorithm, if it asks for them.
-
-    Raises:
-      PlanError: the algorithm declares none.
-    """
+    """The group with the rules declared by the algorithm, if it asks for them."""
     if group.parameters != DECLARED:
         return group
     if not graph.parameter_rules:
@@ -67,11 +63,7 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
 def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) -> list[ShardedLeaf]:
     """The leaves of the state that a group's rules match, without batches, keys and scalars.
 
-    Args:
-      state: the algorithm's own part of the graph's state: its first leaves.
-
-    Raises:
-      PlanError: a rule does not fit a leaf that it matches.
+    `state` is the algorithm's own part of the graph's state: its first leaves.
     """
     if not group.shards:
         return []

@@ -31,9 +31,7 @@ class Touched:
 def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
     """Bytes that one call reads and writes at its border.
 
-    Args:
-      jaxpr: open or closed.
-      parts: the number of parts of each input, then each output, over devices; empty if unsplit.
+    `parts` are the number of parts of each input, then each output, over devices; empty if unsplit.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     touched = touches(jaxpr)

@@ -57,8 +57,7 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
 def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -> Mapping[str, Repeated]:
     """Programs that repeat each fragment, by name; fragments without results are left out.
 
-    Args:
-      leaves: the leaves of a state, on one device of this process.
+    `leaves` are those of a state, on one device of this process.
     """
     found = {}
     chosen, times = _representative_agents(plan)

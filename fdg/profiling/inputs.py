@@ -24,14 +24,8 @@ def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[An
     """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
 
     A pure function of `leaves`, to be called under `jax.jit`. Host callbacks run if later fragments need
-    them.
-
-    Args:
-      jaxpr: an iteration whose fragments have unique names.
-      leaves: its inputs.
-
-    Returns:
-      Inputs by the fragments' names, without literals.
+    them. `leaves` are the inputs of an iteration whose fragments have unique names. Returns inputs by the
+    fragments' names, without literals.
     """
     found: dict[str, list[Any]] = {}
     _visit(jaxpr, leaves, found)
@@ -81,9 +75,7 @@ def _compute(
 def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]]:
     """The first inputs of each fragment, computed on the device of `leaves`.
 
-    Args:
-      graph: of one agent, or of several.
-      leaves: of a state; with several agents, with a leading axis of any number of them.
+    With several agents, `leaves` of the state have a leading axis of any number of them.
     """
 
     def run(leaves: Sequence[Any]) -> dict[str, list[Any]]:

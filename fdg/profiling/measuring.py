@@ -79,10 +79,8 @@ class Iterations:
     def __init__(self, engine: Engine, state: Any, seconds: float | None = None, least: int = 1):
         """Compiles the engine and chooses the number of iterations in a round.
 
-        Args:
-          state: its state; it is copied.
-          seconds: approximate length of a round; None for a fifth of a second.
-          least: the fewest iterations of a round.
+        Copies the state. A round takes about `seconds` (None: a fifth of a second), and has at least `least`
+        iterations.
         """
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)

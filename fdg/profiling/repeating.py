@@ -46,11 +46,8 @@ class Repeated:
     ):
         """Compiles nothing: see `compiled`.
 
-        Args:
-          function: maps arrays to a sequence of at least one array.
-          handed_on: result k is argument `handed_on[k]` of the next call.
-          goes_on: whether a run starts from the results of the previous one, as host callbacks require.
-          times: the number of calls that a result of `seconds` stands for.
+        Result k is argument `handed_on[k]` of the next call. With `goes_on`, a run starts from the results of
+        the previous one, as host callbacks require. A result of `seconds` stands for `times` calls.
         """
         self._arguments, self._goes_on = list(arguments), goes_on
         self._function = jax.jit(_repeated(function, dict(handed_on or {})))

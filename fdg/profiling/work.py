@@ -113,10 +113,7 @@ def total(parts: Iterable[tuple[Work, int]]) -> Work:
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
     """The work of a jaxpr on one of the devices that split its batch.
 
-    Args:
-      jaxpr: open or closed, in the global view.
-      axes: the batch axes of its first inputs, as for `batch.follow.follow`.
-      devices: the number of devices.
+    `axes` are the batch axes of its first inputs, as for `batch.follow.follow`.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
     return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)

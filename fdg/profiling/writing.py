@@ -45,11 +45,8 @@ def as_json(profile: Profile) -> dict[str, Any]:
 def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     """Profiles an engine, traces an iteration, and writes both; returns lines to print.
 
-    A collective: all processes call it; process 0 writes.
-
-    Args:
-      state: its state; it is copied.
-      run: the run directory; earlier profiles in it are replaced.
+    A collective: all processes call it; process 0 writes. Copies the state, and replaces earlier profiles in
+    the run directory.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FdgWarning)  # that these iterations are past the end of the run

@@ -193,14 +193,9 @@ def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> lis
     """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
 
     Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
-    have their own chunks to send.
-
-    Args:
-      ways: one (source device, index of its chunk, target device) for each receiver.
-      sources: all devices with chunks of their own.
-
-    Returns:
-      (round, index of the source's chunk, (from, to) pairs).
+    have their own chunks to send. A way is (source device, index of its chunk, target device) for each
+    receiver; `sources` are all devices with chunks of their own. Returns (round, index of the source's chunk,
+    (from, to) pairs).
 
     >>> rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]

@@ -59,8 +59,7 @@ def _configure(count: int) -> bool:
 def make_host_devices(count: int) -> bool:
     """`host_devices`, if the backend has not started; otherwise does nothing: callers check the number.
 
-    Returns:
-      Whether it was configured now.
+    Returns whether it was configured now.
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
@@ -72,8 +71,7 @@ def make_host_devices(count: int) -> bool:
 def device_a_core() -> int | None:
     """Configures JAX's CPU backend with one device for each core; a command later uses some of them.
 
-    Returns:
-      Their number; None if the number was already configured, or the backend has started.
+    Returns their number; None if it was already configured, or the backend has started.
     """
     count = usable_cores()
     return count if _configured() == 1 and make_host_devices(count) else None
@@ -113,9 +111,8 @@ def environment_of_a_child() -> dict[str, str]:
 def threads_for(count: int, in_order: bool = False) -> int:
     """The number of threads with which `count` host devices cannot deadlock.
 
-    Args:
-      in_order: whether each device waits in one collective at a time (`lowering.ordering`), so that it blocks
-        one thread.
+    With `in_order`, each device waits in one collective at a time (`lowering.ordering`), so that it blocks
+    one thread.
     """
     return max(os.cpu_count() or 1, count if in_order else THREADS_A_DEVICE * count)
 

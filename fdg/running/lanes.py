@@ -48,11 +48,7 @@ _END_S = 2.0  # to wait for threads whose results are not needed
 
 
 def host_limit() -> float:
-    """The limit in seconds of a call of a host function; a longer call ends the run.
-
-    Raises:
-      FdgError: the environment variable is not a number above 0.
-    """
+    """The limit in seconds of a call of a host function; a longer call ends the run."""
     given = os.environ.get(LIMIT, "").strip() or str(_LIMIT_S)
     try:
         seconds = float(given)

@@ -106,9 +106,7 @@ class LeafCopies:
     """Copies of leaves that several groups hold, each on its own devices.
 
     The copies of the last returned state are kept; for any other state they are made from its leaves.
-
-    Args:
-      leaves: for each leaf its places; the first is the primary copy, which is returned.
+    `leaves` are the places of each leaf; the first is the primary copy, which is returned.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], interpreter: Interpreter):

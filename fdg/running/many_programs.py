@@ -49,8 +49,7 @@ class RowStacks:
     def __call__(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
         """A buffer `[ROWS, ...]` for each metric; None for metrics of other processes.
 
-        Args:
-          rows: all metrics of each iteration; the last row is repeated up to `ROWS`.
+        `rows` are all metrics of each iteration; the last row is repeated up to `ROWS`.
         """
         buffers: list[Any] = [None] * len(self._shapes)
         padded = [*rows, *[rows[-1]] * (ROWS - len(rows))]
@@ -126,11 +125,8 @@ class ManyPrograms:
     ) -> tuple[list[jax.Array], PendingMetrics]:
         """Dispatches all iterations, at most `_IN_FLIGHT` ahead of the devices.
 
-        All processes have to call it; with several processes `stop` is ignored.
-
-        Args:
-          leaves, iterations: as for `OneProgram.start`.
-          stop: called after each iteration; True ends the loop.
+        All processes have to call it; with several processes `stop` is ignored. Stops after an iteration if
+        `stop` returns True.
         """
         alone = jax.process_count() == 1
         memory = self._interpreter.memory()

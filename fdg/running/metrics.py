@@ -26,8 +26,7 @@ Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] for each metric, and t
 def capacity(metrics: Iterable[Any]) -> int:
     """The rows of each buffer: `ROWS`, or fewer if rows are long, such as those of many agents.
 
-    Args:
-      metrics: shape and dtype of a row of each metric.
+    `metrics` are shapes and dtypes of a row.
     """
     row = sum(jaxprs.bytes_of(metric) for metric in metrics)
     return max(min(ROWS, _FEWEST), min(ROWS, _BYTES // max(1, row)))
@@ -41,10 +40,8 @@ class PendingMetrics:
     ):
         """Called by executions.
 
-        Args:
-          metrics: the pytree of metrics, of arrays or shapes.
-          chunks: buffers in the iterations' order; random keys as their words.
-          share: broadcasts a chunk's buffers to all processes; None if every process has them.
+        `chunks` are buffers in the iterations' order, with random keys as their words. `share` broadcasts a
+        chunk's buffers to all processes; None if every process has them.
         """
         self._rows, self._structure = jax.tree.flatten(metrics)
         self._chunks, self._share = list(chunks), share

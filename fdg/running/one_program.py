@@ -59,10 +59,8 @@ class OneProgram:
     ) -> tuple[list[jax.Array], PendingMetrics]:
         """Dispatches a call for every `metrics.capacity` iterations; waits for none.
 
-        Args:
-          leaves: the state's leaves, sharded as `shapes`, without shared buffers. Donated.
-          iterations: at least 1.
-          stop: ignored: one call runs all iterations.
+        Donates the leaves, which are sharded as `shapes`, without shared buffers. One call runs all
+        iterations: `stop` is ignored.
         """
         chunks = []
         for begun in range(0, iterations, self._rows):

@@ -76,10 +76,7 @@ def remove_corrupt_entry(warning: str) -> str | None:
     """Removes the cache entry that, by its warning, JAX cannot read; returns a line to print instead.
 
     JAX compiles the program again, but does not replace a corrupt entry, such as one that a killed process
-    left incomplete.
-
-    Args:
-      warning: the text of any warning; the result is None if it is not about the cache.
+    left incomplete. Returns None if the warning is not about the cache.
 
     >>> remove_corrupt_entry("something else")
     """

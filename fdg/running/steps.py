@@ -35,12 +35,9 @@ class Resharder:
     """Reshards arrays between two meshes of the same devices: a `Transfer`.
 
     Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
-    program is dispatched, so at most one array exists in both layouts.
-
-    Args:
-      layouts: for each array, its layouts (at the source, at the target).
-      changes: the same changes, on the common device mesh of source and target.
-      donates: whether to delete each source array.
+    program is dispatched, so at most one array exists in both layouts. `layouts` are those of each array (at
+    the source, at the target), and `changes` the same on the common device mesh. With `donates`, each source
+    array is deleted.
 
     Attributes:
       programs: the compiled programs of `functions`, by name.
@@ -359,8 +356,7 @@ class Interpreter:
 def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int] = ()) -> None:
     """Moves the contents of the first slot of each pair to the second, all at once.
 
-    Args:
-      ended: slots to empty, unless they are the second of a pair.
+    Empties slots `ended`, unless they are the second of a pair.
     """
     for held in (memory.arrays, memory.makers):
         if held is None:

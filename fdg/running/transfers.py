@@ -36,8 +36,7 @@ class Transfer(Protocol):
 class Mover:
     """Transfers arrays from one mesh to another by device-to-device copies.
 
-    Args:
-      layouts: (at the source, at the target) of each array.
+    `layouts` are those of each array (at the source, at the target).
 
     Attributes:
       programs: the compiled "cut", "join" and "fetch", set by the caller that compiles `functions`.

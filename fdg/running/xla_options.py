@@ -49,12 +49,8 @@ _chosen: dict[str, Any] = {}
 def choose_xla_options(text: str | None) -> None:
     """Sets the options that programs are compiled with from now on.
 
-    Args:
-      text: None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
-        options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
-
-    Raises:
-      FdgError: it is none of these.
+    `text` is None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
+    options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
     """
     _chosen.clear()
     if text is None:
@@ -70,9 +66,6 @@ def xla_options(platform: str) -> dict[str, Any]:
 
     Defaults and presets leave out options that the installed XLA does not know, or that the user's
     `XLA_FLAGS` set.
-
-    Raises:
-      FdgError: XLA does not know an option that the user named, or does not accept its value.
     """
     kind = "gpu" if platform in ("cuda", "rocm") else platform
     if NONE in _chosen:

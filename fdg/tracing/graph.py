@@ -131,13 +131,7 @@ class FDG(Drawable):
 
 
 def check(graph: FDG) -> None:
-    """Checks the graph's invariants.
-
-    Raises:
-      GraphError: two fragments of one name; a value with two producers; an edge with a missing fragment, or
-        with a value that its source does not produce, or of another size; a batch axis that an array lacks or
-        that differs in size; a cycle of edges without delay. Names fragment, edge and fix.
-    """
+    """Checks the graph's invariants."""
     by_name: dict[str, Fragment] = {}
     producer: dict[int, Fragment] = {}
     for fragment in graph.fragments:

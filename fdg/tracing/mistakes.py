@@ -68,11 +68,7 @@ _BY_WORDS: Mapping[str, tuple[str, str]] = {
 def explained(what: str) -> Iterator[None]:
     """A context that turns errors in traced code into a one-line `GraphError`.
 
-    Args:
-      what: the traced function, such as `Mine.iterate`.
-
-    Raises:
-      GraphError: names the line, the cause and the fix; the original error is its cause.
+    `what` is the traced function, such as `Mine.iterate`.
     """
     try:
         yield
@@ -115,11 +111,7 @@ def _space_of(error: Exception) -> str:
 def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
     """Checks that all leaves of a pytree are arrays.
 
-    Args:
-      what: the function that returned it, such as `Mine.init`.
-
-    Raises:
-      GraphError: a leaf is not an array; names it and its type.
+    `what` is the function that returned it, such as `Mine.init`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"{what} returns {of}{jax.tree_util.keystr(path)}"

@@ -51,9 +51,8 @@ class Way(NamedTuple):
 class Reader:
     """Reads fragments and the dataflow between them.
 
-    Args:
-      jaxpr: its first `num_state` outputs are the next values of the same inputs; its fragments have unique
-        names (`name_fragments`).
+    The jaxpr's first `num_state` outputs are the next values of the same inputs; its fragments have unique
+    names (`name_fragments`).
     """
 
     def __init__(self, jaxpr: core.Jaxpr, num_state: int):

@@ -170,10 +170,8 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
 def in_one(graph: FDG, state: Any) -> FDG:
     """The graph of several agents as that of an algorithm without an axis of agents.
 
-    Each operation is mapped over agents, and has an additional axis; each agent's batch can be split.
-
-    Args:
-      state: the algorithm's own part of the graph's state: its first leaves.
+    Each operation is mapped over agents, and has an additional axis; each agent's batch can be split. `state`
+    is the algorithm's own part of the graph's state: its first leaves.
     """
     agents = graph.agents
     assert agents is not None
@@ -191,11 +189,7 @@ _IN_ONE: IdentityCache[FDG] = IdentityCache(most=16)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
-    """The graph of a closed jaxpr from the state's leaves to the next state's and the metrics' leaves.
-
-    Raises:
-      GraphError: the graph is invalid; see `check`.
-    """
+    """The graph of a closed jaxpr from the state's leaves to the next state's and the metrics' leaves."""
     jaxpr = name_fragments(jaxpr)
     num_leaves = len(jax.tree.leaves(state))
     fragments, edges = Reader(jaxprs.open_jaxpr(jaxpr), num_leaves).read()

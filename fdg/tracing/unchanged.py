@@ -35,15 +35,9 @@ Seen = dict[str, tuple[Any, Any]]
 def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
     """A context that refuses changes of what an object's methods reach: attributes, objects, globals.
 
-    Args:
-      root: `self` of the traced method; attributes of libraries' objects are not checked.
-      what: the traced method, such as `Mine.iterate`.
-      every: when the change was meant to happen.
-      warns: whether to warn about Python's and NumPy's random numbers, and numbers in globals (possibly
-        counters).
-
-    Raises:
-      GraphError: a number or array was replaced, or a traced value was stored.
+    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
+    says when the change was meant to happen. `warns` is for Python's and NumPy's random numbers, and numbers
+    in globals (possibly counters).
     """
     before, _alive = _reached(root)
     yield

@@ -92,11 +92,7 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """Checks that a group with host calls has one device: such a call takes the whole batch.
-
-    Raises:
-      PlanError: it has several; names the called function, its fragment and the group.
-    """
+    """Checks that a group with host calls has one device: such a call takes the whole batch."""
     call = next(outside_calls(equations), None)
     if call is None or len(group) == 1:
         return
@@ -113,11 +109,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
-    """Checks that no program of several agents calls the host.
-
-    Raises:
-      PlanError: one does; names the called function and its fragment.
-    """
+    """Checks that no program of several agents calls the host."""
     for call in outside_calls(equations):
         raise PlanError(
             f"num_seeds={agents}: {call} runs on the host, and for one agent: start a run for each seed"
@@ -127,11 +119,7 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
 def check_one_process(
     programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
 ) -> None:
-    """Checks that all effects are in one process, which can order them.
-
-    Raises:
-      PlanError: groups of several processes have effects; names one of each.
-    """
+    """Checks that all effects are in one process, which can order them."""
     found: dict[int, str] = {}
     for group, inside in programs:
         acting = [eqn for eqn in inside if has_effect(eqn)]

@@ -27,15 +27,7 @@ from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
 
 def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:
-    """Opens the calls and scans of an iteration's jaxpr that have fragments of several groups.
-
-    Args:
-      jaxpr: closed, as in `FDG.jaxpr`.
-      assignment: the group of each fragment, in the graph's order.
-
-    Raises:
-      PlanError: fragments of several groups inside a while loop or a branch.
-    """
+    """Opens the calls and scans of an iteration's jaxpr that have fragments of several groups."""
     return _Opener(assignment, policy).open(jaxpr)
 
 

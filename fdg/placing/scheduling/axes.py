@@ -26,10 +26,8 @@ def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units
     """The batch axis of every variable; None if it is replicated.
 
     A value that becomes another one, at the border of a loop or from trip to trip, has the same axis.
-
-    Args:
-      carried: the axes of what the iteration carries.
-      units: for sets of groups that run operations together, a number that their device counts divide.
+    `carried` are the axes of what the iteration carries. For sets of groups that run operations together,
+    `units` are numbers that their device counts divide.
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, carried, strict=False))

@@ -20,11 +20,9 @@ def with_live_ranges(
 ) -> tuple[Step, ...]:
     """The steps without unused results, and with what each frees, donates or copies.
 
-    Args:
-      steps: programs with all results; loops with all values that their body may donate as `copied`, of which
-        those stay that are used after the loop, or enter it in two places.
-      kept: values that are used afterwards.
-      constants: values that are never freed.
+    Programs come with all results, and loops with all values that their body may donate as `copied`, of which
+    those stay that are used after the loop, or enter it in two places. `kept` are used afterwards, and
+    `constants` never freed.
     """
     live = set(kept)
     found: list[Step] = []

@@ -34,13 +34,9 @@ def partition(
 ) -> Schedule:
     """Places every operation of an opened iteration and groups them into programs.
 
-    Args:
-      axes: the batch axis of each leaf of the state.
-      sizes: the number of devices of each group, in the policy's order. The first group runs what no rule
-        assigns.
-      platforms: the platform of each group's devices; None if all are the same.
-      newer: fragments that wait for newer parameters than those before them (`staleness.lag`): such an
-        operation starts a program.
+    `axes` are those of the state's leaves. `sizes` are the numbers of devices of the groups, in the policy's
+    order; the first group runs what no rule assigns. Without `platforms`, all are the same. `newer` fragments
+    wait for newer parameters than those before them (`staleness.lag`): such an operation starts a program.
     """
     order, where = tuple(sizes), tuple((platforms or {}).items())
     num_carried = len(axes) + opened.has_token

@@ -73,9 +73,8 @@ def place_operations(
 ) -> Placement:
     """Places every operation of an opened iteration.
 
-    Args:
-      order: the groups in the policy's order; the first gets what nothing else decides.
-      platforms: the platform of each group's devices; None if all are the same.
+    The first of the groups, in the policy's `order`, gets what nothing else decides. Without `platforms`, all
+    are the same.
     """
     solver = _Solver(opened, num_carried, tuple(order), platforms or {})
     groups = {op: frozenset(where) for op, where in solver.groups.items()}

@@ -34,11 +34,9 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of an iteration, without names of programs.
 
-    Args:
-      num_leaves: the first this many carried values are the state's leaves; the rest (the token of side
-        effects) is initialised like a constant.
-      newer: fragments that wait for newer parameters: an operation with one comes a level after all before it
-        on its group, and its program is not merged into one without.
+    The first `num_leaves` carried values are the state's leaves; the rest (the token of side effects) is
+    initialised like a constant. An operation with a `newer` fragment comes a level after all before it on its
+    group, and its program is not merged into one without.
     """
     region, groups = placement.region, placement.carry_groups[None]
     carried = dict(zip(region.inputs[: placement.num_carried], groups, strict=True))
@@ -70,9 +68,8 @@ class _Transfer:
 class _Block:
     """The steps of a region, collected in one walk.
 
-    Args:
-      carried: for each carried input, the groups that hold it; the other inputs are constants, which are
-        available on every group.
+    `carried` has the groups that hold each carried input; the other inputs are constants, which are available
+    on every group.
 
     Attributes:
       constants: for each constant input, its values on the groups that read it.
@@ -129,10 +126,8 @@ class _Block:
     def steps(self, kept: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
         """The steps in order, with live ranges.
 
-        Args:
-          kept: values that are needed afterwards besides `ends`.
-          tokens: values that are never freed, besides constants.
-          delay: what the region is a trip of: "iteration", or "step" of a loop.
+        Besides `ends`, `kept` are needed afterwards; besides constants, `tokens` are never freed. `delay` is
+        what the region is a trip of: "iteration", or "step" of a loop.
         """
         while (pair := self._mergeable()) is not None:
             group, early, late = pair

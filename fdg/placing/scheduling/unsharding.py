@@ -28,9 +28,7 @@ ChangeOf = Callable[[Value, Value], Change | None]
 def reshard(schedule: Schedule, groups: Sequence[Group], unshards: bool = True) -> Schedule:
     """Adds resharding between groups on the same devices to a schedule.
 
-    Args:
-      schedule: a schedule with layouts.
-      unshards: whether parameters may be gathered for their use only; not if a group reads older ones.
+    With `unshards`, parameters may be gathered for their use only; not if a group reads older ones.
     """
     by_name = {group.name: group for group in groups}
     meshes = {(a, b): common_mesh(by_name[a], by_name[b]) for a in by_name for b in by_name if a != b}

@@ -56,15 +56,6 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     always reads the newest version of what it computes itself. Code between fragments is duplicated for old
     values if the group needs its results. A fragment that returns an input unchanged does not count as the
     one that computes it.
-
-    Args:
-      assignment: the group of each fragment, as the policy names it.
-      ages: of what each fragment reads, in iterations.
-
-    Raises:
-      PlanError: an actor uses a value that another group updates within the same loop; it is unknown
-        whether a fragment passes a delayed value through; a branch or loop around fragments depends on a
-        delayed value; or code with a side effect would have to be duplicated.
     """
     leaves = [Value(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)

@@ -54,11 +54,7 @@ class Ages(NamedTuple):
 
 
 def micro_batches(graph: FDG) -> int | None:
-    """`M`, the trips of the scan between fragments that calls actors; None without one.
-
-    Raises:
-      PlanError: there are several.
-    """
+    """`M`, the trips of the scan between fragments that calls actors; None without one."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     found = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
     if len(found) > 1:
@@ -75,12 +71,6 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
 
     Code before the scan reads what its first micro-batch reads, code after it what its last one reads. A lag
     that is a multiple of `M` cuts nothing.
-
-    Args:
-      where: the policy, for errors.
-
-    Raises:
-      PlanError: no scan calls actors, or several do.
     """
     trips = micro_batches(graph)
     if not trips:
