@@ -125,14 +125,11 @@ def _dtype(name: str) -> np.dtype:
 
 
 class _Exits:
-    """While guarded functions run, makes `os._exit` print a line.
-
-    Attributes:
-      begun: running calls with their start (`time.monotonic`).
-    """
+    """While guarded functions run, makes `os._exit` print a line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # running calls with their start (`time.monotonic`)
         self.begun: dict[object, tuple[Guarded, float]] = {}
         self._exit: Callable[[int], NoReturn] = os._exit
         self._here = threading.local()

@@ -17,15 +17,11 @@ _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
 class Local:
-    """Evaluates operations on one of `count` parts of the batch; reductions give that part's share.
-
-    Attributes:
-      count: the number of parts.
-      index: the part's index, `() -> int32`, to slice replicated values.
-    """
+    """Evaluates operations on one of `count` parts of the batch; reductions give that part's share."""
 
     def __init__(self, count: int, index: Callable[[], Any]):
-        self.count, self.index = count, index
+        self.count = count
+        self.index = index  # of the part, `() -> int32`, to slice replicated values
 
     def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         """The part of an equation's results, from the parts (or wholes) of its operands."""

@@ -98,18 +98,14 @@ def _overlaps_later(step: EquationFlow) -> bool:
 
 
 class _CollectiveStep:
-    """An equation with a collective, and the variables that depend on it.
-
-    Attributes:
-      overlaps_later: whether XLA runs later operations while this equation runs.
-      results: results that later equations may wait for, each with its batch axis.
-      behind: all variables that depend on one of its results.
-    """
+    """An equation with a collective, and the variables that depend on it."""
 
     def __init__(self, step: EquationFlow, read: set[Any]):
+        # whether XLA runs later operations while this equation runs
         self.overlaps_later = _overlaps_later(step)
+        # results that later equations may wait for, each with its batch axis
         self.results = _awaitable_results(step, read)
-        self.behind: set[Any] = set(step.eqn.outvars)
+        self.behind: set[Any] = set(step.eqn.outvars)  # all variables that depend on one of its results
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)

@@ -69,12 +69,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
 
 
 class Iterations:
-    """Times an engine's iterations.
-
-    Attributes:
-      samples: seconds of an iteration in each round.
-      busy: busy seconds of each group in each round; empty for a single group.
-    """
+    """Times an engine's iterations."""
 
     def __init__(self, engine: Engine, state: Any, seconds: float | None = None, least: int = 1):
         """Compiles the engine and chooses the number of iterations in a round.
@@ -85,7 +80,8 @@ class Iterations:
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)
         self._count = least
-        self.samples: list[float] = []
+        self.samples: list[float] = []  # seconds of an iteration in each round
+        # busy seconds of each group in each round; empty for a single group
         self.busy: list[Mapping[str, float]] = []
         self._run()
         once = self._run() / least

@@ -29,12 +29,7 @@ class Sample(NamedTuple):
 
 
 class Repeated:
-    """A function to be timed, with arguments on its devices.
-
-    Attributes:
-      lanes: concurrent copies of the program.
-      samples: of each round.
-    """
+    """A function to be timed, with arguments on its devices."""
 
     def __init__(
         self,
@@ -53,9 +48,10 @@ class Repeated:
         self._function = jax.jit(_repeated(function, dict(handed_on or {})))
         self._run: Any = None
         self._times = times
-        self._calls = self.lanes = 1
+        self._calls = 1
+        self.lanes = 1  # concurrent copies of the program
         self._spans = any(not x.is_fully_addressable for x in arguments)
-        self.samples: list[Sample] = []
+        self.samples: list[Sample] = []  # of each round
 
     def lower(self) -> Any:
         """Lowers the program."""

@@ -88,13 +88,10 @@ def kept(entry: Any) -> Any:
 
 
 class Lanes:
-    """The lanes of some groups: a context in which their threads run.
-
-    Attributes:
-      groups: the groups with their own lane; with several processes, calls of other groups are on `CROSSING`.
-    """
+    """The lanes of some groups: a context in which their threads run."""
 
     def __init__(self, groups: Iterable[str]):
+        # the groups with their own lane; with several processes, calls of other groups are on `CROSSING`
         self.groups = tuple(groups)
         self._run: _Run | None = None
         self._void: list[threading.Thread] = []

@@ -36,12 +36,7 @@ class Resharder:
 
     Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
     program is dispatched, so at most one array exists in both layouts. `layouts` are those of each array (at
-    the source, at the target), and `changes` the same on the common device mesh. With `donates`, each source
-    array is deleted.
-
-    Attributes:
-      programs: the compiled programs of `functions`, by name.
-      bytes: bytes that all devices receive in total.
+    the source, at the target), and `changes` the same on the common device mesh.
     """
 
     def __init__(
@@ -56,8 +51,8 @@ class Resharder:
         self._mesh = mesh_of(list(source.devices.flat), changes[0].mesh.axes)  # in the source's order
         self._ends = [layout_sharding(target, after) for _, after in layouts]
         self._names: list[str] = []
-        self.programs: dict[str, Any] = {}
-        self.bytes = 0
+        self.programs: dict[str, Any] = {}  # the compiled programs of `functions`, by name
+        self.bytes = 0  # bytes that all devices receive in total
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
         """A program for each kind of array: (name, mesh, function, its argument)."""
@@ -107,17 +102,13 @@ def resharding(change: Change, mesh: Mesh) -> Any:
 
 
 class Memory:
-    """Slots for the values of a schedule.
-
-    Attributes:
-      arrays: the array of each slot; None if empty.
-      makers: the program run that computes each array (None if older); None in iterations that are not timed.
-    """
+    """Slots for the values of a schedule."""
 
     __slots__ = ("arrays", "makers")
 
     def __init__(self, size: int):
-        self.arrays: list[Any] = [None] * size
+        self.arrays: list[Any] = [None] * size  # the array of each slot; None if empty
+        # the program run that computes each array (None if older); None in iterations that are not timed
         self.makers: list[ProgramRun | None] | None = None
 
     def watch(self, watched: bool) -> None:
@@ -130,14 +121,7 @@ RunStep: TypeAlias = Callable[[Memory], None]
 
 
 class Interpreter:
-    """Builds the functions of a schedule's steps. Holds no arrays.
-
-    Attributes:
-      programs: the programs of the steps built so far, in order.
-      crossings: the order of collectives between processes.
-      lanes: the threads that dispatch programs; None if the calling thread dispatches them.
-      moves: how often each transfer ran.
-    """
+    """Builds the functions of a schedule's steps. Holds no arrays."""
 
     def __init__(
         self,
@@ -147,10 +131,10 @@ class Interpreter:
         lanes: Lanes | None = None,
     ):
         self.meshes = dict(meshes)
-        self.programs: list[Program] = []
-        self.crossings = Crossings()
-        self.lanes = lanes
-        self.moves: collections.Counter[Transfer] = collections.Counter()
+        self.programs: list[Program] = []  # the programs of the steps built so far, in order
+        self.crossings = Crossings()  # the order of collectives between processes
+        self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
+        self.moves: collections.Counter[Transfer] = collections.Counter()  # how often each transfer ran
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
@@ -330,7 +314,8 @@ class Interpreter:
         return self._moved(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat(self, repeat: Repeat, times: int) -> RunStep:
-        enter = self.slots(pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
+        starts = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
+        enter = self.slots((a, b) for a, b in starts if a is not b)
         copied = [repeat.enter[i] for i in sorted(repeat.copied)]
         by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
         copies = [self._copy(pairs, times) for pairs in by_group if pairs]

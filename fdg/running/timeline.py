@@ -59,17 +59,12 @@ class Timeline:
 
     A program starts at the latest of its dispatch, the end of the group's previous program, and the end of
     the other groups' programs whose results it reads. Transfers count as busy time.
-
-    Attributes:
-      busy_s: busy seconds of each group in watched iterations.
-      iterations: iterations begun (calls of `watches`).
-      watched: watched iterations.
-      bars: recorded runs; set it to a list to record, which watches every iteration.
     """
 
     def __init__(self, groups: Sequence[str]):
-        self.busy_s = dict.fromkeys(groups, 0.0)
-        self.iterations = self.watched = 0
+        self.busy_s = dict.fromkeys(groups, 0.0)  # busy seconds of each group in watched iterations
+        self.iterations = self.watched = 0  # begun (calls of `watches`), and those of them that are watched
+        # recorded runs; set it to a list to record, which watches every iteration
         self.bars: list[Bar] | None = None
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}
         self._runs: dict[str, ProgramRun] = {}

@@ -37,10 +37,6 @@ class Mover:
     """Transfers arrays from one mesh to another by device-to-device copies.
 
     `layouts` are those of each array (at the source, at the target).
-
-    Attributes:
-      programs: the compiled "cut", "join" and "fetch", set by the caller that compiles `functions`.
-      bytes: bytes that a call copies to all devices; 0 before the first call.
     """
 
     def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
@@ -56,8 +52,9 @@ class Mover:
         self.joins = any(math.prod(r.joins) > 1 for r in self._routes)
         self._targets = [layout_sharding(target, b) for _, b in self.layouts]
         self._pieces = [part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)]
+        # the compiled "cut", "join" and "fetch", set by the caller that compiles `functions`
         self.programs: dict[str, Any] = {}
-        self.bytes = 0
+        self.bytes = 0  # bytes that a call copies to all devices; 0 before the first call
         one, other = source_devices[0], self._target_devices[0]
         self.fetches = (
             all(self._copied) and source.size == target.size == 1 and one.platform == other.platform

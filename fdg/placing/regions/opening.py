@@ -8,27 +8,64 @@ becomes the loop below. Stacking becomes an ordinary operation, placed like the 
 on one group, the scan stays one equation.
 
     zeros = ...
-    3 trips of (; x, zeros, 0): region x, rows, t: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
+    3 trips of x, rows, t, from x, zeros, 0: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p, fragments_in
-from fdg.placing.regions.building import RegionBuilder
 from fdg.placing.regions.effects import START, has_effect, threaded
-from fdg.placing.regions.region import Loop, Opened, Operation, Region
+from fdg.placing.regions.region import Item, Loop, Opened, Operation, Region
 
 
 def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:
     """Opens the calls and scans of an iteration's jaxpr that have fragments of several groups."""
     return _Opener(assignment, policy).open(jaxpr)
+
+
+class _Block:
+    """The items of a region, collected operation by operation, and the current token of effects, if any."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.token: core.Var | None = None
+
+    def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
+        """Appends a function with one result as a single operation."""
+        (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
+        self.items.append(Operation(eqn, row=row))
+        return result
+
+    def emit_zeros(self, aval: Any) -> core.Var:
+        """Appends zeros, or keys of zeros."""
+        return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
+
+    def as_variable(self, atom: Any) -> core.Var:
+        """Turns a literal into the result of an operation."""
+        if not jaxprs.is_literal(atom):
+            return atom
+        return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
+
+    def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
+        """Copies outputs so that no two of the first `count` (which are carried) are the same variable, nor a
+        carried input that is an output elsewhere: carried values may be donated.
+        """
+        made = {v for item in self.items for v in item.outputs}
+        seen: set[core.Var] = set()
+        distinct = []
+        for i, v in enumerate(ends):
+            may_pass = v in made or (v in carried and i < count)
+            distinct.append(v if v not in seen and may_pass else self.emit(jax.numpy.copy, v))
+            seen.add(v)
+        return distinct
 
 
 class _Opener:
@@ -39,13 +76,13 @@ class _Opener:
 
     def open(self, closed: Any) -> Opened:
         jaxpr = jaxprs.open_jaxpr(closed)
-        region = RegionBuilder()
+        region = _Block()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
         count, has_token = len(inputs), any(map(has_effect, jaxpr.eqns))
         if has_token:
             region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
-        self._name_constants(closed, names, region)
+        self._name_constants(closed, names)
         self._walk(jaxpr, names, region, None)
         outputs = [region.as_variable(v) for v in jaxprs.renamed(jaxpr.outvars, names)]
         if region.token is not None:
@@ -57,14 +94,13 @@ class _Opener:
         opened = Region([*inputs, *variables], region.items, outputs)
         return Opened(opened, values, self.declared, has_token)
 
-    def _name_constants(self, closed: Any, names: dict, region: RegionBuilder) -> None:
-        """Makes a jaxpr's constants inputs of the iteration, and of each loop around their readers."""
-        jaxpr = jaxprs.open_jaxpr(closed)
-        for variable, value in zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True):
-            outside, _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
-            names[variable] = region.from_outside(outside)
+    def _name_constants(self, closed: Any, names: dict) -> None:
+        """Makes a jaxpr's constants inputs of the iteration."""
+        variables = jaxprs.open_jaxpr(closed).constvars
+        for variable, value in zip(variables, jaxprs.constants_of(closed), strict=True):
+            names[variable], _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
 
-    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: RegionBuilder, inside: str | None) -> None:
+    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _Block, inside: str | None) -> None:
         """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
         for eqn in jaxpr.eqns:
             fragments = fragments_in([eqn])
@@ -88,7 +124,7 @@ class _Opener:
         eqn: core.JaxprEqn,
         fragments: tuple[str, ...],
         names: dict,
-        region: RegionBuilder,
+        region: _Block,
         inside: str | None,
     ) -> None:
         """An equation that stays whole."""
@@ -118,18 +154,18 @@ class _Opener:
         )
 
     def _open_call(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: RegionBuilder, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Block, here: str | None
     ) -> None:
         """Inlines a call."""
         (closed,) = jaxprs.closed_bodies(eqn)
         inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
-        self._name_constants(closed, inner, region)
+        self._name_constants(closed, inner)
         self._walk(body.jaxpr, inner, region, here)
         names.update(zip(eqn.outvars, jaxprs.renamed(body.jaxpr.outvars, inner), strict=True))
 
     # --- scans ---
 
-    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: RegionBuilder) -> None:
+    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _Block) -> None:
         """A scan of length 0: returns its initial carry, and stacked outputs with no rows."""
         (body,) = jaxprs.bodies(eqn)
         operands = jaxprs.renamed(eqn.invars, names)
@@ -138,11 +174,11 @@ class _Opener:
             names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
 
     def _open_scan(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: RegionBuilder, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Block, here: str | None
     ) -> None:
         """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
         outer = jaxprs.renamed(eqn.invars, names)
-        region = RegionBuilder(around)
+        region = _Block()
         inner: dict[Any, Any] = {}
         starts: list[Any] = []
         carried: list[core.Var] = []
@@ -152,7 +188,7 @@ class _Opener:
             starts.append(start)
             return carried[-1]
 
-        self._name_constants(eqn.params["jaxpr"], inner, region)
+        self._name_constants(eqn.params["jaxpr"], inner)
         if around.token is not None and has_effect(eqn):
             region.token = carry(around.token)
         counter = core.Var(jax.core.ShapedArray((), jax.numpy.int32.dtype))
@@ -162,11 +198,11 @@ class _Opener:
         is_carried = dict(body.carry)
         for i, variable in enumerate(body.jaxpr.invars):
             if i in body.sliced:
-                inner[variable] = region.emit(_row, region.constant(outer[i]), position)
+                inner[variable] = region.emit(_row, outer[i], position)
             elif i in is_carried:
                 inner[variable] = carry(around.as_variable(outer[i]))
             else:
-                inner[variable] = region.constant(outer[i])
+                inner[variable] = outer[i]
         self._walk(body.jaxpr, inner, region, here)
         ends = jaxprs.renamed(body.jaxpr.outvars, inner)
         results: list[core.Var] = []
@@ -191,8 +227,7 @@ class _Opener:
             starts.append(around.emit(lambda: jax.lax.full((), 0, jax.numpy.int32)))
             results.append(core.Var(counter.aval))
         nexts = region.distinct(nexts, carried, len(nexts))
-        inside = Region([*region.constants.values(), *carried], region.items, nexts)
-        around.items.append(Loop(body.trips, list(region.constants), starts, results, inside))
+        around.items.append(Loop(body.trips, starts, Region(carried, region.items, nexts), results))
 
 
 def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
@@ -216,3 +251,11 @@ def _row(stacked, position):
 
 def _put_row(stack, row, position):
     return jax.lax.dynamic_update_index_in_dim(stack, row, position, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    found = keys.implementation(shape, dtype)
+    if found is None:
+        return jax.lax.full(shape, 0, dtype)
+    kind, words = found
+    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=kind)

@@ -1,20 +1,19 @@
 """An opened iteration as plain values: straight-line code (a region) and loops, over variables.
 
 In a jaxpr, a loop or a fragment is one equation. If its parts are on different groups, `opening` inlines it.
-The types here are the result, which every later pass reads. It prints as:
+The types here are the result, which every later pass reads:
 
     region a, b:
       c = act(a)  # actors
-      d = 3 trips of (b; c)
-        region e, f:
-          g = step(e, f)  # workers
-          return g
+      d = 3 trips of a region e, which starts as c:
+        f = step(b, e)  # workers; it reads b of the outer region
+        next e: f
       return d
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from jax.extend import core
@@ -25,7 +24,7 @@ from fdg.batch.lengths import lengths_of_equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation over the variables of its region."""
+    """An equation over the variables of its region, and those around it."""
 
     eqn: core.JaxprEqn
     group: str | None = None  # the group of its fragments; None for code between fragments
@@ -45,31 +44,30 @@ class Operation:
         """The variables that it defines, without unused ones."""
         return [v for v in self.eqn.outvars if not isinstance(v, core.DropVar)]
 
-    @property
-    def name(self) -> str:
-        """The names of its fragments, else the name of its primitive."""
-        return "+".join(self.fragments) or str(self.eqn.params.get("name", self.eqn.primitive.name))
-
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """A loop of known length with fragments of several groups."""
+    """A loop of known length with fragments of several groups; the body's inputs are its carry."""
 
     trips: int
-    constants: list[core.Var]  # outer variables that each trip reads; the body's first inputs
-    starts: list[Any]  # initial values of the carry; the body's remaining inputs
-    results: list[core.Var]  # the final carry, one for each of `starts`
+    starts: list[Any]  # initial values of the carry
     body: "Region"
+    outputs: list[core.Var]  # the final carry
 
     @property
     def carried(self) -> list[core.Var]:
-        """The body's input variables for the carry."""
-        return self.body.inputs[len(self.constants) :]
+        """The body's variables for the carry."""
+        return self.body.inputs
+
+    @functools.cached_property
+    def inputs(self) -> list[Any]:
+        """The variables that it reads, each once: the body's free variables, and initial values."""
+        return list(dict.fromkeys((*self.body.free, *self.starts)))
 
     @property
     def entering(self) -> list[tuple[core.Var, Any]]:
-        """Pairs (body's input variable, outer value)."""
-        return list(zip(self.body.inputs, (*self.constants, *self.starts), strict=True))
+        """Pairs (body's variable, outer variable); the same for the body's free variables."""
+        return [*((v, v) for v in self.body.free), *zip(self.carried, self.starts, strict=True)]
 
 
 Item: TypeAlias = Operation | Loop
@@ -82,6 +80,15 @@ class Region:
     inputs: list[core.Var]
     items: list[Item]
     outputs: list[Any]  # for a loop's body, the next values of the carry
+
+    @functools.cached_property
+    def free(self) -> list[core.Var]:
+        """The variables of outer regions that it reads, in order."""
+        made, found = set(self.inputs), dict[core.Var, None]()
+        for item in self.items:
+            found.update(dict.fromkeys(v for v in item.inputs if v not in made))
+            made.update(item.outputs)
+        return list(found)
 
     def operations(self) -> Iterator[Operation]:
         """All operations in order, those of loops included."""
@@ -97,13 +104,6 @@ class Region:
             if isinstance(item, Loop):
                 yield item
                 yield from item.body.loops()
-
-    def described(self, place_of: Callable[[Operation], str]) -> str:
-        """A line for each operation, with its place."""
-        return "\n".join(_region_lines(self, VariableNames(), place_of))
-
-    def __str__(self) -> str:
-        return self.described(lambda operation: operation.group or "")
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,9 +123,6 @@ class Opened:
         """The lengths of all axes (`batch.lengths`)."""
         return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
-    def __str__(self) -> str:
-        return str(self.region)
-
 
 def tied(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
     """For each variable of some pairs, the set of those that it is connected with, itself included."""
@@ -134,40 +131,3 @@ def tied(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
         both = found.get(a, {a}) | found.get(b, {b})
         found.update(dict.fromkeys(both, both))
     return found
-
-
-class VariableNames:
-    """Short names of variables in order of use: a, b, ..., z, ba, ..."""
-
-    def __init__(self) -> None:
-        self._known: dict[core.Var, str] = {}
-
-    def __call__(self, atom: Any) -> str:
-        """The name of a variable; a literal is its value."""
-        if jaxprs.is_literal(atom):
-            return str(atom.val)
-        if atom not in self._known:
-            number, name = len(self._known), ""
-            while number or not name:
-                number, digit = divmod(number, 26)
-                name = chr(ord("a") + digit) + name
-            self._known[atom] = name
-        return self._known[atom]
-
-    def listed(self, atoms: Any) -> str:
-        """Several names, separated by commas."""
-        return ", ".join(map(self, atoms))
-
-
-def _region_lines(region: Region, names: VariableNames, place_of: Callable[[Operation], str]) -> list[str]:
-    lines = [f"region {names.listed(region.inputs)}:"]
-    for item in region.items:
-        if isinstance(item, Operation):
-            place = place_of(item)
-            line = f"  {names.listed(item.outputs)} = {item.name}({names.listed(item.inputs)})"
-            lines.append(f"{line}  # {place}" if place else line)
-            continue
-        enter = f"{names.listed(item.constants)}; {names.listed(item.starts)}"
-        lines.append(f"  {names.listed(item.results)} = {item.trips} trips of ({enter})")
-        lines += ["    " + line for line in _region_lines(item.body, names, place_of)]
-    return [*lines, f"  return {names.listed(region.outputs)}"]

@@ -1,1 +1,1 @@
-"""Scheduling passes: from an opened iteration to a schedule. Each works on plain, printable values."""
+"""Scheduling passes: from an opened iteration to a schedule. Each works on plain values."""

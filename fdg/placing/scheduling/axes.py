@@ -44,7 +44,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
         pairs = zip(variables, found, strict=True)
         axes.update((v, declared.get(v) if axis is None else axis) for v, axis in pairs)
 
-    enter(region.inputs, [axes.get(v) for v in region.inputs])
+    enter(region.inputs, map(axes.get, region.inputs))
     for item in region.items:
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
@@ -53,7 +53,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
             results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, unit)
             enter(item.eqn.outvars, results)
             continue
-        enter(item.body.inputs, [axes.get(outer) for _, outer in item.entering])
+        enter(item.carried, map(axes.get, item.starts))
         for _ in range(len(item.carried) + 1):  # an axis can reach one more carried value a round
             _follow(item.body, axes, placement, units)
             ends = [(v, axes.get(end)) for v, end in zip(item.carried, item.body.outputs, strict=True)]
@@ -61,15 +61,15 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
             if not found:
                 break
             axes.update(found)
-        enter(item.results, [axes.get(v) for v in item.carried])
+        enter(item.outputs, map(axes.get, item.carried))
 
 
 def _unify(region: Region, axes: Axes, num_carried: int) -> None:
     """Gives variables that become each other the same axis, or none."""
     pairs = list(zip(region.inputs[:num_carried], region.outputs, strict=False))
     for loop in region.loops():
-        pairs += loop.entering
-        pairs += zip(loop.results, loop.body.outputs, strict=True)
+        pairs += zip(loop.carried, loop.starts, strict=True)
+        pairs += zip(loop.outputs, loop.body.outputs, strict=True)
         pairs += zip(loop.carried, loop.body.outputs, strict=True)
     for variables in {id(together): together for together in tied(pairs).values()}.values():
         found = {axis for v in variables if (axis := axes.get(v)) is not None}

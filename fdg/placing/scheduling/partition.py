@@ -1,11 +1,9 @@
 """From an opened iteration to a schedule with as few programs as the dependencies between groups allow.
 
-    opened     a region of operations and loops
-    placed     ... with the groups of each operation                     (placement)
-    schedule   a group's operations as programs, merged, and transfers   (programs)
-               with live ranges, donations and names                     (liveness)
-
-Each of these values prints.
+opened     a region of operations and loops
+placed     ... with the groups of each operation                     (placement)
+schedule   a group's operations as programs, merged, and transfers   (programs)
+           with live ranges, donations and names                     (liveness)
 """
 
 import dataclasses

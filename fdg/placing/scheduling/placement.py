@@ -49,9 +49,6 @@ class Placement:
         chosen = set(groups)
         return [group for group in self.order if group in chosen]
 
-    def __str__(self) -> str:
-        return self.region.described(lambda op: "+".join(self.ordered(self.groups[op])))
-
     def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
         """The fragments of a group that read a variable, through code between fragments."""
         found: dict[str, None] = {}
@@ -115,15 +112,15 @@ class _Solver:
         leaves: list[set[str]] = [set() for _ in range(self.num_carried)]
         metrics: list[set[str]] = [set() for _ in self.region.outputs[self.num_carried :]]
         while True:
-            needed = self._backward(self.region, [*leaves, *metrics])[: self.num_carried]
-            grown = [old | new for old, new in zip(leaves, needed, strict=True)]
+            needed = self._backward(self.region, [*leaves, *metrics])
+            grown = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=False)]
             if grown == leaves:
                 break
             leaves = grown
         self.carry_groups[None] = leaves
 
-    def _backward(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
-        """The groups that use each input, given those that use each output."""
+    def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
+        """The groups that use each variable, given those that use each output."""
         need: Held = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=True):
             need[variable] |= groups
@@ -134,19 +131,20 @@ class _Solver:
                 for v in item.inputs:
                     need[v] |= self.groups[item]
                 continue
-            self._requested[item] = [set(need[v]) for v in item.results]
+            self._requested[item] = [set(need[v]) for v in item.outputs]
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
                 inner = self._backward(item.body, holders)
-                grown = [h | n for h, n in zip(holders, inner[len(item.constants) :], strict=True)]
+                grown = [h | inner[v] for h, v in zip(holders, item.carried, strict=True)]
                 if grown == holders and not self._place_permuted(item, grown):
                     break
                 holders = grown
             self.carry_groups[item] = holders
-            entering = [*inner[: len(item.constants)], *holders]
-            for v, groups in zip((*item.constants, *item.starts), entering, strict=True):
+            for v in item.body.free:
+                need[v] |= inner[v]
+            for v, groups in zip(item.starts, holders, strict=True):
                 need[v] |= groups
-        return [need[v] for v in region.inputs]
+        return need
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
         """Places a carried value that is only permuted: nothing in the loop reads it."""
@@ -189,7 +187,7 @@ class _Solver:
         for loop in self.region.loops():
             for inner, outer in loop.entering:
                 sources[inner].append(outer)
-            for result, end in zip(loop.results, loop.body.outputs, strict=True):
+            for result, end in zip(loop.outputs, loop.body.outputs, strict=True):
                 sources[result].append(end)
             ends += zip(loop.body.outputs, self.carry_groups[loop], strict=True)
         found = False
@@ -238,7 +236,7 @@ class _Solver:
             users = {writers[end]: requested for end, requested in ends if end in writers}
             changed |= self._forward(item.body, inside, users)
             for result, end, holders in zip(
-                item.results, item.body.outputs, self.carry_groups[item], strict=True
+                item.outputs, item.body.outputs, self.carry_groups[item], strict=True
             ):
                 held[result] = inside[end] | holders
         return changed

@@ -70,11 +70,6 @@ class _Block:
 
     `carried` has the groups that hold each carried input; the other inputs are constants, which are available
     on every group.
-
-    Attributes:
-      constants: for each constant input, its values on the groups that read it.
-      ends: for each carried input, its next value on each group that holds it.
-      carry: pairs (value at the end of a trip, value at the start of the next).
     """
 
     def __init__(
@@ -87,7 +82,10 @@ class _Block:
         newer: frozenset[str] = frozenset(),
     ):
         self.placement, self.value_of, self.origins, self.newer = placement, value_of, origins, newer
-        self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.inputs if v not in carried}
+        # for each constant input, its values on the groups that read it
+        self.constants: dict[core.Var, list[Value]] = {
+            v: [] for v in (*region.inputs, *region.free) if v not in carried
+        }
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
         self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the first one first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
@@ -102,10 +100,12 @@ class _Block:
                 continue
             for group in placement.ordered(placement.groups[item]):
                 self._add_operation(item, group)
+        # for each carried input, its next value on each group that holds it
         self.ends = [
             {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in placement.ordered(groups)}
             for end, (v, groups) in zip(region.outputs, carried.items(), strict=False)
         ]
+        # pairs (value at the end of a trip, value at the start of the next)
         self.carry = tuple(
             (value, start)
             for v, end in zip(carried, self.ends, strict=True)
@@ -196,7 +196,7 @@ class _Block:
         ready = (self._ready[outer] for outer, _ in enter)
         level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
         leave = []
-        for result, end in zip(loop.results, body.ends, strict=True):
+        for result, end in zip(loop.outputs, body.ends, strict=True):
             for group, value in end.items():
                 self._define(result, group, level, "loop")
                 leave.append((value, value_of(result, group)))
@@ -289,7 +289,7 @@ def _find_origins(region: Region, origins: Origins, carried: Sequence[core.Var])
             for inner, outer in item.entering:
                 origins.setdefault(inner, origins.get(outer, ()))
             _find_origins(item.body, origins, item.carried)
-            for result, end in zip(item.results, item.body.outputs, strict=True):
+            for result, end in zip(item.outputs, item.body.outputs, strict=True):
                 origins[result] = origins.get(end, ())
         for v, end in zip(carried, region.outputs, strict=False):
             origins[v] = tuple(dict.fromkeys((*origins.get(end, ()), *origins.get(v, ()))))

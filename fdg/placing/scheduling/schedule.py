@@ -22,7 +22,6 @@ from fdg import jaxprs
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import Layout
-from fdg.placing.regions.region import VariableNames
 from fdg.placing.resharding import Change
 
 
@@ -164,6 +163,27 @@ def all_steps(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[Step, int
             yield from all_steps(step.steps, times * step.trips)
 
 
+class VariableNames:
+    """Short names of variables in order of use: a, b, ..., z, ba, ..."""
+
+    def __init__(self) -> None:
+        self._known: dict[core.Var, str] = {}
+
+    def __call__(self, variable: core.Var) -> str:
+        """The name of a variable."""
+        if variable not in self._known:
+            number, name = len(self._known), ""
+            while number or not name:
+                number, digit = divmod(number, 26)
+                name = chr(ord("a") + digit) + name
+            self._known[variable] = name
+        return self._known[variable]
+
+    def listed(self, variables: Iterable[core.Var]) -> str:
+        """Several names, separated by commas."""
+        return ", ".join(map(self, variables))
+
+
 def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
     for step in steps:
         if isinstance(step, Call):
@@ -176,7 +196,7 @@ def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
             verb = " lends " if step.donates else " -> "
             yield f"{step.source}{verb}{step.target}: {moved}{later}"
         else:
-            entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter)
+            entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter if a is not b)
             yield f"{step.trips} trips of ({', '.join(dict.fromkeys(entering))}):"
             inside = [*_lines(step.steps, names), *_carried(step.carry, names)]
             yield from ("  " + line for line in inside)
@@ -190,13 +210,10 @@ def _carried(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> list
 
 
 class ScheduleWalk(Generic[Fact]):
-    """Walks over the steps of a schedule in the order of the engine, with a fact about each value.
-
-    Attributes:
-      facts: the facts by value; `missing` for a value that no step has defined.
-    """
+    """Walks over the steps of a schedule in the order of the engine, with a fact about each value."""
 
     def __init__(self, missing: Fact):
+        # the facts by value; `missing` for a value that no step has defined
         self.facts: dict[Value, Fact] = collections.defaultdict(lambda: missing)
 
     def call(self, call: Call) -> None:

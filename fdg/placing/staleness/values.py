@@ -30,16 +30,11 @@ class Value:
 
 
 class Block:
-    """A jaxpr at one place of the program; one that is called twice has two blocks.
-
-    Attributes:
-      inside: the innermost fragment around it; None between fragments.
-      inputs, ends: the values of its inputs and outputs.
-      inner: for each equation, a block for each of its bodies.
-    """
+    """A jaxpr at one place of the program; one that is called twice has two blocks."""
 
     def __init__(self, closed: Any, inputs: Sequence[Value], inside: str | None = None):
-        self.jaxpr, self.inputs, self.inside = jaxprs.open_jaxpr(closed), inputs, inside
+        self.jaxpr, self.inputs = jaxprs.open_jaxpr(closed), inputs
+        self.inside = inside  # the innermost fragment around it; None between fragments
         constants = [
             Value(v.aval, constant=x)
             for v, x in zip(self.jaxpr.constvars, jaxprs.constants_of(closed), strict=True)
@@ -47,7 +42,7 @@ class Block:
         self._values = dict(
             zip([*self.jaxpr.invars, *self.jaxpr.constvars], [*inputs, *constants], strict=True)
         )
-        self.inner: list[list[Block]] = []
+        self.inner: list[list[Block]] = []  # for each equation, a block for each of its bodies
         for eqn in self.jaxpr.eqns:
             results, blocks = _through(eqn, self.of(eqn.invars), inside)
             self._values.update(zip(eqn.outvars, results, strict=True))

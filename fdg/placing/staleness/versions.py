@@ -21,20 +21,14 @@ Pair: TypeAlias = tuple[Value, Version]
 
 
 class Written:
-    """A block, rewritten from its end.
-
-    Attributes:
-      need: the readers of each value.
-      names: the variable of each version that is read.
-      made: the versions that an equation here computes; others are inputs.
-    """
+    """A block, rewritten from its end."""
 
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
         """Takes the readers of each value at the block's end."""
         self.block, self.readers = block, readers
-        self.need: dict[Value, set[Reader]] = {}
-        self.names: dict[Pair, Any] = {}
-        self.made: set[Pair] = set()
+        self.need: dict[Value, set[Reader]] = {}  # the readers of each value
+        self.names: dict[Pair, Any] = {}  # the variable of each version that is read
+        self.made: set[Pair] = set()  # the versions that an equation here computes; others are inputs
         self._equations: list[Any] = []  # the last first; or (function, operands, results), traced when built
         for value, some in zip(block.ends, ends, strict=True):
             self.read(value, some)
