@@ -10,7 +10,7 @@ import pytest
 
 import algos
 import envs
-from bench import beside, harness, performance, results, runs
+from bench import harness, performance, results, runs
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
@@ -80,17 +80,8 @@ def test_every_pair_is_of_a_peer_and_has_a_driver():
         driver = (pair.driver or pair.peer).replace("-", "_")
         assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{driver}.py").exists(), pair.name
         assert pair.at_least > 1
-    at_equal_steps = {task.peer for task in beside.TASKS.values()}
-    assert {pair.peer for pair in PAIRS.values()} | at_equal_steps == set(PEERS)
+    assert {pair.peer for pair in PAIRS.values()} == set(PEERS)
     assert all(PEERS[pair.peer].is_checkout for pair in OF_CHECKOUTS)
-
-
-@pytest.mark.parametrize("name", beside.TASKS)
-def test_what_is_trained_beside_a_peer_has_a_preset_and_a_driver(name):
-    task = beside.TASKS[name]
-    assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{task.peer}.py").exists()
-    env, _ = envs.parse(task.env)
-    assert algos.get(task.algo).preset(env)
 
 
 def is_the_work_that_it_says(equal, algorithm):

@@ -68,13 +68,6 @@ PEERS = {
         Peer("purejaxql", (*_SCRIPTS, "gymnax==1.0.1"), "github.com/mttga/purejaxql", is_checkout=True),
         Peer("jaxmarl", (*_SCRIPTS, "jaxmarl", "distrax"), "github.com/FLAIROX/JaxMARL", is_checkout=True),
         Peer("brax", (*_JAX, "brax"), "github.com/google/brax"),
-        Peer(
-            "craftax_baselines",
-            (*_SCRIPTS, "craftax", "distrax", "orbax-checkpoint"),
-            "github.com/MichaelTMatthews/Craftax_Baselines",
-            is_checkout=True,
-        ),
-        Peer("playground", (*_JAX, "brax", "playground"), "github.com/google-deepmind/mujoco_playground"),
         Peer("rejax", (*_JAX, "rejax==0.1.3", "gymnax==1.0.1"), "github.com/keraJLi/rejax"),
         Peer("sbx", ("sbx-rl==0.28.0",), "github.com/araffin/sbx", with_our_versions=False),
         Peer(

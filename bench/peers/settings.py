@@ -35,21 +35,3 @@ PQN_CARTPOLE = (
     " REW_SCALE=0.1 LAMBDA=0.95 EPS_FINISH=0.2 EPS_DECAY=0.2"
 )
 PQN_MINATAR = "NUM_ENVS=128 NUM_STEPS=32 NUM_MINIBATCHES=32 NUM_EPOCHS=2 LR=5e-4 LAMBDA=0.65"
-# JaxMARL, baselines/*/config: recurrent networks of its SMAX.
-SMAX = (
-    "NUM_ENVS=128 GRU_HIDDEN_DIM=128 FC_DIM_SIZE=128 SCALE_CLIP_EPS=False MAX_GRAD_NORM=0.25 ACTIVATION=relu"
-    " ENV_NAME=HeuristicEnemySMAX MAP_NAME=3m"
-)
-# Craftax_Baselines, ppo.py's defaults where they do not say how large a run is.
-CRAFTAX = (
-    "NUM_ENVS=1024 NUM_STEPS=64 UPDATE_EPOCHS=4 NUM_MINIBATCHES=8 LR=2e-4 ANNEAL_LR=True GAMMA=0.99"
-    " GAE_LAMBDA=0.8 CLIP_EPS=0.2 ENT_COEF=0.01 VF_COEF=0.5 MAX_GRAD_NORM=1.0 ACTIVATION=tanh LAYER_SIZE=512"
-    " USE_OPTIMISTIC_RESETS=True OPTIMISTIC_RESET_RATIO=16 TRAIN_ICM=False USE_E3B=False"
-    " EXPLORATION_UPDATE_EPOCHS=4 NUM_REPEATS=1"
-)
-# Playground's `brax_ppo_config`; what it does not set is as brax's trainer has it.
-PLAYGROUND = (
-    "reward_scaling=10.0 episode_length=1000 normalize_observations=True action_repeat=1 unroll_length=30"
-    " num_minibatches=32 num_updates_per_batch=16 discounting=0.995 learning_rate=1e-3 entropy_cost=1e-2"
-    " num_envs=2048 batch_size=1024"
-)

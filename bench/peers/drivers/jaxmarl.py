@@ -20,11 +20,7 @@ def prepare(config: dict[str, Any]):
     logged: collections.deque[dict[str, Any]] = collections.deque(maxlen=8)
     wandb.log = lambda metrics, **_: logged.append(metrics)
     script = importlib.import_module(name)
-    settings = dict(config["config"])
-    layout = settings.get("ENV_KWARGS", {}).get("layout")
-    if layout is not None:  # by name, as the scripts' own command lines have it
-        settings["ENV_KWARGS"] = {**settings["ENV_KWARGS"], "layout": script.overcooked_layouts[layout]}
     names = "returns", "returned_episode_returns"
     return compiled(
-        script, settings, lambda _: [next(m[name] for name in names if name in m) for m in logged]
+        script, config["config"], lambda _: [next(m[name] for name in names if name in m) for m in logged]
     )

@@ -1,8 +1,7 @@
 """purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
 
 Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`, the latter as in the checkout's
-`config/`. Evaluations during training are off unless it says `TEST_DURING_TRAINING`; with them a return is
-that of the last one, of greedy actions, else of the last twentieth of training.
+`config/`. There are no evaluations during training; a return is that of the last twentieth of training.
 """
 
 import importlib
@@ -21,11 +20,9 @@ def prepare(config: dict[str, Any]):
     purerl.LogWrapper = lambda env: OldStep(log_wrapper(env))
     look_in(config, "purejaxql")
     script = importlib.import_module(config["script"])
-    settings = {"TEST_DURING_TRAINING": False, **config["config"], "WANDB_MODE": "disabled"}
+    settings = {**config["config"], "TEST_DURING_TRAINING": False, "WANDB_MODE": "disabled"}
 
     def returned(result: Any) -> Any:
-        if settings["TEST_DURING_TRAINING"]:
-            return result["metrics"]["test/returned_episode_returns"][-1]
         return result["metrics"]["returned_episode_returns"][last_twentieth(settings)]
 
     return compiled(script, settings, returned)

@@ -4,8 +4,7 @@ Its `train` is one call; here a round is so many of its iterations (one generati
 call runs in a thread of its own, and a callback waits for the next round.
 
 Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": of a round,
-"rounds": at most, "trl": fields of GRPOConfig}`. In the file `problems` and `held_out` are lists of
-`[prompt, answer]`; of those held out, if any, a round says what share is right, with the most likely tokens.
+"rounds": at most, "trl": fields of GRPOConfig}`. In the file `problems` is a list of `[prompt, answer]`.
 """
 
 import json
@@ -64,8 +63,6 @@ def prepare(config: dict[str, Any]):
             self.watch.__exit__()
             said = {"steps": responses, "seconds": self.watch.seconds, "return": sum(rewards) / len(rewards)}
             rewards.clear()
-            if config["held_out"]:
-                said["held_out"] = share_right(model, tokenizer, config["held_out"], arguments)
             rounds.end(said)
             if state.global_step < state.max_steps:
                 rounds.wait()
@@ -84,21 +81,3 @@ def prepare(config: dict[str, Any]):
     first = rounds.start(trainer.train)
 
     return rounds.next, {"compile_seconds": first["seconds"], "first": first}
-
-
-def share_right(model: Any, tokenizer: Any, problems: list[list[str]], arguments: Any) -> float:
-    """Of problems with an answer each, with the most likely tokens."""
-    texts = tokenizer([f"<bos>{prompt}" for prompt, _ in problems], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        tokens = model.generate(
-            input_ids=texts["input_ids"],
-            attention_mask=texts["attention_mask"],
-            do_sample=False,
-            max_new_tokens=arguments.max_completion_length,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    said = tokens[:, texts["input_ids"].shape[1] :]
-    ended = (said == tokenizer.eos_token_id).any(dim=1).tolist()
-    texts = ["".join(text.split()) for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
-    return sum(e and t == a for e, t, (_, a) in zip(ended, texts, problems, strict=True)) / len(problems)
