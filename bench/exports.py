@@ -1,0 +1,294 @@
+"""Exported folders in Transformers and PEFT: equal logits, equal token ids, equal adapters.
+
+    python -m venv build/venvs/transformers
+    build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
+    python -m bench.exports --python build/venvs/transformers/bin/python
+
+Random networks of each shape are written with each kind of tokenizer, and read again by both sides. The other
+side is `bench/exports_reference.py`.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from algos.language import Decoder, DecoderConfig, peft, weights
+from algos.rlhf.checkpoints import save
+from bench.harness import interpreter
+from envs.text import CharacterTokenizer, HuggingFaceTokenizer
+from envs.text.tokenizer_folders import tokenizer_of
+
+ROOT = pathlib.Path(__file__).parents[1]
+LIMIT = 1e-5  # of the difference of logits, float32
+
+_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
+
+
+def _rope(kind: str, **values: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted({"rope_type": kind, **values}.items()))
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2": {"qkv_bias": True},
+    "llama tied, as SmolLM2": {"num_kv_heads": 1},
+    "llama with biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "mistral, window 5": {"sliding_window": 5, "tie_embeddings": False},
+    "qwen3": {"qk_norm": True, "head_dim": 32, "tie_embeddings": False},
+    "llama": {"tie_embeddings": False},
+    "qwen2, window 5 of later layers": {"qkv_bias": True, "sliding_window": 5, "first_sliding_layer": 1},
+    "llama, width no multiple of heads": {"num_heads": 6, "num_kv_heads": 3, "head_dim": 12},
+    "llama linear": {"rope_scaling": _rope("linear", factor=2.0)},
+    "llama dynamic, beyond its context": {"rope_scaling": _rope("dynamic", factor=4.0), "max_positions": 9},
+    "llama llama3": {
+        "rope_scaling": _rope(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        )
+    },
+    "qwen2 yarn": {
+        "qkv_bias": True,
+        "rope_scaling": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    },
+    "llama longrope, long": {
+        "rope_scaling": _rope(
+            "longrope", factor=4.0, original_max_position_embeddings=9,
+            short_factor=tuple(1 + i / 20 for i in range(8)), long_factor=tuple(1.5 + i for i in range(8)),
+        )
+    },
+    "llama longrope, short": {
+        "rope_scaling": _rope(
+            "longrope", factor=4.0, original_max_position_embeddings=32,
+            short_factor=tuple(1 + i / 20 for i in range(8)), long_factor=tuple(1.5 + i for i in range(8)),
+        )
+    },
+}  # fmt: skip
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] | trim }}</s>{% endfor %}<s>"
+WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve größe 東京 дом x=y+z? no!".split()
+
+
+def corpus() -> list[str]:
+    """Texts that tokenizers are trained on."""
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=12)) for _ in range(300)]
+
+
+def byte_level() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    # Qwen2's own: Transformers 5 has no other one for a Qwen2, whatever its tokenizer.json says.
+    pattern = Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIAL),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator(corpus(), trainer)
+    return made
+
+
+def byte_fallback() -> Tokenizer:
+    vocabulary = {word: i for i, word in enumerate(SPECIAL)}
+    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]:
+        vocabulary[piece] = len(vocabulary)
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("1", "2"), ("a", "n"), ("an", "d")]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )  # fmt: skip
+    return made
+
+
+def unigram() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False,
+        initial_alphabet=[chr(i) for i in range(33, 127)],
+    )  # fmt: skip
+    made.train_from_iterator(corpus(), trainer)
+    return made
+
+
+def word_piece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=260, special_tokens=list(SPECIAL), show_progress=False,
+        initial_alphabet=[chr(i) for i in range(33, 127)],
+    )  # fmt: skip
+    made.train_from_iterator(corpus(), trainer)
+    return made
+
+
+KINDS = {
+    "byte-level BPE": byte_level, "BPE with byte fallback": byte_fallback, "Unigram": unigram,
+    "WordPiece": word_piece,
+}  # fmt: skip
+
+
+def tokenizer(kind: str, folder: pathlib.Path) -> Any:
+    """One of a kind, as a checkpoint has it."""
+    if kind == "characters":
+        return CharacterTokenizer()
+    folder.mkdir()
+    made = KINDS[kind]()
+    made.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    made.save(str(folder / "tokenizer.json"))
+    words = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return HuggingFaceTokenizer(str(folder))
+
+
+def texts(kind: str, count: int) -> list[str]:
+    """Random strings: of any characters, words, blanks, numbers, and spelled special tokens."""
+    draw = random.Random(f"{kind} strings")
+    if kind == "characters":
+        return [
+            "".join(draw.choices(CharacterTokenizer().alphabet, k=draw.randint(0, 40))) for _ in range(count)
+        ]
+
+    def piece() -> str:
+        match draw.randrange(8):
+            case 0:
+                return chr(draw.choice([draw.randrange(32, 127), draw.randrange(0xA0, 0xD800)]))
+            case 1:
+                return chr(draw.randrange(0x1F300, 0x1F9FF))
+            case 2:
+                return draw.choice([" ", "  ", "\n", "\t", " \n "])
+            case 3:
+                return str(draw.randrange(10**6))
+            case 4:
+                return draw.choice(SPECIAL) if draw.random() < 0.2 else "<"
+            case _:
+                return draw.choice(WORDS)
+
+    return ["".join(piece() for _ in range(draw.randint(0, 24))) for _ in range(count)]
+
+
+def numbers(config: DecoderConfig, seed: int) -> Any:
+    """Parameters large enough that logits differ."""
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: (0.12 * draw.normal(size=x.shape) + (x.ndim == 1)).astype(np.float32), shapes
+    )
+
+
+def logits(decoder: Decoder, parameters: Any, tokens: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(decoder.apply)(parameters, tokens, jnp.ones(tokens.shape, jnp.int32)))
+
+
+def main() -> int:
+    """Compares, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--python", type=interpreter, default=str(ROOT / "build/venvs/transformers/bin/python")
+    )
+    parser.add_argument("--strings", type=int, default=1000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        return compare(pathlib.Path(scratch), given.python, given.strings)
+
+
+def compare(scratch: pathlib.Path, python: str, count: int) -> int:
+    kinds = [*KINDS, "characters"]
+    words = {kind: tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
+    jobs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    for i, (name, options) in enumerate(SHAPES.items()):
+        kind = kinds[i % len(kinds)]
+        config = DecoderConfig(words[kind].vocab_size, **{**_SIZES, "num_kv_heads": 2, **options})
+        folder = scratch / name
+        save(folder, Decoder(config), numbers(config, i), words[kind])
+        tokens = np.random.default_rng(i).integers(0, config.vocab_size, (3, 24))
+        decoder, parameters = weights.load(folder)
+        assert decoder.config == config, (decoder.config, config)
+        ours[name] = logits(decoder, parameters, tokens), folder
+        jobs[name] = {"folder": str(folder), "tokens": tokens.tolist()}
+        if i <= len(kinds):
+            message = [{"role": "user", "content": "1+2="}]
+            jobs[name] |= {"texts": texts(kind, count), "messages": message}
+    base = "qwen2"
+    tokens = np.asarray(jobs[base]["tokens"])
+    decoder, parameters = weights.load(scratch / base, lora_rank=4)
+    draw = np.random.default_rng(0)
+    parameters["adapters"] = jax.tree.map(
+        lambda x: (0.1 * draw.normal(size=x.shape)).astype(np.float32), parameters["adapters"]
+    )
+    peft.save(scratch / "adapters", decoder, parameters, str(scratch / base))
+    jobs["adapters written here"] = {**jobs[base], "adapters": str(scratch / "adapters")}
+    ours["adapters written here"] = logits(decoder, parameters, tokens), None
+    made = {"make_adapters": str(scratch / "made"), "adapters": str(scratch / "made")}
+    jobs["adapters written by PEFT"] = {**jobs[base], **made}
+
+    (scratch / "jobs.json").write_text(json.dumps(jobs))
+    script = str(ROOT / "bench/exports_reference.py")
+    out = str(scratch / "out.npz")
+    subprocess.run([python, script, str(scratch / "jobs.json"), out], check=True)
+    with np.load(out) as file:
+        theirs = dict(file)
+
+    config, adapters = peft.load(scratch / "made", weights.read_config(scratch / base))
+    both = {"base": weights.load(scratch / base)[1], "adapters": adapters}
+    ours["adapters written by PEFT"] = logits(Decoder(config), both, tokens), None
+    wrong = 0
+    print(f"{'largest difference of logits':<36}{'plain':>10}")
+    for name, (found, _) in ours.items():
+        difference = float(np.abs(found - theirs[f"{name} logits"]).max())
+        wrong += not difference < LIMIT
+        print(f"{name:<36}{difference:>10.1e}")
+    print(f"\n{'strings with equal':<46}{'ids':>10}{'text':>10}{'template':>10}{'tokens':>10}")
+    for name, kind in zip(SHAPES, [*kinds, kinds[0]], strict=False):
+        read, job = tokenizer_of(ours[name][1]), jobs[name]
+        ids = [read.encode(text) for text in job["texts"]]
+        same = [json.loads(x) == y for x, y in zip(theirs[f"{name} ids"], ids, strict=True)]
+        decoded = [
+            json.loads(x) == read.decode(y) for x, y in zip(theirs[f"{name} decoded"], ids, strict=True)
+        ]
+        chat = HuggingFaceTokenizer(str(ours[name][1])).chat(job["messages"])
+        special = [getattr(read, "bos", None), read.stops[0], read.pad]
+        marks = theirs[f"{name} special"].tolist() == special and theirs[f"{name} eos"].tolist() == [
+            *read.stops
+        ]
+        right = str(theirs[f"{name} chat"]) == chat
+        wrong += sum(not x for x in same) + (not right) + (not marks)
+        print(f"{name + ', ' + kind:<46}{sum(same):>10}{sum(decoded):>10}{right!s:>10}{marks!s:>10}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
