@@ -2,9 +2,9 @@
 
     iterate(state): keys = split(state.key); scan(act, step); learn(...)
 
-Everything before the first equation with a fragment is evaluated. Then that equation is entered: its body's
-first trip starts from the equation's operands, so the inputs of the fragments inside are known without later
-trips. The whole equation is evaluated only if its results are needed.
+Each equation with fragments is entered: its body's first trip starts from the equation's operands, so the
+inputs of the fragments inside are known without later trips. The whole equation is evaluated only if later
+ones may read its results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,48 +28,32 @@ def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[An
     fragments' names, without literals.
     """
     found: dict[str, list[Any]] = {}
-    _visit(jaxpr, leaves, found)
-    return found
 
+    def visit(closed: Any, values: Sequence[Any]) -> None:
+        jaxpr = jaxprs.open_jaxpr(closed)
+        last = max((i for i, eqn in enumerate(jaxpr.eqns) if fragments_in([eqn])), default=-1)
+        head = jaxpr.replace(eqns=jaxpr.eqns[: last + 1], outvars=[])
+        steps = [(eqn, i < last) for i, eqn in enumerate(head.eqns)]
+        jaxprs.evaluate(head, jaxprs.constants_of(closed), values, equation, steps)
 
-def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -> None:
-    jaxpr = jaxprs.open_jaxpr(closed)
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
-    known.update(zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
-    begun = 0
-    for i, eqn in enumerate(jaxpr.eqns):
-        if not fragments_in([eqn]):
-            continue
-        _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
-        begun = i
-        atoms: list[Any] = list(eqn.invars)
-        values = [v.val if jaxprs.is_literal(v) else known[v] for v in atoms]
+    def equation(step: tuple[core.JaxprEqn, bool], values: list[Any]) -> Sequence[Any]:
+        eqn, is_read = step
+        given = {v: x for v, x in zip(eqn.invars, values, strict=True) if not jaxprs.is_literal(v)}
         mark = FragmentMark.of(eqn)
         if mark is not None:
-            given = zip(eqn.invars, values, strict=True)
-            found[mark.name] = [x for v, x in given if not jaxprs.is_literal(v)]
+            found[mark.name] = [given[v] for v in jaxprs.variables(eqn.invars)]
         for body, inner in zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True):
-            if not fragments_in(body.jaxpr.eqns):
-                continue
-            starts = [
-                values[operand][0] if k in body.sliced else values[operand]
-                for k, operand in enumerate(body.operands)
-            ]
-            _visit(inner, starts, found)
+            if fragments_in(body.jaxpr.eqns):
+                first = (values[i][0] if k in body.sliced else values[i] for k, i in enumerate(body.operands))
+                visit(inner, list(first))
+        if not is_read:
+            return [None] * len(eqn.outvars)
+        return core.jaxpr_as_fun(jaxprs.build(list(given), eqn.outvars, [eqn], checked=False))(
+            *given.values()
+        )
 
-
-def _compute(
-    equations: Sequence[core.JaxprEqn], later: Sequence[core.JaxprEqn], known: dict[Any, Any]
-) -> None:
-    """Evaluates equations; adds to `known` what later ones read."""
-    needed = {v for eqn in later for v in jaxprs.variables(eqn.invars)}
-    made = [v for eqn in equations for v in eqn.outvars if not isinstance(v, core.DropVar) and v in needed]
-    if not made:
-        return
-    inner = {v for eqn in equations for v in eqn.outvars}
-    inputs = dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars) if v not in inner)
-    function = core.jaxpr_as_fun(jaxprs.build(list(inputs), made, equations))
-    known.update(zip(made, function(*(known[v] for v in inputs)), strict=True))
+    visit(jaxpr, leaves)
+    return found
 
 
 def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]]:

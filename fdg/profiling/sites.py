@@ -3,7 +3,8 @@
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
 A benchmark that repeats one fragment feeds these results back as arguments, so that XLA can update them in
-place. Otherwise each call would copy them: a replay buffer may have a gigabyte.
+place. Otherwise each call would copy them: a replay buffer may have a gigabyte. A result is fed back to the
+argument of its type that it reaches, alone of the results, possibly through code between fragments.
 """
 
 import dataclasses
@@ -18,7 +19,6 @@ from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.reader import Reader, Scope
 
-_SAME = frozenset({"convert_element_type", "fragment_boundary", "sharding_constraint", "copy"})
 _PRINTS = frozenset({"debug_callback", "debug_print"})
 
 
@@ -33,7 +33,7 @@ class Site:
     outputs: tuple[core.Var, ...]  # its results, without dropped ones; `output_axes` are their batch axes
     axes: tuple[int | None, ...]
     output_axes: tuple[int | None, ...]
-    # loop-carried state: output k is input `handed_on[k]` of the next call, in this iteration or the next
+    # state: output k reaches input `handed_on[k]` of a later call, in this iteration or the next
     handed_on: Mapping[int, int]
 
     @functools.cached_property
@@ -57,63 +57,25 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         if not jaxprs.is_literal(v) and axes.get(v) is None:
             axes[v] = array.axis
     made = [
-        (k, v, array.axis)
-        for k, (v, array) in enumerate(zip(eqn.outvars, fragment.outputs, strict=True))
+        (v, array.axis)
+        for v, array in zip(eqn.outvars, fragment.outputs, strict=True)
         if not isinstance(v, core.DropVar)
     ]
-    position = {k: i for i, (k, _, _) in enumerate(made)}
+    numbers = {reader.number(scope, v): k for k, (v, _) in enumerate(made)}
     handed_on: dict[int, int] = {}
     for j, v in enumerate(axes):
-        k = _origin(reader, scope, v, eqn)
-        if k is not None and k in position and eqn.outvars[k].aval == v.aval:
-            handed_on.setdefault(position[k], j)
+        own = {numbers[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in numbers}
+        if len(own) == 1 and made[k := own.pop()][0].aval == v.aval:
+            handed_on.setdefault(k, j)
     return Site(
         fragment,
         eqn,
         tuple(axes),
-        tuple(v for _, v, _ in made),
+        tuple(v for v, _ in made),
         tuple(axes.values()),
-        tuple(axis for _, _, axis in made),
+        tuple(axis for _, axis in made),
         handed_on,
     )
-
-
-def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int | None:
-    """Index of the output of `eqn` that a variable equals, from an earlier trip or iteration; else None."""
-    here, v = scope, var
-    seen: set[tuple[int, Any]] = set()
-    while not jaxprs.is_literal(v) and (id(here), v) not in seen:
-        seen.add((id(here), v))
-        if v in here.producer:
-            made_by = here.producer[v]
-            index = made_by.outvars.index(v)
-            if made_by is eqn:
-                return index
-            inner = [each for each in here.inner.get(id(made_by), []) if each.body.results]
-            if not inner:
-                if made_by.primitive.name not in _SAME or made_by.invars[0].aval != v.aval:
-                    return None
-                v = made_by.invars[0]
-            elif len(inner) > 1 or index in inner[0].body.stacked:
-                return None
-            else:
-                here, v = inner[0], inner[0].jaxpr.outvars[inner[0].body.results[index]]
-            continue
-        if v not in here.position:
-            return None
-        position = here.position[v]
-        carried = dict(here.body.carry) if here.body is not None else {}
-        if position in carried:
-            v = here.jaxpr.outvars[carried[position]]
-        elif here.parent is None:
-            if position >= reader.num_state:
-                return None
-            v = here.jaxpr.outvars[position]
-        elif position in here.body.sliced:
-            return None
-        else:
-            here, v = here.parent, here.eqn.invars[here.body.operands[position]]
-    return None
 
 
 def _silent(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:

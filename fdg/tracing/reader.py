@@ -84,7 +84,8 @@ class Reader:
 
     # --- nodes ---
 
-    def _number(self, scope: Scope, var: core.Var) -> int:
+    def number(self, scope: Scope, var: core.Var) -> int:
+        """The number of a fragment's input or output in `scope`, as in `Array.value`."""
         return self.value_numbers.setdefault((id(scope), var), len(self.value_numbers))
 
     def _fragment(self, index: int, names: list[str]) -> Fragment:
@@ -98,7 +99,7 @@ class Reader:
         def array(outer, inner, marks):
             aval = inner.aval
             axis = None if isinstance(inner, core.Literal) else marks.get(inner)
-            number = -1 if isinstance(outer, core.Literal) else self._number(outside, outer)
+            number = -1 if isinstance(outer, core.Literal) else self.number(outside, outer)
             return Array(number, tuple(aval.shape), str(aval.dtype), jaxprs.bytes_of(aval), axis)
 
         inputs = [array(o, i, marks_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
@@ -123,7 +124,7 @@ class Reader:
         grouped: dict[tuple, list[tuple[int, int]]] = {}
         for target, (_, eqn, scope, _) in enumerate(self.sites):
             arrivals: dict[tuple[int, int], Way] = {}
-            for source, value, way in self._sources(scope, eqn.invars):
+            for source, value, way in self.sources(scope, eqn.invars):
                 key = (source, value)
                 # One value may come in several ways (each step, and from the last iteration to the
                 # first step): the most frequent one counts, then the least delayed.
@@ -136,14 +137,15 @@ class Reader:
             numbers, sizes = zip(*sorted(values), strict=True)
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
-    def _sources(self, scope: Scope, operands: Sequence[Any]):
+    def sources(self, scope: Scope, operands: Sequence[Any], nested: bool = False):
         """The fragments whose outputs reach some operands in `scope` through code between fragments.
 
         Yields (source, value number, way). The source's own output is transferred, since code between
         fragments is placed with its consumer; once for each run of the outermost jaxpr on its way, with a
-        loop's trips stacked.
+        loop's trips stacked. With `nested`, goes on outside of the fragments around `scope`, and into them again.
         """
         around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
+        entered = {s.node for s in _around(scope)} if nested else set()
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
         seen = set()
@@ -155,10 +157,10 @@ class Reader:
             if v in here.producer:
                 eqn = here.producer[v]
                 index = eqn.outvars.index(v)
-                if id(eqn) in here.nodes:
+                if here.nodes.get(id(eqn)) not in {None, *entered}:
                     size = jaxprs.bytes_of(v.aval) * copies[-1]
                     way = Way(crossings, delay, copies[-1], size)
-                    yield here.nodes[id(eqn)], self._number(here, v), way
+                    yield here.nodes[id(eqn)], self.number(here, v), way
                 elif id(eqn) in here.inner:
                     for inner in here.inner[id(eqn)]:
                         if inner.body.results:
@@ -173,7 +175,7 @@ class Reader:
                     if position < self.num_state:
                         work.append((here, here.jaxpr.outvars[position], crossings, copies, "iteration"))
                     continue
-                if here.node != here.parent.node:
+                if here.node != here.parent.node and not nested:
                     continue  # an input of the surrounding fragment: its own edges tell where it comes from
                 for carried, previous in here.body.carry:
                     if carried == position:
