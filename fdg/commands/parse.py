@@ -76,7 +76,7 @@ class CommandLine:
         from fdg.settings.fields import absolute_folder
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
-        from fdg.training.job import Job, lengths
+        from fdg.training.job import Job
 
         of = self._resolve(file, base, before)
         cls, algo = of.cls, of.algo
@@ -138,18 +138,18 @@ class CommandLine:
             "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in given else before.get("devices_chosen"),
         }
-        return Job(
-            algorithm=algorithm,
-            policy=policy,
-            described={**config, "hyperparameters": hyperparameters},
+        return Job.of(
+            algorithm,
+            policy,
+            {**config, "hyperparameters": hyperparameters},
+            run,
+            runs,
             cores=cores,
             resumes=resumes,
             start_from=Path(given["start_from"]) if given.get("start_from") is not None else None,
             trust=given.get("trust", False),
             explains=known.get("policy") is not None,
             record=earlier.record_of(program, self._argv, preset, follows, given, base),
-            **run,
-            **lengths(algorithm, algo, run.get("total_steps"), runs),
         )
 
     def _policy_fields(

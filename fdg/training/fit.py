@@ -20,13 +20,13 @@ from fdg.kinds import dataclass_fields
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.training.curves import draw_run
 from fdg.training.description import describe
-from fdg.training.job import Job, lengths
+from fdg.training.job import Job
 from fdg.training.loading import load
 from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
-from fdg.training.settings import Settings, changes, check, contradiction, kept_settings
+from fdg.training.settings import Settings, changes, contradiction, kept_settings
 from fdg.training.sweep import Sweep, said_of, unswept
 
 _SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
@@ -197,18 +197,14 @@ def make_job(
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     try:
-        check({**settings, **{name: getattr(policy, name, 0) for name in ("staleness", "lag")}})
-        job = Job(
-            algorithm=algorithm,
-            policy=policy,
-            described=describe(algorithm, policy),
-            out=path,
+        job = Job.of(
+            algorithm,
+            policy,
+            describe(algorithm, policy),
+            {**settings, "total_steps": total_steps, "out": path},
             resumes=resumes,
             start_from=None if start_from is None or resumes else Path(start_from),
-            total_steps=total_steps,
             record={"command": "fdg.fit"},
-            **lengths(algorithm, name, total_steps),
-            **settings,
         )
     except FdgError as error:
         raise FdgError(as_arguments(str(error))) from None

@@ -7,7 +7,8 @@ from typing import Any
 
 from fdg.errors import FdgError, own_code, place_of
 from fdg.kinds import dataclass_fields, shown, to_json
-from fdg.training.settings import Settings, flat, kept_settings
+from fdg.training.description import describe_policy
+from fdg.training.settings import Settings, check, flat, kept_settings
 from fdg.training.sweep import agent_count
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
@@ -32,6 +33,45 @@ class Job(Settings):
     explains: bool = True  # whether to print the candidates of `auto`, or only the reason
     # further entries of `config.json`: the sources of values, and how the run was started
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Any,
+        policy: Any,
+        described: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        runs: bool = True,
+        **how: Any,
+    ) -> "Job":
+        """Makes a job and checks it; `settings` are those of `Settings`, and `how` has all other fields.
+
+        With `runs=False` the job is only planned.
+        """
+        check({**settings, **described})
+        steps = lengths(algorithm, described["algo"], settings.get("total_steps"), runs)
+        return cls(algorithm=algorithm, policy=policy, described=described, **settings, **how, **steps)
+
+    def changed(
+        self,
+        algorithm: Any = None,
+        policy: Any = None,
+        described: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> "Job":
+        """The job with another algorithm or policy (None: the same), which its description follows.
+
+        `described` has further entries of the description, and `fields` other fields.
+        """
+        said = {**self.described, **({} if policy is None else describe_policy(policy)), **(described or {})}
+        if algorithm is not None:
+            fields["algorithm"] = algorithm
+            said["hyperparameters"] = {
+                name: to_json(getattr(algorithm, name)) for name in said["hyperparameters"]
+            }
+        if policy is not None:
+            fields["policy"] = policy
+        return dataclasses.replace(self, described=said, **fields)
 
     @property
     def agents(self) -> int | None:

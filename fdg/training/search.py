@@ -25,7 +25,6 @@ import numpy as np
 from fdg import files
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
-from fdg.kinds import to_json
 from fdg.processes import distributed
 from fdg.training.curves import figure_of, finish, style
 from fdg.training.job import Job, lengths
@@ -283,14 +282,10 @@ class _Search:
         return None
 
     def _job_of(self, values: dict[str, Any], path: Path) -> Job:
-        job, swept = self.job, self.job.algorithm
-        algorithm: Any = changed(swept, values)
-        values = {**values, **_changed_integers(job.algorithm, algorithm)}
-        hyperparameters = job.described["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
-        return dataclasses.replace(
-            job,
-            algorithm=algorithm,
-            described={**job.described, "hyperparameters": hyperparameters},
+        job, algorithm = self.job, changed(self.job.algorithm, values)
+        return job.changed(
+            algorithm,
+            described={"hyperparameters": {**job.described["hyperparameters"], **values}},
             out=path,
             resumes=(path / "config.json").exists(),
             optuna=None,
@@ -363,13 +358,6 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     ]
     value = float(np.mean(late)) if late else math.nan
     return value, [value]
-
-
-def _changed_integers(before: Any, after: Any) -> dict[str, Any]:
-    """Integer hyperparameters that differ, including those that were adjusted so that sizes divide."""
-    old, new = unswept(before), unswept(after)
-    names = [field.name for field in dataclasses.fields(new) if isinstance(getattr(new, field.name), int)]
-    return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
 
 
 def _run_of(trial: Any) -> str:

@@ -213,9 +213,9 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         choice = measured(choice, devices, num_seeds=job.agents)
     changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
     (policy, count, _), changes = _of_all(((choice.policy, choice.devices, ""), changes))
-    if any(getattr(job.algorithm, name) != value for name, value in changes.items()):
-        job = dataclasses.replace(job, algorithm=dataclasses.replace(job.algorithm, **changes))
-    job = _with_policy(job, job.policy, policy, count)
+    is_other = any(getattr(job.algorithm, name) != value for name, value in changes.items())
+    algorithm = dataclasses.replace(job.algorithm, **changes) if is_other else None
+    job = _with_policy(job, policy, count, algorithm)
     same = job.algorithm == choice.algorithm
     return Settled(job, choice.graph if same else fdg.trace(job.algorithm), choice.table)
 
@@ -234,10 +234,7 @@ def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
     lag, said = choice.lag, choice.table
     if distributed.count() > 1:
         lag, said = distributed.exchange([lag, said])[0]
-    job = dataclasses.replace(
-        job, policy=dataclasses.replace(job.policy, lag=lag), described={**job.described, "lag": lag}
-    )
-    return Settled(job, graph, said)
+    return Settled(job.changed(policy=dataclasses.replace(job.policy, lag=lag)), graph, said)
 
 
 def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
@@ -267,7 +264,7 @@ def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
     """Chooses the policy of a job without `--policy`: `GPUOnly`, unless another one is predicted to be `GAIN`
     times as fast on the same devices. `GPUOnly` too if nothing can be predicted.
     """
-    plain = Settled(_with_policy(job, job.policy, policies.GPUOnly(), None), graph, "")
+    plain = Settled(_with_policy(job, policies.GPUOnly(), None), graph, "")
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # times of host functions are unknown
         return plain
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
@@ -279,7 +276,7 @@ def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
     # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     on_host = not isinstance(devices, int) and devices[0].platform == "cpu"
     chosen = count if on_host or not isinstance(policy, policies.GPUOnly) else None
-    return Settled(_with_policy(job, job.policy, policy, chosen), graph, f"policy: {why}")
+    return Settled(_with_policy(job, policy, chosen), graph, f"policy: {why}")
 
 
 def _found(job: Job, graph: fdg.FDG, devices: Any) -> _Found | None:
@@ -326,21 +323,11 @@ def _worth_it(choice: Choice) -> _Found:
     return one.policy, one.devices, f"{one.policy}: {why}"
 
 
-def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
+def _with_policy(job: Job, policy: Any, count: int | None, algorithm: Any = None) -> Job:
     """The job with the chosen policy and `count` devices (None: the number is chosen later)."""
-    hyperparameters = {
-        name: getattr(job.algorithm, name) if name in asked.changeable else value
-        for name, value in job.described["hyperparameters"].items()
-    }
-    described = {
-        **job.described,
-        **describe_policy(policy),
-        "policy_asked": job.described["policy"],
-        "hyperparameters": hyperparameters,
-    }
     is_chosen = count is not None and job.devices is None and distributed.count() == 1
     chosen = count if is_chosen else job.devices_chosen
-    return dataclasses.replace(job, policy=policy, described=described, devices_chosen=chosen)
+    return job.changed(algorithm, policy, {"policy_asked": job.described["policy"]}, devices_chosen=chosen)
 
 
 # --- cached choices ---
