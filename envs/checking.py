@@ -145,11 +145,7 @@ def _choices(space: Any) -> int:
 
 
 def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
-    """What a `reset` gave, as `(state, observation)`.
-
-    Raises:
-      FdgError: it gave something else.
-    """
+    """What a `reset` gave, as `(state, observation)`."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
         raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
     if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
@@ -161,11 +157,7 @@ def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
 
 
 def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
-    """What the `step` of a single environment gave, as six values, the last a dictionary.
-
-    Raises:
-      FdgError: it gave another number of them, or None in place of one.
-    """
+    """What the `step` of a single environment gave, as six values, the last a dictionary."""
     count = len(result) if isinstance(result, tuple) else 0
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
         hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
@@ -198,11 +190,7 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
 
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
-    """What the `reset` of a batched environment gave for `count` keys, as `(state, observation)`.
-
-    Raises:
-      FdgError: it does not fit the environment's spaces, or the batch.
-    """
+    """What the `reset` of a batched environment gave for `count` keys, as `(state, observation)`."""
     state, observation = unpacked_reset(env.name, result)
     check_observation(env, "reset", observation, count)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -215,11 +203,7 @@ def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 
 def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
-    """What the `step` of a batched environment gave, as `(state, TimeStep)`.
-
-    Raises:
-      FdgError: it does not fit the environment's spaces, or the batch.
-    """
+    """What the `step` of a batched environment gave, as `(state, TimeStep)`."""
     name = env.name
     if hasattr(result, "final_observation"):
         raise FdgError(f"environment '{name}': step gives an envs.TimeStep alone: return (state, step)")
@@ -245,11 +229,7 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
-    """Refuses what does not fit the environment's `observation_space`, as an observation of a batch.
-
-    Raises:
-      FdgError: names the environment, a wrapper by its class, and both shapes.
-    """
+    """Refuses what does not fit the environment's `observation_space`, as an observation of a batch."""
     own = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
     whose, fix = f"{own}environment '{env.name}': {method} gives", ": define observation_space" if own else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
@@ -277,12 +257,7 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
 def check_traced(env: Any, num_envs: int = 2) -> None:
     """Checks an environment without running a step or allocating an array.
 
-    Args:
-      env: an `Environment`, such as `vectorize(...)` of your own.
-      num_envs: B, how many to trace.
-
-    Raises:
-      FdgError: anything about it that does not fit `envs.Environment`, and how to mend it.
+    `num_envs` are traced.
 
     >>> import envs
     >>> check_traced(envs.make("CartPole-v1"))

@@ -186,14 +186,7 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
 def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
     """Casts an observation to the dtypes of its space.
 
-    Args:
-      space: the space of one observation.
-      observation: each part is `[*leading, *part.shape]`.
-      leading: the leading axes.
-      whose: the start of messages: "environment 'maze': reset gives".
-
-    Raises:
-      FdgError: its parts, or the shape of one, are not those of the space; says which.
+    Each part is `[*leading, *part.shape]`; messages begin with `whose`: "environment 'maze': reset gives".
     """
     expected = tree(space)
     if not has_parts_of(space, observation):
@@ -265,12 +258,8 @@ def public_part(space: ObservationSpace, observation: Any) -> Any:
 def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
     """Fills the privileged parts of an observation with zeros.
 
-    It takes an observation of `public(space)` or of `space`, and returns one of `space`.
-
-    Args:
-      space: of the result.
-      observation: each part `[*leading, ...]`.
-      leading: axes before those of the space.
+    It takes an observation of `public(space)` or of `space`, and returns one of `space`. Parts are
+    `[*leading, ...]`.
 
     >>> with_zeros(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)), {"a": 1}, ())
     {'a': 1, 'b': Array(0, dtype=int32)}

@@ -152,9 +152,6 @@ def random_rollouts(
 
     `beside` is another environment for the same keys and actions; only its `step` may give what it likes. In
     one program with `env`, because compiling is what takes the time, and what the two share compiles once.
-
-    Raises:
-      FdgError: a step changes a shape, dtype or weak type of the state.
     """
     types = {}
 

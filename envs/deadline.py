@@ -30,8 +30,7 @@ class Deadline:
     def finish(self, seconds: float | None) -> Any:
         """The result of the call that began first of those not finished, or what it raised; see `call`.
 
-        Args:
-          seconds: None waits as long as it takes.
+        `seconds=None` waits as long as it takes.
         """
         try:
             result, error = self._results.get(timeout=seconds)

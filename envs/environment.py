@@ -7,7 +7,7 @@ Letters in shapes: `B` environments, `A` agents. The axis `A` exists only in mul
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -155,10 +155,40 @@ class EpisodeState(NamedTuple):
     start: tuple[State, Observation] | None = None  # where all its episodes start, if they all start there
 
 
-class Whole:
+class Forwarding:
+    """Base of values whose name and spaces are those of another one, in the field `_inside`."""
+
+    _inside: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """Name in messages and logs."""
+        return getattr(self, self._inside).name
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents that act at the same time; `None` where there is one, without an axis."""
+        return num_agents(getattr(self, self._inside))
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space of one observation."""
+        return getattr(self, self._inside).observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """Space of one action."""
+        return getattr(self, self._inside).action_space
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Steps after which an episode is truncated."""
+        return getattr(self, self._inside).max_episode_steps
+
+
+class Whole(Forwarding):
     """Base of environments: explains that they cannot be unpacked into an environment and its parameters."""
 
-    name: Any
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
     unwrapped = Elsewhere("env.single, of environments of JAX, or env.env, of a wrapper")
     sample_action = Elsewhere("env.action_space.sample(key)")
@@ -176,34 +206,11 @@ class Whole:
 class Vectorized(Whole):
     """A batch of one `SingleEnvironment`; see `vectorize`."""
 
+    _inside: ClassVar[str] = "single"
+
     single: Any  # a SingleEnvironment, whose hash and equality this value takes on
     repeat_start: bool = False  # every episode of an environment starts where its first one did
     info: tuple[str, ...] = ()  # names of what is reported of each episode, of what `step` gives sixth
-
-    @property
-    def name(self) -> str:
-        """Name of the single environment."""
-        return self.single.name
-
-    @property
-    def num_agents(self) -> int | None:
-        """Agents of the single environment; `None` where it knows of no agents."""
-        return num_agents(self.single)
-
-    @property
-    def observation_space(self) -> ObservationSpace:
-        """Space of one observation."""
-        return self.single.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """Space of one action."""
-        return self.single.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Steps after which an episode is truncated."""
-        return self.single.max_episode_steps
 
     @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
@@ -365,9 +372,6 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
 def named_info(info: Any) -> tuple[str, ...]:
     """The names of episode metrics, from one name or several.
 
-    Raises:
-      FdgError: it is something else.
-
     >>> named_info("is_success"), named_info(["a", "b"])
     (('is_success',), ('a', 'b'))
     """
@@ -425,11 +429,7 @@ def check_state(name: str, state: Any, size: int | None = None) -> None:
 
 
 def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
-    """Actions `[*leading, *space.shape]` in the space's dtype.
-
-    Raises:
-      FdgError: another shape; no numbers; or floats for a space of integers.
-    """
+    """Actions `[*leading, *space.shape]` in the space's dtype."""
     expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
         given = jnp.asarray(action)

@@ -17,7 +17,6 @@ one.
 """
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -28,10 +27,11 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from envs.adapters import accepting, check_count, check_names, plain
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
+from envs.literals import as_arrays, hold_pytrees
 from envs.quiet import mujoco_quietly, quietly
 from envs.spaces import Box, Space
 from fdg.arguments import check_options
@@ -94,25 +94,23 @@ class BraxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Start an episode."""
-        with _tolerance():
-            state = _instantiate(self).reset(key)
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
+            state = env.reset(key)
         return state, state.obs
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Take one step, without reset."""
-        with _tolerance():
-            state = _instantiate(self).step(state, action)
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
+            state = env.step(state, action)
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.
-
-        Raises:
-          FdgError: there is no OpenGL.
-        """
-        system = getattr(_template(self), "sys", None)
+        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
+        system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
         from brax.io import image
@@ -128,13 +126,13 @@ class BraxEnvironment:
 
     def html(self, states: Sequence[Any]) -> str | None:
         """brax's viewer of states, as a page; None for the toy that moves without physics."""
-        system = getattr(_template(self), "sys", None)
+        system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
         from brax.io import html
 
         with _tolerance(), mujoco_quietly():
-            return html.render(system.tree_replace({"opt.timestep": _template(self).dt}), _poses(states))
+            return html.render(system.tree_replace({"opt.timestep": _theirs(self).dt}), _poses(states))
 
 
 def own(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
@@ -178,30 +176,21 @@ def _make(
     if backend not in _backends(environment) or named_backend not in (DEFAULT_BACKEND, backend):
         known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
-    if not isinstance(episode_length, int) or episode_length < 1:
-        raise FdgError(f"{where}: episode_length={episode_length!r} must be an integer of at least 1")
+    check_count(where, "episode_length", episode_length)
     # Without overrides nothing is asked of brax, and so it is not imported yet.
-    checked = {name: _checked(where, environment, name, value) for name, value in overrides.items()}
+    checked = _checked(where, environment, overrides) if overrides else {}
     single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
     return vectorize(single, repeat_start)
 
 
-def _checked(where: str, environment: str, argument: str, value: Any) -> Scalar:
-    """The value of an override, hashable; raises where brax's environment does not take it."""
+def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Overrides that hash; raises where brax's environment does not take one."""
     known = _arguments(environment)
-    if argument not in known:
-        takes = ", ".join(sorted((*known, "backend", "episode_length", "repeat_start")))
-        raise FdgError(f"{where}: unknown parameter '{argument}': takes {takes}")
-    if isinstance(value, list):
-        value = tuple(value)
-    if not isinstance(value, bool | int | float | str | tuple):
-        raise FdgError(
-            f"{where}: {argument}={value!r} must be a Python number, string or tuple, so that the environment"
-            " hashes"
-        )
+    check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
+    found = plain(where, overrides)
     parameters = inspect.signature(_registry()[environment]).parameters.values()
-    check_options(where, {one.name: one.default for one in parameters}, {argument: value})
-    return value
+    check_options(where, {one.name: one.default for one in parameters}, found)
+    return found
 
 
 @functools.cache
@@ -241,9 +230,10 @@ class _Facts:
 
 @functools.cache
 def _facts(single: BraxEnvironment) -> _Facts:
-    with _tolerance():
-        state = jax.eval_shape(lambda: _instantiate(single).reset(jax.random.key(0)))
-    return _Facts(_unbounded(state.obs), int(_template(single).action_size))
+    env = _theirs(single)
+    with _tolerance(), as_arrays(env):
+        state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
+    return _Facts(_unbounded(state.obs), int(env.action_size))
 
 
 def _unbounded(seen: Any) -> ObservationSpace:
@@ -252,19 +242,9 @@ def _unbounded(seen: Any) -> ObservationSpace:
     return Box(float("-inf"), float("inf"), tuple(seen.shape))
 
 
-def _instantiate(single: BraxEnvironment) -> Any:
-    """brax's environment, its model with arrays of the trace that is going on."""
-    if not isinstance(single.environment, str):
-        return single.environment
-    env = copy.copy(_template(single))
-    for attribute, value in vars(env).items():
-        setattr(env, attribute, _arrays(value, np.ndarray, jnp.asarray))
-    return env
-
-
 @functools.cache
-def _template(single: BraxEnvironment) -> Any:
-    """brax's environment, its arrays moved to the host; `_instantiate` copies it for each use."""
+def _theirs(single: BraxEnvironment) -> Any:
+    """brax's environment, its arrays on the host."""
     if not isinstance(single.environment, str):
         return single.environment
     arguments = dict(single.overrides)
@@ -272,18 +252,7 @@ def _template(single: BraxEnvironment) -> Any:
         arguments["backend"] = single.backend
     # Each model that is loaded warns that brax is no longer developed, and some of what MuJoCo deprecates.
     with jax.ensure_compile_time_eval(), quietly(), mujoco_quietly():
-        try:
+        with accepting(f"environment '{single.name}'", "brax", arguments.items()):
             env = _registry()[single.environment](**arguments)
-        except (AssertionError, TypeError, ValueError) as error:
-            given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
-            raise FdgError(f"environment '{single.name}': brax does not accept {given}: {error}") from error
-        for attribute, value in list(vars(env).items()):
-            setattr(
-                env, attribute, _arrays(value, jax.Array, np.array)
-            )  # a copy: a view keeps the array alive
+        hold_pytrees(env)
     return env
-
-
-def _arrays(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """`value` with its arrays of one kind converted, where it is a pytree that has any."""
-    return jax.tree.map(lambda x: convert(x) if isinstance(x, kind) else x, value)

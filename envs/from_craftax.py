@@ -24,14 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import check_count, check_names, importing, of_type, plain
 from envs.environment import Vectorized
 from envs.lazy_plotting import undrawn
 from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
-from fdg.errors import FdgError
-from fdg.kinds import describe_alternatives
 
 # Name: whether it is Classic, and whether it is shown as a picture.
 NAMES = {
@@ -114,22 +113,13 @@ def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vec
 def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
     """The overrides, with lists as tuples; raises where they are no parameters, or of another type."""
     known = {**_fields(_theirs(name).default_params), **_fields(_theirs(name).default_static_params())}
-    checked = {}
-    for field, value in overrides.items():
-        if field not in known:
-            takes = ", ".join(sorted((*known, "reset_ratio")))
-            raise FdgError(f"environment '{name}': unknown parameter '{field}': takes {takes}")
-        value = tuple(value) if isinstance(value, list) else value
-        expected = type(known[field])
-        if expected is float and type(value) is int:
-            value = float(value)
-        if type(value) is not expected:
-            raise FdgError(
-                f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}"
-            )
-        checked[field] = value
-    if checked.get("max_timesteps", 1) < 1:
-        raise FdgError(f"environment '{name}': max_timesteps={checked['max_timesteps']} must be at least 1")
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*known, "reset_ratio")))
+    checked = {
+        field: of_type(where, field, value, type(known[field]))
+        for field, value in plain(where, overrides).items()
+    }
+    check_count(where, "max_timesteps", checked.get("max_timesteps", 1))
     return checked
 
 
@@ -177,17 +167,11 @@ def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, possibly while a program is being traced."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
-    try:
-        with jax.ensure_compile_time_eval(), quietly(), undrawn():
-            module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
-            hold_modules("craftax")
-            if pixels:
-                _drawing(classic)
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environment '{name}' needs Craftax, and {error.name} is not installed:"
-            " pip install 'fdg[craftax]'"
-        ) from error
+    with importing(f"environment '{name}' needs", "Craftax", "craftax"), undrawn():
+        module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
+        hold_modules("craftax")
+        if pixels:
+            _drawing(classic)
     env = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
     with jax.ensure_compile_time_eval():
         params = env.default_static_params().replace(**dict(static))

@@ -53,11 +53,9 @@ _NO_LIMIT = 2**31 - 1
 def make(name: str, **overrides: Any) -> HostEnvironment:
     """The environment that EnvPool calls `name`.
 
-    Args:
-      name: one of `envpool.list_all_envs()`.
-      **overrides: EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
-        `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of episode metrics
-        in the info of the last step.
+    `overrides` are EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
+    `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of episode metrics in
+    the info of the last step.
 
     Raises:
       FdgError: EnvPool is not installed, or has no such environment or option; suggests the nearest.

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
+from envs.adapters import check_count
 from envs.environment import named_info
 from envs.gymnasium_worker import made
 from envs.host import HostEnvironment, make_from
@@ -57,8 +58,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     """
     workers = overrides.pop("workers", None)
     check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers})
-    if workers is not None and workers < 1:
-        raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
+    check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     info = named_info(overrides.pop("info", ()))
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
     _facts(env.name, env.source.options)  # is there such a thing?

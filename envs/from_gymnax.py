@@ -18,7 +18,6 @@ The keys of one step are split as gymnax splits them (step, then reset), so for 
 those of gymnax's own `step`.
 """
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -32,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite, gymnax_frames
+from envs.adapters import accepting, check_count, check_names, of_type, plain
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import undrawn
+from envs.literals import as_arrays, hold_pytrees, literals
 from envs.spaces import Box, Discrete, Space, bound
 from fdg.errors import FdgError
-from fdg.kinds import describe_alternatives
 
 # Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
 NAMES = (
@@ -106,8 +106,8 @@ class GymnaxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Start an episode."""
-        env, params = _instantiate(self)
-        with jax.numpy_rank_promotion("allow"):  # gymnax is written for it
+        env, params = _theirs(self)
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax is written for it
             observation, state = env.reset_env(key, params)
         return state, self._deliver(observation)
 
@@ -115,16 +115,16 @@ class GymnaxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Take one step, without reset."""
-        env, params = _instantiate(self)
-        with jax.numpy_rank_promotion("allow"):
+        env, params = _theirs(self)
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
             truncated = env.is_truncated(state, params)
         return state, self._deliver(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Pictures of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None where it has none."""
-        env, params = _instantiate(self)
-        with jax.numpy_rank_promotion("allow"):
+        env, params = _theirs(self)
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):
             return gymnax_frames.frames(self.name, env, params, states)
 
     def _deliver(self, observation: jax.Array) -> jax.Array:
@@ -138,20 +138,12 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
-    """One of a user's own, an instance of gymnax's `Environment`; `parameters` are fields of its `EnvParams`.
-
-    Raises:
-      FdgError: its `EnvParams` have no such field.
-    """
+    """One of a user's own, of gymnax's `Environment`; `parameters` are fields of its `EnvParams`."""
     known = {
         field.name: getattr(env.default_params, field.name)
         for field in dataclasses.fields(env.default_params)
     }
-    for field in parameters:
-        if field not in known:
-            raise FdgError(
-                f"environment '{env.name}': unknown parameter '{field}': takes {', '.join(sorted(known))}"
-            )
+    check_names(f"environment '{env.name}'", parameters, sorted(known))
     given = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
     return GymnaxEnvironment(env.name, tuple(sorted(given.items())), env)
 
@@ -171,30 +163,15 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
     arguments = _constructor_arguments(factory)
-    checked = {}
-    for field, value in overrides.items():
-        if field not in parameters and field not in arguments:
-            known = ", ".join(sorted((*parameters, *arguments)))
-            raise FdgError(f"environment '{name}': unknown parameter '{field}': takes {known}")
-        if isinstance(value, list):
-            value = tuple(value)
-        if not isinstance(value, bool | int | float | str | tuple):
-            raise FdgError(
-                f"environment '{name}': {field}={value!r} must be a Python number, string or tuple, so that"
-                " the environment hashes"
-            )
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*parameters, *arguments)))
+    checked = plain(where, overrides)
+    for field, value in checked.items():
         if field in parameters:
-            expected = type(parameters[field])
             # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
-            if expected is float and type(value) is int:
-                value = float(value)
-            if type(value) is not expected:
-                raise FdgError(
-                    f"environment '{name}': {field}={value!r} must be {describe_alternatives(expected)[0]}"
-                )
-        if field == "max_steps_in_episode" and value < 1:
-            raise FdgError(f"environment '{name}': {field}={value!r} must be at least 1")
-        checked[field] = value
+            checked[field] = of_type(where, field, value, type(parameters[field]))
+        if field == "max_steps_in_episode":
+            check_count(where, field, value)
     _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
     return checked
 
@@ -231,18 +208,8 @@ def _registry() -> dict[str, Callable[..., Any]]:
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
     # The one array that gymnax's modules hold: without this it would stay allocated.
-    frozen_lake._DIRECTIONS = _Literal(frozen_lake._DIRECTIONS)
+    frozen_lake._DIRECTIONS = literals(frozen_lake._DIRECTIONS)
     return dict(registration._builtins)
-
-
-class _Literal:
-    """A constant on the host, which enters a program as a literal where it is indexed."""
-
-    def __init__(self, value: Any):
-        self._value = np.array(value)  # a copy: a view would keep the array alive
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        return jnp.asarray(self._value)[index]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,8 +224,8 @@ class _Facts:
 
 @functools.cache
 def _facts(single: GymnaxEnvironment) -> _Facts:
-    with jax.ensure_compile_time_eval():
-        env, params = _instantiate(single)
+    env, params = _theirs(single)
+    with jax.ensure_compile_time_eval(), as_arrays(env):
         observation_space = env.observation_space(params)
         action_space = _space(env.action_space(params))
         max_episode_steps = int(params.max_steps_in_episode)
@@ -272,17 +239,13 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
     return _Facts(space, action_space, max_episode_steps, one_hot)
 
 
-def _instantiate(single: GymnaxEnvironment) -> tuple[Any, Any]:
-    """The gymnax environment and its parameters, with arrays of the trace that is going on."""
+def _theirs(single: GymnaxEnvironment) -> tuple[Any, Any]:
+    """The gymnax environment, its arrays on the host, and its parameters."""
     overrides = dict(single.overrides)
     if single.theirs is not None:
         return single.theirs, single.theirs.default_params.replace(**overrides)
     arguments = _constructor_arguments(_registry()[single.name])
-    template = _template(single.name, tuple(item for item in single.overrides if item[0] in arguments))
-    env = copy.copy(template)
-    for attribute, value in vars(template).items():
-        if isinstance(value, np.ndarray):
-            setattr(env, attribute, jnp.asarray(value))
+    env = _constructed(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     params = env.default_params.replace(
         **{
             field: jnp.asarray(value) if isinstance(value, tuple) else value
@@ -294,22 +257,17 @@ def _instantiate(single: GymnaxEnvironment) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _template(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
-    """The gymnax environment, its arrays moved to the host; `_instantiate` copies it for each use."""
+def _constructed(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
     with jax.ensure_compile_time_eval():
         try:
-            env = _registry()[name](**dict(arguments))
+            with accepting(f"environment '{name}'", "gymnax", arguments):
+                env = _registry()[name](**dict(arguments))
         except OSError as error:  # MNISTBandit downloads its data set
             raise FdgError(
                 f"environment '{name}': its data set could not be downloaded ({error}); connect to the"
                 " network once, or see gymnax.utils.load_mnist for the files and the folder it expects"
             ) from error
-        except (AssertionError, TypeError, ValueError) as error:
-            given = ", ".join(f"{argument}={value!r}" for argument, value in arguments)
-            raise FdgError(f"environment '{name}': gymnax does not accept {given}: {error}") from error
-        for attribute, value in list(vars(env).items()):
-            if isinstance(value, jax.Array):
-                setattr(env, attribute, np.array(value))  # a copy: a view would keep the array alive
+        hold_pytrees(env)
     if name == "MNISTBandit-bsuite":
         # gymnax reads the unsigned pixels as int8, which makes the bright ones negative.
         env.images = env.images.view(np.uint8)

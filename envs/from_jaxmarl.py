@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.quiet import quietly
+from envs.literals import hold_pytrees, literals
 from envs.rendering import captured, drawing
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
@@ -171,26 +172,15 @@ def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Ve
 
 def _check(name: str, overrides: dict[str, Any]) -> None:
     """Raise where an override is none that the environment takes."""
-    known = _arguments(name)
-    for argument, value in overrides.items():
-        if argument not in known:
-            takes = ", ".join(sorted((*known, "agent_identity")))
-            raise FdgError(f"environment '{name}': unknown parameter '{argument}': takes {takes}")
-        if not isinstance(value, bool | int | float | str):
-            raise FdgError(
-                f"environment '{name}': {argument}={value!r} must be a Python number or string, so that the"
-                " environment hashes"
-            )
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*_arguments(name), "agent_identity")))
+    plain(where, overrides, bool | int | float | str)
     parameters = inspect.signature(_constructor(name)).parameters.values()
-    check_options(f"environment '{name}'", {one.name: one.default for one in parameters}, overrides)
-    steps = overrides.get("max_steps", 1)
-    if not isinstance(steps, int) or steps < 1:
-        raise FdgError(f"environment '{name}': max_steps={steps!r} must be an integer of at least 1")
+    check_options(where, {one.name: one.default for one in parameters}, overrides)
+    check_count(where, "max_steps", overrides.get("max_steps", 1))
     if overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
-        raise FdgError(
-            f"environment '{name}': action_type={overrides['action_type']!r} must be 'Discrete' or"
-            " 'Continuous'"
-        )
+        given = overrides["action_type"]
+        raise FdgError(f"{where}: action_type={given!r} must be 'Discrete' or 'Continuous'")
 
 
 @functools.cache
@@ -216,34 +206,11 @@ def _constructor(name: str) -> Callable[..., Any]:
 @functools.cache
 def _mpe() -> Any:
     """JaxMARL's module; imports it, possibly while a program is being traced."""
-    try:
-        with jax.ensure_compile_time_eval(), quietly():
-            from jaxmarl.environments import mpe
-            from jaxmarl.environments.mpe import simple_crypto
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environments 'MPE_...' need JaxMARL, and {error.name} is not installed:"
-            " pip install 'fdg[jaxmarl]'"
-        ) from error
-    simple_crypto.OBS_COLOUR = _on_host(simple_crypto.OBS_COLOUR)
+    with importing("environments 'MPE_...' need", "JaxMARL", "jaxmarl"):
+        from jaxmarl.environments import mpe
+        from jaxmarl.environments.mpe import simple_crypto
+    simple_crypto.OBS_COLOUR = literals(simple_crypto.OBS_COLOUR)
     return mpe
-
-
-class _Literal(np.ndarray):
-    """A constant on the host that enters a program as a literal, also where traced values index it."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return jnp.asarray(np.asarray(self))[index] if _is_traced(index) else super().__getitem__(index)
-
-
-def _is_traced(index: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index))
-
-
-def _on_host(value: Any) -> Any:
-    """Arrays of JAX, in a container or not, as literals."""
-    # A copy: a view would keep the array alive.
-    return jax.tree.map(lambda x: np.array(x).view(_Literal) if isinstance(x, jax.Array) else x, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,14 +228,9 @@ class _Facts:
 def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
     constructor = _constructor(name)
     with jax.ensure_compile_time_eval():
-        try:
+        with accepting(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
-        except (AssertionError, TypeError, ValueError) as error:
-            given = ", ".join(f"{argument}={value!r}" for argument, value in overrides)
-            raise FdgError(f"environment '{name}': JaxMARL does not accept {given}: {error}") from error
-        for attribute, value in list(vars(env).items()):
-            if not callable(value):
-                setattr(env, attribute, _on_host(value))
+        hold_pytrees(env)
     # Not evaluated while compiling: the arrays would stay, as constants of the programs that JaxMARL keeps.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import accepting, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, relaxed_checks
@@ -133,15 +134,11 @@ def own(env: Any) -> JumanjiEnvironment:
 
 def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides nothing is asked of Jumanji, and so it is not imported yet.
-    known = _arguments(name) if overrides else ()
-    for argument, value in overrides.items():
-        if argument not in known:
-            takes = ", ".join(sorted(known)) or "none"
-            raise FdgError(f"environment '{PREFIX}{name}': unknown parameter '{argument}': takes {takes}")
-        if not isinstance(value, bool | int | float | str):
-            raise FdgError(f"environment '{PREFIX}{name}': {argument}={value!r} must be a number or a string")
     if overrides:
-        check_options(f"environment '{PREFIX}{name}'", _constructor(name), overrides)
+        where = f"environment '{PREFIX}{name}'"
+        check_names(where, overrides, sorted(_arguments(name)))
+        plain(where, overrides, bool | int | float | str)
+        check_options(where, _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
 
@@ -165,15 +162,9 @@ def _constructor(name: str) -> Any:
 @functools.cache
 def _jumanji() -> Any:
     """Jumanji; imports it, possibly while a program is being traced."""
-    try:
-        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
-            import jumanji
-            import jumanji.environments
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environments '{PREFIX}...' need Jumanji, and {error.name} is not installed:"
-            " pip install 'fdg[jumanji]'"
-        ) from error
+    with importing(f"environments '{PREFIX}...' need", "Jumanji", "jumanji"):
+        import jumanji
+        import jumanji.environments
     hold_modules("jumanji")
     return jumanji
 
@@ -186,12 +177,10 @@ def _theirs(single: JumanjiEnvironment) -> Any:
     where, jumanji = f"environment '{single.name}'", _jumanji()
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
         try:
-            env = jumanji.make(single.registered, **dict(single.overrides))
+            with accepting(where, "Jumanji", single.overrides):
+                env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
             raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error
-        except (AssertionError, TypeError, ValueError) as error:
-            given = ", ".join(f"{argument}={value!r}" for argument, value in single.overrides)
-            raise FdgError(f"{where}: Jumanji does not accept {given}: {one_line(error)}") from error
         hold(env, "jumanji")
     return env
 

@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import check_count, check_names, importing
 from envs.environment import Vectorized, vectorize
 from envs.literals import hold, hold_modules
-from envs.quiet import quietly, relaxed_checks
+from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, one_line
 
@@ -120,24 +121,21 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(game: str, **overrides: Any) -> Vectorized:
+    where = f"environment '{PREFIX}{game}'"
+    check_names(where, overrides, sorted(_DEFAULTS))
     for name, value in overrides.items():
-        where = f"environment '{PREFIX}{game}'"
-        if name not in _DEFAULTS:
-            raise FdgError(f"{where}: unknown parameter '{name}': takes {', '.join(sorted(_DEFAULTS))}")
-        if type(value) is not int or value < 1:
-            raise FdgError(f"{where}: {name}={value!r} must be an integer of at least 1")
+        check_count(where, name, value)
     return vectorize(OctaxEnvironment(game, tuple(sorted(overrides.items()))))
 
 
 @contextlib.contextmanager
-def _emulator() -> Iterator[None]:
-    """For Octax's own code, and its import: it draws with OpenCV, which is not needed for anything else."""
+def _undrawn() -> Iterator[None]:
+    """For Octax's import: it draws with OpenCV, which is not needed for anything else."""
     absent = importlib.util.find_spec("cv2") is None
     if absent:
         sys.modules["cv2"] = types.ModuleType("cv2")
     try:
-        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
-            yield
+        yield
     finally:
         if absent:
             del sys.modules["cv2"]
@@ -147,17 +145,12 @@ def _emulator() -> Iterator[None]:
 def _theirs(single: OctaxEnvironment) -> Any:
     """Octax's environment, its arrays on the host; imports Octax, possibly under a trace."""
     try:
-        with _emulator():
+        with importing(f"environment '{single.name}' needs", "Octax", "octax"), _undrawn():
             from octax.environments import create_environment
 
             hold_modules("octax")
             env, _ = create_environment(single.game, render_mode=None, **dict(single.overrides))
             hold(env, "octax")
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environment '{single.name}' needs Octax, and {error.name} is not installed:"
-            " pip install 'fdg[octax]'"
-        ) from error
     except OSError as error:
         raise FdgError(f"environment '{single.name}': its game is not there ({one_line(error)})") from error
     return env

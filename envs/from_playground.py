@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from envs.adapters import accepting, check_count, check_names, importing, of_type
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import undrawn
 from envs.literals import as_arrays, hold_pytrees
@@ -31,7 +32,6 @@ from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
-from fdg.kinds import describe_alternatives
 
 PREFIX = "playground:"
 
@@ -104,11 +104,7 @@ class PlaygroundEnvironment:
         return state, state.obs, reward, done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.
-
-        Raises:
-          FdgError: there is no OpenGL.
-        """
+        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
         try:
             return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
         except Exception as error:  # MuJoCo raises many types where there is no OpenGL
@@ -137,16 +133,11 @@ def _check(task: str, overrides: dict[str, Any]) -> None:
     plain = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
     for unused in ("vision", "naconmax", "njmax"):  # pictures, and sizes of another implementation
         plain.pop(unused, None)
+    check_names(where, overrides, sorted((*plain, "repeat_start")))
     for name, value in overrides.items():
-        if name not in plain:
-            takes = ", ".join(sorted((*plain, "repeat_start")))
-            raise FdgError(f"{where}: unknown parameter '{name}': takes {takes}")
-        expected = type(plain[name])
-        if not (type(value) is expected or (expected is float and type(value) is int)):
-            raise FdgError(f"{where}: {name}={value!r} must be {describe_alternatives(expected)[0]}")
+        of_type(where, name, value, type(plain[name]))
     for name in ("episode_length", "action_repeat"):
-        if overrides.get(name, 1) < 1:
-            raise FdgError(f"{where}: {name}={overrides[name]} must be at least 1")
+        check_count(where, name, overrides.get(name, 1))
 
 
 @contextlib.contextmanager
@@ -159,15 +150,9 @@ def _tolerance() -> Iterator[None]:
 @functools.cache
 def _suite() -> Any:
     """Playground's module; imports it, possibly while a program is being traced."""
-    try:
-        # Of its tasks one alone writes XML, by a package that is as large as all of them.
-        with jax.ensure_compile_time_eval(), quietly(), undrawn("lxml"):
-            from mujoco_playground._src import dm_control_suite
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environments '{PREFIX}...' need MuJoCo Playground, and {error.name} is not installed:"
-            " pip install 'fdg[playground]'"
-        ) from error
+    # Of its tasks one alone writes XML, by a package that is as large as all of them.
+    with importing(f"environments '{PREFIX}...' need", "MuJoCo Playground", "playground"), undrawn("lxml"):
+        from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 
 
@@ -176,13 +161,8 @@ def _theirs(single: PlaygroundEnvironment) -> Any:
     """Playground's environment, its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
     with jax.ensure_compile_time_eval(), quietly(), _tolerance():
-        try:
+        with accepting(f"environment '{single.name}'", "Playground", single.overrides):
             env = _suite().load(single.task, config_overrides=overrides)
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
-            given = ", ".join(f"{name}={value!r}" for name, value in single.overrides)
-            raise FdgError(
-                f"environment '{single.name}': Playground does not accept {given}: {one_line(error)}"
-            ) from error
         hold_pytrees(env)
     return env
 

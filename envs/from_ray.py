@@ -16,11 +16,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from envs import satellites
+from envs.adapters import check_count
+from envs.environment import Forwarding
 from envs.host import HostEnvironment
 from envs.pools import Begun, Failure, Pool, Segment, Source, Transition, wire_space
 from envs.spaces import Space
@@ -59,8 +61,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     check_options(
         f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
     )
-    if workers is not None and workers < 1:
-        raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
+    check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     if acts and workers is None:
         raise FdgError(
             f"environment '{PREFIX}{name}': acts=True needs the number of workers, for whose shares programs"
@@ -80,8 +81,10 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
 
 
 @dataclasses.dataclass(frozen=True)
-class FleetSource:
+class FleetSource(Forwarding):
     """A `pools.Source` whose instances are divided among workers."""
+
+    _inside: ClassVar[str] = "source"
 
     source: Any  # a Source
     workers: int | None = None
@@ -96,11 +99,6 @@ class FleetSource:
     def name(self) -> str:
         """Name that `envs.make` knows it by."""
         return PREFIX + self.source.name
-
-    @property
-    def observation_space(self) -> Any:
-        """As of one instance."""
-        return self.source.observation_space
 
     @property
     def wire_space(self) -> Space:
@@ -121,16 +119,6 @@ class FleetSource:
     def native(self) -> Any:
         """As of one instance; None where its library speaks our spaces."""
         return getattr(self.source, "native", None)
-
-    @property
-    def action_space(self) -> Space:
-        """As of one instance."""
-        return self.source.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """As of one instance."""
-        return self.source.max_episode_steps
 
     @property
     def record(self) -> Any:

@@ -20,15 +20,8 @@ def record(
 ) -> list[Episode]:
     """Plays episodes one after the other. Each step's rendered frame is kept in place of its state.
 
-    Args:
-      name: what `gymnasium_worker.made` takes.
-      options: its further arguments.
-      act: `(observation, step) -> action`, both as the library has them.
-      episodes, max_steps: how many, and how long at most.
-      seed: of the first episode.
-
-    Raises:
-      FdgError: the environment cannot be made with pictures, or draws none.
+    `name` is what `gymnasium_worker.made` takes, and `seed` of the first episode. `act` is `(observation,
+    step) -> action`, both as the library has them.
     """
     quiet_pygame()
     try:

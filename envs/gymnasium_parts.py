@@ -164,11 +164,7 @@ def has_parts(space: Any) -> bool:
 
 
 def observation_space(name: str, space: Any) -> ObservationSpace:
-    """Converts an observation space of Gymnasium's to ours, part by part.
-
-    Raises:
-      FdgError: environment `name` has a part that is not an array of fixed shape.
-    """
+    """Converts an observation space of Gymnasium's to ours, part by part."""
     match type(space).__name__:
         case "Dict":
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})

@@ -47,22 +47,14 @@ class Facts(NamedTuple):
 
 
 def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
-    """Facts about environment `name`, given Gymnasium's spaces of observations and of actions.
-
-    Raises:
-      FdgError: as `observation_box` and `action_space`.
-    """
+    """Facts about environment `name`, given Gymnasium's spaces of observations and of actions."""
     return Facts(
         observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
     )
 
 
 def observation_box(name: str, space: Any) -> Box:
-    """The box of an encoded observation.
-
-    Raises:
-      FdgError: the space of environment `name` has a part that is no array of fixed shape, such as a text.
-    """
+    """The box of an encoded observation."""
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
         if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _PICTURE:
@@ -113,11 +105,7 @@ def _copied(batch: Any, dtype: Any) -> Any:
 
 
 def action_space(name: str, space: Any) -> Space:
-    """The space of actions that `decode` takes: the parts of a `Dict` or `Tuple` side by side.
-
-    Raises:
-      FdgError: actions of environment `name` are neither categories nor numbers, or both together.
-    """
+    """The space of actions that `decode` takes: the parts of a `Dict` or `Tuple` side by side."""
     parts = [part for part, _ in _parts(space, None)]
     if not parts:
         raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: give it one")

@@ -122,10 +122,8 @@ def made(name: str, **options: Any) -> Any:
 def element(space: Any, value: Any, where: str = "observation") -> Any:
     """An element of a Gymnasium space as a new array of its shape and dtype; in parts, of each part.
 
-    Args:
-      space: Gymnasium's; looked at by names, so that no library is imported.
-      value: what the environment returned: arrays, lists, tuples or numbers.
-      where: for messages.
+    Spaces are looked at by names, so that no library is imported. `value` are arrays, lists, tuples or
+    numbers; messages begin with `where`.
 
     Raises:
       WrongAnswerError: parts are missing, a shape differs, or a number is not one of the space's dtype.

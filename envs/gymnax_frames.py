@@ -18,10 +18,7 @@ _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
     """Pictures `[H, W, 3]` uint8 of states; None for an environment that gymnax does not draw.
 
-    Args:
-      name: as gymnax registers it.
-      env, params: gymnax's environment and its parameters.
-      states: at least one.
+    There is at least one of the states.
     """
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
         return _classic_control(name, params, states)

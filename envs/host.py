@@ -27,14 +27,12 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs import running_pools, satellites
-from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, Whole, actions, check_keys, check_state
 from envs.native import Native, of_spaces
 from envs.pools import Source, wire_space
 from envs.running_pools import close as close
 from envs.running_pools import losses as losses
 from envs.running_pools import running as running
-from envs.spaces import Space
 from fdg.arguments import check_options, checked_names
 from fdg.errors import FdgError, HostError, host_errors, raised
 
@@ -76,6 +74,7 @@ class HostEnvironment(Whole):
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"timeout", "restarts"})
+    _inside: ClassVar[str] = "source"
 
     source: Any  # a Source
     timeout: float = TIMEOUT
@@ -88,31 +87,6 @@ class HostEnvironment(Whole):
             raise FdgError(f"environment '{self.name}': timeout={self.timeout!r} must be above 0 seconds")
         if self.restarts < 0:
             raise FdgError(f"environment '{self.name}': restarts={self.restarts!r} must be 0 or more")
-
-    @property
-    def name(self) -> str:
-        """The source's name."""
-        return self.source.name
-
-    @property
-    def num_agents(self) -> None:
-        """None: one agent."""
-        return None
-
-    @property
-    def observation_space(self) -> ObservationSpace:
-        """Space of one observation."""
-        return self.source.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """Space of one action."""
-        return self.source.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Steps after which the library truncates an episode."""
-        return self.source.max_episode_steps
 
     @property
     def info(self) -> tuple[str, ...]:
@@ -226,7 +200,7 @@ class HostEnvironment(Whole):
         flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
         shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
         packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
-        call = _SegmentCall(self, acting.program)
+        call = _HostCall(self, "segment", acting.program)
         found = _called(call, shapes, packed, data, state.inner.observation, *operands)
         results = jax.tree.unflatten(of_step, found[len(kept) :])
         state, steps = jax.lax.scan(self._stepped, state, results)
@@ -295,9 +269,7 @@ def make_from(
 ) -> HostEnvironment:
     """Makes a `HostEnvironment`; overrides that are not its own fields are options of the source.
 
-    Args:
-      source: maps options, sorted by name, to a source.
-      overrides: Python numbers, strings and tuples.
+    `source` maps options, sorted by name, to a source; overrides are Python numbers, strings and tuples.
     """
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
     made = source(tuple(sorted(options.items())))
@@ -340,38 +312,16 @@ class _HostCall:
 
     environment: HostEnvironment
     method: str
-    parts: int  # pools that the batch is in
+    of: Any  # pools that the batch is in; of a segment the program
 
     @property
     def __name__(self) -> str:
         return f"environment '{self.environment.name}'"
 
-    def __call__(self, operand: Any) -> Any:
+    def __call__(self, *operands: Any) -> Any:
         try:
-            return getattr(running_pools.POOLS, self.method)(
-                self.environment, np.asarray(operand), self.parts
-            )
-        except HostError:
-            raise
-        except Exception as error:  # JAX hands on no more than its text
-            raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class _SegmentCall:
-    """The callback of a segment."""
-
-    environment: HostEnvironment
-    program: satellites.Program
-
-    @property
-    def __name__(self) -> str:
-        return f"environment '{self.environment.name}'"
-
-    def __call__(self, *given: Any) -> Any:
-        try:
-            arrays = [np.asarray(x) for x in given]
-            return running_pools.POOLS.segment(self.environment, self.program, *arrays)
+            method = getattr(running_pools.POOLS, self.method)
+            return method(self.environment, self.of, *map(np.asarray, operands))
         except HostError:
             raise
         except Exception as error:  # JAX hands on no more than its text

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import check_count, importing
 from envs.environment import Vectorized, vectorize
 from envs.from_brax import BraxEnvironment
-from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box
 from fdg.errors import FdgError
 
@@ -93,8 +93,7 @@ def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000)
     where = f"environment '{name}'"
     if backend not in _BACKENDS:
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")
-    if type(episode_length) is not int or episode_length < 1:
-        raise FdgError(f"{where}: episode_length={episode_length!r} must be an integer of at least 1")
+    check_count(where, "episode_length", episode_length)
     team = BraxTeam(name, BraxEnvironment(BODIES[name], backend, episode_length))
     return vectorize(team, repeat_start=True)
 
@@ -102,14 +101,8 @@ def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000)
 @functools.cache
 def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     """For each agent: indices of the observation that it sees, and of the joints that it moves."""
-    try:
-        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
-            from jaxmarl.environments.mabrax import mappings
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environment '{name}' needs JaxMARL, and {error.name} is not installed:"
-            " pip install 'fdg[jaxmarl]'"
-        ) from error
+    with importing(f"environment '{name}' needs", "JaxMARL", "jaxmarl"):
+        from jaxmarl.environments.mabrax import mappings
     seen, moved = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
     return tuple(_as_ints(seen[agent]) for agent in seen), tuple(_as_ints(moved[agent]) for agent in seen)
 

@@ -29,12 +29,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
-from fdg.errors import FdgError, one_line, unknown_name
+from fdg.errors import FdgError, unknown_name
 
 Scalar: TypeAlias = "bool | int | float | str"
 
@@ -43,26 +44,17 @@ _NEVER = 2**30  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What differs between JaxMARL's games.
+    """What differs between JaxMARL's games."""
 
-    Attributes:
-      module, constructor: where the class is, below `jaxmarl.environments`.
-      limit: attributes whose product is the number of steps after which it ends; none for no limit.
-      told_of_limit: False: it is made without one, and `vectorize` keeps it.
-      masks: the method that says which actions are allowed.
-      identity: whether agents see their number by default.
-      choices: an argument that is chosen by name, and where the names are.
-      as_array: actions are given as one array, not as a mapping.
-    """
-
-    module: str
+    module: str  # where the class is, below `jaxmarl.environments`
     constructor: str
+    # attributes whose product is the number of steps after which it ends; none for no limit
     limit: tuple[str, ...] = ()
-    told_of_limit: bool = True
-    masks: str | None = None
-    identity: bool = False
-    choices: tuple[str, str, str] | None = None
-    as_array: bool = False
+    told_of_limit: bool = True  # False: it is made without one, and `vectorize` keeps it
+    masks: str | None = None  # the method that says which actions are allowed
+    identity: bool = False  # whether agents see their number by default
+    choices: tuple[str, str, str] | None = None  # an argument that is chosen by name, and where the names are
+    as_array: bool = False  # actions are given as one array, not as a mapping
 
 
 _STORM = ("num_inner_steps", "num_outer_steps")
@@ -210,16 +202,13 @@ def _make(
     if shaping is not None and (game not in _SHAPED or not isinstance(shaping, int | float)):
         raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED)}")
     known = _arguments(game) if overrides else {}
-    for argument, value in overrides.items():
-        if argument not in known:
-            takes = ", ".join(sorted((*known, "agent_identity", *(["shaping"] if game in _SHAPED else []))))
-            raise FdgError(f"{where}: unknown parameter '{argument}': takes {takes}")
-        if not isinstance(value, bool | int | float | str):
-            raise FdgError(f"{where}: {argument}={value!r} must be a Python number or string")
+    ours = ("agent_identity", "shaping") if game in _SHAPED else ("agent_identity",)
+    check_names(where, overrides, sorted((*known, *ours)))
+    for argument, value in plain(where, overrides, bool | int | float | str).items():
         if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
             raise unknown_name(f"{argument} of {game}", str(value), names)
-        if argument in kind.limit and (not isinstance(value, int) or value < 1):
-            raise FdgError(f"{where}: {argument}={value!r} must be an integer of at least 1")
+        if argument in kind.limit:
+            check_count(where, argument, value)
     check_options(where, known, overrides)
     weight = (1.0 if game in _SHAPED else 0.0) if shaping is None else float(shaping)
     identity = kind.identity if agent_identity is None else bool(agent_identity)
@@ -259,14 +248,8 @@ def _constructor(game: str) -> Any:
 @functools.cache
 def _module(name: str, game: str) -> Any:
     """A module of JaxMARL's environments; imports it, possibly while a program is being traced."""
-    try:
-        with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
-            module = importlib.import_module(f"jaxmarl.environments.{name}")
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environment '{game}' needs JaxMARL, and {error.name} is not installed:"
-            " pip install 'fdg[jaxmarl]'"
-        ) from error
+    with importing(f"environment '{game}' needs", "JaxMARL", "jaxmarl"):
+        module = importlib.import_module(f"jaxmarl.environments.{name}")
     hold_modules("jaxmarl")
     return module
 
@@ -285,13 +268,8 @@ def _theirs(single: JaxmarlGame) -> Any:
         arguments["act_type"] = "Continuous"
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
+        with accepting(f"environment '{single.game}'", "JaxMARL", single.overrides):
             env = constructor(**arguments)
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
-            given = ", ".join(f"{argument}={value!r}" for argument, value in single.overrides)
-            raise FdgError(
-                f"environment '{single.game}': JaxMARL does not accept {given}: {one_line(error)}"
-            ) from error
         hold(env, "jaxmarl")
     return env
 

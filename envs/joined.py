@@ -20,9 +20,6 @@ class Joined:
 
     `envs.vectorize` applies it. Discrete parts become one `MultiDiscrete`, float parts one `Box` with one
     axis, in the order of `composite.parts`. `step` splits the array into the parts of the inner environment.
-
-    Raises:
-      FdgError: (on reading `action_space`) discrete and float parts are mixed.
     """
 
     single: Any

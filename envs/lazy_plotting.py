@@ -18,10 +18,7 @@ def undrawn(*also: str) -> Iterator[None]:
 
     gymnax's environments import both at their top, and use them in methods that draw; with pandas and SciPy
     behind them they take two seconds. What is imported already stays as it is. Where one is not installed,
-    the first use raises ModuleNotFoundError, and not the import.
-
-    Args:
-      also: further packages to treat so.
+    the first use raises ModuleNotFoundError, and not the import. `also` are further packages to treat so.
     """
     packages = (*_DRAWING, *also)
     finder = _Finder([name for name in packages if name not in sys.modules])

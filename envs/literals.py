@@ -62,9 +62,7 @@ def literals(value: Any) -> Any:
 def hold(value: Any, *packages: str) -> None:
     """Replaces the arrays in an object, a dictionary or a list by literals, in place, at any depth.
 
-    Args:
-      value: an environment of another package, say.
-      *packages: names of packages, whose objects are looked into.
+    Objects of these packages are looked into.
     """
     holder = _Holder(packages)
     if isinstance(value, dict | list):

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envs.adapters import check_count
 from envs.checking import check_spec
 from envs.environment import EpisodeState, TimeStep, Vectorized
-from fdg.errors import FdgError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +63,8 @@ class OptimisticallyReset(Vectorized):
 def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
     """`vectorize`, with one reset per step for every `reset_ratio` environments.
 
-    Args:
-      single: a `SingleEnvironment`.
-      reset_ratio: neighbours that share a start; 1 for none.
-
-    Raises:
-      FdgError: `single` is no environment, or `reset_ratio` is no number of at least 1.
+    With `reset_ratio=1` none is shared.
     """
     check_spec(single, single=True)
-    if not isinstance(reset_ratio, int) or isinstance(reset_ratio, bool) or reset_ratio < 1:
-        raise FdgError(
-            f"environment '{single.name}': reset_ratio={reset_ratio!r} must be an integer of at least 1"
-        )
+    check_count(f"environment '{single.name}'", "reset_ratio", reset_ratio)
     return OptimisticallyReset(single, reset_ratio=reset_ratio)

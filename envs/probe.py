@@ -14,33 +14,54 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from envs.adapters import check_names
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.probe_parts import Parts, Reach, Unlike
+from envs.probe_parts import Parts, Reach, Unlike, check_positive
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import check_options
-from fdg.errors import FdgError
 
 # What `step` of a single environment returns: state, observation, reward, terminated, truncated.
 Step = tuple[Any, Observation, jax.Array, jax.Array, jax.Array]
 
 
+class _Probe:
+    """What most probes have in common: an episode ends by itself, and the best return is 1."""
+
+    max_episode_steps: ClassVar[Any] = None
+    optimal_return: ClassVar[Any] = 1.0
+
+
+class _Constant(_Probe):
+    """A probe with a single observation."""
+
+    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Observation: `[1]`."""
+        return (), jnp.ones(1)
+
+
+class _Sign(_Probe):
+    """A probe that shows `x = ±1` at random."""
+
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: `[x]`."""
+        x = _random_sign(key)
+        return x, x[None]
+
+
 @dataclasses.dataclass(frozen=True)
-class Value:
+class Value(_Constant):
     """One action, one step, reward 1. The value of the only observation is 1.
 
     Fails where the value loss, or the optimiser, is wrong.
     """
 
     name: ClassVar[str] = "probe:value"
-    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(1)
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
-
-    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Observation: `[1]`."""
-        return (), jnp.ones(1)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """Reward 1, terminated."""
@@ -48,7 +69,7 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueOfObservation:
+class ValueOfObservation(_Sign):
     """One action, one step, observation `x = ±1` at random, reward `x`. The value of `x` is `x`.
 
     Fails, where `probe:value` does not, if the value does not see the observation (gradients that do not
@@ -56,15 +77,8 @@ class ValueOfObservation:
     """
 
     name: ClassVar[str] = "probe:value_of_observation"
-    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(1)
-    max_episode_steps: ClassVar[int | None] = None
     optimal_return: ClassVar[float] = 0.0
-
-    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Observation: `[x]`."""
-        x = _random_sign(key)
-        return x, x[None]
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
         """Reward `x`, terminated."""
@@ -72,7 +86,7 @@ class ValueOfObservation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Discount:
+class Discount(_Probe):
     """One action, two steps, observations 0 then 1, reward 1 at the end.
 
     The value of observation 1 is 1, that of observation 0 is γ. Fails where the discount, or the
@@ -82,8 +96,6 @@ class Discount:
     name: ClassVar[str] = "probe:discount"
     observation_space: ClassVar[Space] = Box(0.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(1)
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Observation: `[0]`."""
@@ -96,7 +108,7 @@ class Discount:
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class Policy(_Constant):
     """Two actions, one step, reward 1 for action 1 and -1 for action 0.
 
     The policy is `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
@@ -104,14 +116,7 @@ class Policy:
     """
 
     name: ClassVar[str] = "probe:policy"
-    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(2)
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
-
-    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Observation: `[1]`."""
-        return (), jnp.ones(1)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """Reward `2 action - 1`, terminated."""
@@ -119,7 +124,7 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyOfObservation:
+class PolicyOfObservation(_Sign):
     """Two actions, one step, observation `x = ±1` at random; reward 1 if the action is `x > 0`, else -1.
 
     The policy is action 1 where `x = 1` and action 0 where `x = -1`, and its value is 1 for both. Fails,
@@ -128,15 +133,7 @@ class PolicyOfObservation:
     """
 
     name: ClassVar[str] = "probe:policy_of_observation"
-    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(2)
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
-
-    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Observation: `[x]`."""
-        x = _random_sign(key)
-        return x, x[None]
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
         """Reward `x (2 action - 1)`, terminated."""
@@ -144,7 +141,7 @@ class PolicyOfObservation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class Memory(_Probe):
     """A cue `±1` is shown at the first step only; the action `delay` steps later has to match it.
 
     The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
@@ -157,11 +154,9 @@ class Memory:
     continuous: bool = False
     name: ClassVar[str] = "probe:memory"
     observation_space: ClassVar[Space] = Box(-1.0, 1.0, (2,))
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "delay")
+        check_positive(self, "delay")
 
     @property
     def action_space(self) -> Space:
@@ -184,7 +179,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiDiscreteTarget:
+class MultiDiscreteTarget(_Probe):
     """One step, a multi-discrete action; the observation is a random target, one-hot for each component.
 
     Reward: the share of components that equal their target. The policy copies the target, and its value is
@@ -193,8 +188,6 @@ class MultiDiscreteTarget:
 
     nvec: tuple[int, ...] = (2, 3)
     name: ClassVar[str] = "probe:multi_discrete"
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
 
     @property
     def observation_space(self) -> Space:
@@ -221,7 +214,7 @@ class MultiDiscreteTarget:
 
 
 @dataclasses.dataclass(frozen=True)
-class ContinuousTarget:
+class ContinuousTarget(_Probe):
     """One step, a continuous action; the observation is a random target in `[-1, 1]^size`.
 
     Reward: `-sum((action - target)²)`. The policy copies the target, and its value is 0 everywhere; a
@@ -230,11 +223,10 @@ class ContinuousTarget:
 
     size: int = 1
     name: ClassVar[str] = "probe:continuous"
-    max_episode_steps: ClassVar[int | None] = None
     optimal_return: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "size")
+        check_positive(self, "size")
 
     @property
     def observation_space(self) -> Space:
@@ -257,7 +249,7 @@ class ContinuousTarget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked:
+class Masked(_Probe):
     """Three actions, one step; the observation is the forbidden action `f`, one-hot; the mask forbids it.
 
     Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden action has reward 1,000,
@@ -268,8 +260,6 @@ class Masked:
     name: ClassVar[str] = "probe:masked"
     observation_space: ClassVar[Space] = Box(0.0, 1.0, (3,))
     action_space: ClassVar[Space] = Discrete(3)
-    max_episode_steps: ClassVar[int | None] = None
-    optimal_return: ClassVar[float] = 1.0
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, MaskedObservation]:
         """Observation: `f`, one-hot; the actions with a zero are allowed."""
@@ -287,7 +277,7 @@ class Masked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Truncation:
+class Truncation(_Constant):
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
     The value is `1 / (1 - γ)` at every step, because the observation does not show the time. An agent that
@@ -296,11 +286,10 @@ class Truncation:
 
     steps: int = 10
     name: ClassVar[str] = "probe:truncation"
-    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(1)
 
     def __post_init__(self) -> None:
-        _check_positive(self, "steps")
+        check_positive(self, "steps")
 
     @property
     def max_episode_steps(self) -> int:
@@ -312,17 +301,13 @@ class Truncation:
         """`steps`, the only return there is."""
         return float(self.steps)
 
-    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Observation: `[1]`."""
-        return (), jnp.ones(1)
-
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """Reward 1."""
         return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Agents:
+class Agents(_Probe):
     """Several agents; each sees its own random target, and its reward depends on its own action only.
 
     As `probe:memory` for each agent: the observation is `[target, 0]` at the first step, then `[0, 0]`, and
@@ -337,10 +322,9 @@ class Agents:
     continuous: bool = False
     name: ClassVar[str] = "probe:agents"
     observation_space: ClassVar[Space] = Box(-1.0, 1.0, (2,))
-    max_episode_steps: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_agents")
+        check_positive(self, "num_agents")
 
     @property
     def action_space(self) -> Space:
@@ -377,7 +361,7 @@ class Agents:
 
 
 @dataclasses.dataclass(frozen=True)
-class Team:
+class Team(_Probe):
     """Several agents, one action, one step; each sees a random `x = ±1`; its reward is the next agent's `x`.
 
     It tests central value functions: one that sees only the agent's own observation can only predict 0; one
@@ -388,11 +372,10 @@ class Team:
     name: ClassVar[str] = "probe:team"
     observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
     action_space: ClassVar[Space] = Discrete(1)
-    max_episode_steps: ClassVar[int | None] = None
     optimal_return: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_agents")
+        check_positive(self, "num_agents")
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Observation: `[A, 1]`."""
@@ -429,20 +412,11 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(probe: type[Any], **overrides: Any) -> Vectorized:
-    known = [field.name for field in dataclasses.fields(probe)]
-    for field in overrides:
-        if field not in known:
-            takes = f"takes {', '.join(known)}" if known else "takes no parameters"
-            raise FdgError(f"environment '{probe().name}': unknown parameter '{field}': {takes}")
-    check_options(f"environment '{probe().name}'", probe, overrides)
+    where = f"environment '{probe().name}'"
+    check_names(where, overrides, [field.name for field in dataclasses.fields(probe)])
+    check_options(where, probe, overrides)
     made = probe(**overrides)
     return vectorize(Alike(made) if isinstance(made, Unlike) else made)
-
-
-def _check_positive(probe: Any, field: str) -> None:
-    value = getattr(probe, field)
-    if not isinstance(value, int) or value < 1:
-        raise FdgError(f"environment '{probe.name}': {field}={value!r} must be an integer of at least 1")
 
 
 def _random_sign(key: jax.Array) -> jax.Array:

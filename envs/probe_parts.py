@@ -6,9 +6,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from envs.adapters import check_count
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.spaces import Box, Discrete, Space
-from fdg.errors import FdgError
+
+
+def check_positive(probe: Any, field: str) -> None:
+    """Raises an `FdgError` unless a field is an integer of at least 1."""
+    check_count(f"environment '{probe.name}'", field, getattr(probe, field))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +42,7 @@ class Parts:
     max_episode_steps: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or self.length < 1:
-            raise FdgError(
-                f"environment '{self.name}': length={self.length!r} must be an integer of at least 1"
-            )
+        check_positive(self, "length")
 
     @property
     def action_space(self) -> Space:
@@ -90,10 +92,7 @@ class Reach:
     max_episode_steps: ClassVar[int | None] = 25
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dimensions, int) or self.dimensions < 1:
-            raise FdgError(
-                f"environment '{self.name}': dimensions={self.dimensions!r} must be an integer of at least 1"
-            )
+        check_positive(self, "dimensions")
 
     @property
     def observation_space(self) -> ObservationSpace:

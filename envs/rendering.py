@@ -36,11 +36,7 @@ class Episode(NamedTuple):
 
 
 def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
-    """Images `[H, W, 3]` uint8 of an episode, one for each step.
-
-    Raises:
-      FdgError: the library's renderer fails, or needs a package that is not installed.
-    """
+    """Images `[H, W, 3]` uint8 of an episode, one for each step."""
     single: Any = getattr(env, "single", None)
     drawn: Any = None
     if episode.states and single is None:
@@ -162,11 +158,7 @@ def quiet_pygame() -> None:
 
 
 def needed(module: str, what: str) -> Any:
-    """Imports an optional module.
-
-    Raises:
-      FdgError: it is not installed.
-    """
+    """Imports an optional module."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

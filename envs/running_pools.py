@@ -183,13 +183,13 @@ class _Pools:
     def __len__(self) -> int:
         return len(self._running)
 
-    def reset(self, environment: Any, seeds: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    def reset(self, environment: Any, parts: int, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Starts a pool: its number `[B]` and the first observations."""
         running = self._start(environment, seeds, parts)
         return running.said()[0], running.first_observation
 
     def step(
-        self, environment: Any, packed: np.ndarray, parts: int
+        self, environment: Any, parts: int, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
         """Steps the pool of a ticket; `packed` has pool, steps, seed and action."""
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
@@ -198,7 +198,7 @@ class _Pools:
         running = self._start_again(environment, packed[:, 2], parts)
         return running.said(running.begun())
 
-    def send(self, environment: Any, packed: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    def send(self, environment: Any, parts: int, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Starts the same step; returns the ticket for `recv`."""
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
@@ -209,7 +209,7 @@ class _Pools:
         return running.said()
 
     def recv(
-        self, environment: Any, packed: np.ndarray, parts: int
+        self, environment: Any, parts: int, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
         """Waits for the step that `send` started; `packed` has pool and steps.
 
@@ -225,7 +225,7 @@ class _Pools:
             " each send returned once, and send the state that recv gives"
         )
 
-    def ready(self, environment: Any, packed: np.ndarray, parts: int) -> np.ndarray:
+    def ready(self, environment: Any, parts: int, packed: np.ndarray) -> np.ndarray:
         """Waits for one of several pools; `packed` has pool, steps, and whether the pool is a candidate.
 
         Of several ready pools, the one with the fewest steps, then the first. After the environment's
@@ -245,9 +245,8 @@ class _Pools:
     def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
         """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
-        Args:
-          packed: `[B, 3]`: pool, steps and seed.
-          given: `keys [T, B, k]`, `seen [B, *wire]`, and operands of the actor.
+        `packed` is `[B, 3]`: pool, steps and seed; `given` are `keys [T, B, k]`, `seen [B, *wire]`, and
+        operands of the actor.
         """
         (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
@@ -269,8 +268,7 @@ class _Pools:
     ) -> Iterator[_Running | None]:
         """A context with the locked pool of a ticket, closed if the body raises; None if no pool matches.
 
-        Args:
-          sent: whether a step has to be running.
+        `sent` says whether a step has to be running.
         """
         found = self._find(int(number))
         if found is None:

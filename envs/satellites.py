@@ -22,17 +22,12 @@ Act = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An actor as workers run it; equal to those of the same text.
+    """An actor as workers run it; equal to those of the same text."""
 
-    Attributes:
-      digest: of the texts.
-      texts: what `jax.export` serialises, by number of rows.
-      x64: whether it was traced with 64-bit types enabled.
-    """
-
-    digest: str
+    digest: str  # of the texts
+    # what `jax.export` serialises, by number of rows
     texts: Mapping[int, bytes] = dataclasses.field(compare=False, repr=False)
-    x64: bool = False
+    x64: bool = False  # whether it was traced with 64-bit types enabled
 
 
 class Acting(NamedTuple):
@@ -47,15 +42,10 @@ def trace(
 ) -> tuple[Acting, list[jax.Array]]:
     """Traces an actor for shares of a batch; also gives what it closes over: parameters, statistics.
 
-    Args:
-      name: of the environment, for messages.
-      act: `(rows [n, ...], key data [n, k] uint32) -> (action of the environment [n, ...], kept)`, where
-        `kept` is a pytree of arrays with leading axis n. It may close over traced arrays.
-      seen: shapes and dtypes of both arguments, by number of rows.
-      shares: numbers of rows of the workers.
-
-    Raises:
-      FdgError: it closes over arrays that differ with the number of rows.
+    `act` maps `(rows [n, ...], key data [n, k] uint32)` to `(action of the environment [n, ...], kept)`,
+    where `kept` is a pytree of arrays with leading axis n; it may close over traced arrays. `seen` gives
+    shapes and dtypes of both arguments by number of rows, and `shares` are the numbers of rows of the
+    workers.
     """
     texts, operands = {}, None
     for rows in sorted(set(shares)):
@@ -101,17 +91,9 @@ def carry_out(
 ) -> tuple[Segment, np.ndarray]:
     """Acts and steps in a worker.
 
-    Args:
-      program: the actor.
-      pool: of n instances.
-      seen: `[n, *wire]`, what the first action answers to.
-      operands: of the program.
-      keys: `[T, n, k]` uint32, data of the keys that actions are drawn by.
-      begun: where the instances have just begun, in place of others that were lost; else None.
-      timeout: seconds for a step.
-
-    Returns:
-      The segment, and what the next action answers to.
+    `pool` has n instances; `seen` is `[n, *wire]`, what the first action answers to; `keys` is `[T, n, k]`
+    uint32, data of the keys that actions are drawn by. `begun` is None unless the instances have just begun,
+    in place of lost ones. Returns the segment, and what the next action answers to.
 
     Raises:
       HostError: instances were lost.

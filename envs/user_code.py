@@ -34,14 +34,8 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
     """Imports the module of `module:name` and returns the attribute; `name` may have dots.
 
     Call it only if the user gave the name or trusts the file that did: see `fdg.training.name_resolver`.
-
-    Args:
-      what: the start of error messages: "environment", "--network".
-      name: such as `mine.deep:maze`.
-      is_candidate: which attributes of the module the error lists if `name` is not among them.
-
-    Raises:
-      FdgError: there is no such module, importing it fails, or it has no such attribute.
+    Messages begin with `what` ("environment", "--network"). If `name`, such as `mine.deep:maze`, is not
+    there, the error lists attributes of the module that are candidates.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:
@@ -76,9 +70,7 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
 def make(name: str, overrides: Mapping[str, Any]) -> Any:
     """The environment or text task of `module:name`.
 
-    Args:
-      name: a function or class, which is called with `overrides`, or an environment.
-      overrides: arguments of the call.
+    `name` is a function or class, which is called with `overrides`, or an environment.
 
     Raises:
       FdgError: as `found`; the factory fails; its result is not an environment.
@@ -87,11 +79,7 @@ def make(name: str, overrides: Mapping[str, Any]) -> Any:
 
 
 def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
-    """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`.
-
-    Raises:
-      FdgError: the factory fails, or its result is not an environment.
-    """
+    """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`."""
     given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
         return from_gymnasium.make(foreign.path(factory), **overrides)
@@ -139,11 +127,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
-    """The environment that an installed package registers.
-
-    Raises:
-      FdgError: it cannot be imported; as `built`.
-    """
+    """The environment that an installed package registers."""
     point = entry_points()[name]
     try:
         factory = point.load()

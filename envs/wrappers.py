@@ -7,7 +7,7 @@ Letters in shapes: `B` environments, `A` agents, `K` frames.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from envs import composite
 from envs.checking import check_inside, check_observation
 from envs.composite import Dict, ObservationSpace, Tuple
-from envs.environment import State, TimeStep, Whole, num_agents
+from envs.environment import State, TimeStep, Whole
 from envs.native import Native, leaves
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
@@ -61,6 +61,8 @@ class Wrapper(Whole):
     ...         return state, step._replace(reward=jnp.clip(step.reward, -1.0, 1.0))
     """
 
+    _inside: ClassVar[str] = "env"
+
     env: Any  # an envs.Environment
 
     def __post_init__(self) -> None:
@@ -70,11 +72,6 @@ class Wrapper(Whole):
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
             check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
-    @property
-    def observation_space(self) -> ObservationSpace:
-        """Space of one observation."""
-        return self.env.observation_space
-
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """The state to keep (`[B, ...]` leaves) and the output, for the first observation of episodes."""
         return (), observation
@@ -82,26 +79,6 @@ class Wrapper(Whole):
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
         """The new state and the output, for the observation after a step."""
         return self.begin(observation)
-
-    @property
-    def name(self) -> str:
-        """The inner environment's name."""
-        return self.env.name
-
-    @property
-    def num_agents(self) -> int | None:
-        """The inner environment's number of agents."""
-        return num_agents(self.env)
-
-    @property
-    def action_space(self) -> Space:
-        """Space of one action."""
-        return self.env.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Steps after which an episode is truncated."""
-        return self.env.max_episode_steps
 
     @property
     def info(self) -> tuple[str, ...]:

@@ -34,13 +34,8 @@ def surrogate(task: Task) -> np.ndarray:
 def known(task: Task, source: str, table: str = "") -> np.ndarray:
     """Accuracies of all networks of a task, [choices] float32; not-a-number where there are none.
 
-    Args:
-      task: whose `accuracy` wins, where its network is given.
-      source: one of `SOURCES` but `train`.
-      table: file of accuracies in place of the one that is shipped.
-
-    Raises:
-      FdgError: the table has none of this task, or its networks cannot be trained.
+    `source` is one of `SOURCES` but `train`; a task's own `accuracy` wins. `table` is a file in place of the
+    one that is shipped.
     """
     if not task.decisions:
         return np.asarray([np.nan if task.accuracy is None else task.accuracy], np.float32)
@@ -52,11 +47,7 @@ def known(task: Task, source: str, table: str = "") -> np.ndarray:
 
 
 def seeds_of(task: Task, table: str = "") -> np.ndarray:
-    """Accuracies of a task in a table by seed, [seeds, choices] float32.
-
-    Raises:
-      FdgError: the table has none of this task.
-    """
+    """Accuracies of a task in a table by seed, [seeds, choices] float32."""
     return np.asarray(_row(task, table)["accuracy"], np.float32) / np.float32(UNIT)
 
 
@@ -85,11 +76,7 @@ def _row(task: Task, table: str) -> Mapping[str, Any]:
 def read_table(table: str = "") -> dict[str, Any]:
     """A table of accuracies: {signature: {"accuracy": [seeds][choices] in ten-thousandths}}.
 
-    Args:
-      table: path; absent: the one that is shipped.
-
-    Raises:
-      FdgError: it is no such table.
+    Without `table`, the one that is shipped.
     """
     found = read_json(table or Path(__file__).with_name(SHIPPED), _LARGEST_FILE)
     is_table = all(
@@ -127,12 +114,8 @@ def accuracies(
 ) -> jax.Array:
     """Accuracies of designs, [B, M] float32.
 
-    Args:
-      tasks: M.
-      source: one of `SOURCES`.
-      table: as in `known`.
-      networks: [B, M] int32, positions among each task's `choices()`.
-      wanted: [B] bool; with "train" the others are not trained, and 0.
+    `networks` [B, M] int32 are positions among each task's `choices()`. With the source "train" only those
+    `wanted` [B] bool are trained; the others are 0.
     """
     found = [
         _trained(task, networks[:, at], wanted)

@@ -39,17 +39,12 @@ Widths = dict[str, tuple[Any, Any]]  # of a child's kernels: inputs and outputs 
 
 
 class Network(NamedTuple):
-    """All children of a space.
+    """All children of a space."""
 
-    Attributes:
-      sizes: of kernels.
-      widths: (choice [decisions] int32, the chosen options) -> the widths of the child's kernels.
-      apply: (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or
-        [N, rows, columns].
-    """
-
-    sizes: Sizes
+    sizes: Sizes  # of kernels
+    # (choice [decisions] int32, the chosen options) -> the widths of the child's kernels
     widths: Callable[[jax.Array], Widths]
+    # (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or [N, rows, columns]
     apply: Callable[[dict[str, Kernel], jax.Array, jax.Array], jax.Array]
 
 
@@ -176,11 +171,7 @@ _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _
 
 
 def network(task: Task) -> Network:
-    """All children of a task's space.
-
-    Raises:
-      FdgError: its networks cannot be trained here.
-    """
+    """All children of a task's space."""
     kind = _KINDS.get(type(task.build))
     if kind is None:
         raise FdgError(
@@ -258,13 +249,8 @@ def fit(
 ) -> dict[str, Kernel]:
     """Kernels [E, ...] of children that are trained together, each as it would be alone.
 
-    Args:
-      children: of one space.
-      images: to learn from.
-      choices: [E, decisions] int32, the chosen options.
-      kernels: where each begins, [E, ...].
-      order: [steps, batch] int32, which images each step sees.
-      rate: Adam's, at first; it falls to 0 as a cosine.
+    `choices` [E, decisions] int32 are the chosen options, `order` [steps, batch] int32 says which images each
+    step sees, and `rate` is Adam's first, which falls to 0 as a cosine.
     """
     gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
     return _descend(lambda kernels, _, *seen: gradient(kernels, choices, *seen), images, kernels, order, rate)
@@ -306,11 +292,7 @@ def settings(images: Images) -> Settings:
 
 
 def check_images(task: Task, images: Images) -> None:
-    """Refuses images that a task's networks are not made for.
-
-    Raises:
-      FdgError: another size, other channels, more classes, or masks for a classifier.
-    """
+    """Refuses images that a task's networks are not made for."""
     network(task)
     build: Any = task.build
     size, channels = build.size, build.channels

@@ -116,13 +116,8 @@ def offchip_bytes(
 
     A number of sixteenths holds a part of the weights, the rest a part of the inputs. Either all inputs pass
     once for each part of the weights, or all weights once for each part of the inputs. Where one tensor fits,
-    each passes once.
-
-    Args:
-      weights: bytes, float32, scalar.
-      inputs: bytes, float32, scalar.
-      outputs: bytes, float32, scalar; written once.
-      buffer_bytes: all of the buffer, half of which is being filled.
+    each passes once. All are bytes, float32 scalars; `buffer_bytes` are of the whole buffer, half of which is
+    being filled.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
     share = jnp.arange(1, 16, dtype=jnp.float32) / 16

@@ -56,13 +56,8 @@ def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: in
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
     """The best of all designs: the highest score among those that meet the specs, then the least energy.
 
-    Args:
-      problem: whose networks run layer after layer.
-      scores: of each task's choices, such as weighted accuracies; a design's is the sum.
-      specs: upper limits.
-
-    Raises:
-      FdgError: scores that are not one a choice, or more than 2^31 designs.
+    Networks run layer after layer. `scores` are of each task's choices, such as weighted accuracies; a
+    design's score is their sum.
     """
     counts = [len(task.choices()) for task in problem.tasks]
     if [len(each) for each in scores] != counts:

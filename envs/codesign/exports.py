@@ -35,15 +35,7 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
 
     The spatial mapping is the template's, layer by layer; ZigZag searches the loops around it. Energies are
     picojoules: an access costs what `technology` says of registers, of the buffer with the way to the PEs,
-    and of memory.
-
-    Args:
-      layers: those that multiply are written.
-      chip: whose template is in `EXPORTED`.
-      technology: constants of the process.
-
-    Raises:
-      FdgError: a template that has no description there.
+    and of memory. Layers that multiply are written; the chip's template is in `EXPORTED`.
     """
     _check(chip)
     multiplied = [layer for layer in layers if layer.has_weights]
@@ -239,13 +231,8 @@ def _memory(
 def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
     """A network in MAESTRO's language, each layer with the data flow of its sub-accelerator.
 
-    A layer of several groups is that of one group, but for depthwise ones; a comment says how many.
-
-    Args:
-      layers: name, layer and where it runs; those that multiply are written.
-
-    Raises:
-      FdgError: as `zigzag`.
+    A layer of several groups is that of one group, but for depthwise ones; a comment says how many. `layers`
+    are names, layers and where they run; those that multiply are written.
     """
     lines = ["Network codesign {"]
     for at, (name, layer, chip) in enumerate(layers):

@@ -62,10 +62,7 @@ def insert(front: Designs, new: Designs) -> Designs:
     """The Pareto points with a design among them, where none dominates it: score, latency, energy, area.
 
     Of more than there is room for, the one nearest to another goes, but not that of the highest score.
-
-    Args:
-      front: [POINTS]; places without a design are anywhere.
-      new: scalars.
+    `front` is [POINTS], places without a design anywhere; `new` are scalars.
     """
     old = jax.vmap(lambda one: _dominates(new, one))(front)
     is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()

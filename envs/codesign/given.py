@@ -22,12 +22,8 @@ def from_onnx(path: str | Path) -> Network:
 def from_function(network: Any, *inputs: Any) -> Network:
     """The layers of a function of JAX, or of a module of Flax (linen or NNX) or Equinox.
 
-    Args:
-      network: called with the inputs. A linen module is initialised while it is traced.
-      *inputs: arrays, or `jax.ShapeDtypeStruct`s; a batch of 1.
-
-    Raises:
-      FdgError: as `jaxpr_layers.read`.
+    Inputs are arrays or `jax.ShapeDtypeStruct`s, a batch of 1. A linen module is initialised while it is
+    traced.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
@@ -49,13 +45,9 @@ def from_function(network: Any, *inputs: Any) -> Network:
 def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     """The layers of a network that a module of a user's own has; imports the module.
 
-    Args:
-      name: such as `my.resnet:network`: a function of an array or a module; or a class or function without
-        arguments that makes one, or a tuple of one and example inputs.
-      shape: of its input, float32, where no example is returned.
-
-    Raises:
-      FdgError: there is none of this name, or no shape; as `from_function`.
+    `name`, such as `my.resnet:network`, is a function of an array or a module; or a class or function without
+    arguments that makes one, or a tuple of one and example inputs. `shape` is of its float32 input, where no
+    example is returned.
     """
     network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)

@@ -11,28 +11,21 @@ _MOST_LAYERS = 2000
 
 
 class Network(NamedTuple):
-    """Layers in an order in which each comes after those it needs.
+    """Layers in an order in which each comes after those it needs."""
 
-    Attributes:
-      layers: what is computed; activations, normalisation and changes of shape cost nothing.
-      branches: pairs (i, j) of layers: i has to end before j starts. None: one after another.
-    """
-
+    # what is computed; activations, normalisation and changes of shape cost nothing
     layers: tuple[Layer, ...]
+    # pairs (i, j) of layers: i has to end before j starts. None: one after another.
     branches: tuple[tuple[int, int], ...] | None
 
 
 class Value(NamedTuple):
-    """An array of a network.
+    """An array of a network."""
 
-    Attributes:
-      sources: the layers that it is made of, with no other layer in between; empty for the network's input.
-      is_data: whether it depends on the network's input; weights and constants do not.
-      is_whole: False for a copy of fewer numbers along an axis, which needs no traffic of its own.
-    """
-
+    # the layers that it is made of, with no other layer in between; empty for the network's input
     sources: frozenset[int] = frozenset()
-    is_data: bool = False
+    is_data: bool = False  # whether it depends on the network's input; weights and constants do not
+    # False for a copy of fewer numbers along an axis, which needs no traffic of its own
     is_whole: bool = True
 
 
@@ -47,11 +40,7 @@ class Builder:
         self._branches: set[tuple[int, int]] = set()
 
     def layer(self, layer: Layer, *read: Value) -> Value:
-        """Appends a layer that reads some values; gives its output.
-
-        Raises:
-          FdgError: there are too many.
-        """
+        """Appends a layer that reads some values; gives its output."""
         at = len(self._layers)
         if at >= _MOST_LAYERS:
             raise FdgError(f"more than {_MOST_LAYERS:,} layers; give a network of fewer")
@@ -69,11 +58,8 @@ class Builder:
         """The result of an operation element by element.
 
         Feature maps of different layers are read from the buffer, as an addition: a layer. What is made of
-        one layer alone, such as x * sigmoid(x), or of constants, is computed as the map passes.
-
-        Args:
-          read: the operands.
-          sizes: channels, rows and columns of the result.
+        one layer alone, such as x * sigmoid(x), or of constants, is computed as the map passes. `sizes` are
+        channels, rows and columns of the result.
         """
         result, *others = {
             value.sources: value for value in read if value.is_data and value.is_whole
@@ -88,11 +74,7 @@ class Builder:
         """Products of [rows, inner] with [inner, columns], each of a batch a group of one layer.
 
         Of two feature maps, as in attention, the one with fewer rows or columns is held as weights are.
-
-        Args:
-          sizes: batch, rows, columns and inner.
-          left: operand.
-          right: operand; constants on either side are the weights.
+        `sizes` are batch, rows, columns and inner. Constants on either side are the weights.
         """
         batch, rows, columns, inner = sizes
         if not (left.is_data or right.is_data):
@@ -103,11 +85,7 @@ class Builder:
         return self.layer(layer, left, right)
 
     def network(self) -> Network:
-        """All of it.
-
-        Raises:
-          FdgError: there are no layers.
-        """
+        """All of it."""
         if not any(layer.has_weights for layer in self._layers):
             raise FdgError("no convolution or matrix product in it; give a network that has some")
         chain = {(at, at + 1) for at in range(len(self._layers) - 1)}
@@ -126,17 +104,8 @@ def windowed(
 ) -> Layer:
     """A convolution or pooling of one or two spatial axes.
 
-    Args:
-      channels: of output and input.
-      inputs: sizes of the input, without padding.
-      outputs: sizes of the output.
-      kernel: of the window; one with gaps (dilation) multiplies as often.
-      strides: along each axis.
-      groups: that channels are in.
-      has_weights: 0 for pooling.
-
-    Raises:
-      FdgError: three axes, or strides that differ.
+    `channels` are of output and input, `inputs` sizes without padding. A window with gaps (dilation)
+    multiplies as often. `has_weights` is 0 for pooling.
     """
     if len(outputs) not in (1, 2):
         raise FdgError(f"windows along {len(outputs)} axes; one or two are supported")

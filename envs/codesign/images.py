@@ -39,12 +39,7 @@ _CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16
 def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
     """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise, turned at random.
 
-    Args:
-      noise: its standard deviation; ink is 1.
-      degrees: at most, to either side.
-
-    Raises:
-      FdgError: scikit-learn is not installed.
+    `noise` is its standard deviation (ink is 1), `degrees` the largest turn to either side.
     """
     try:
         from sklearn.datasets import load_digits
@@ -71,8 +66,7 @@ def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
 def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: float = 0.3) -> tuple:
     """Images of three ellipses each, with soft borders, on an uneven ground with noise; and their masks.
 
-    Returns:
-      `[number, size, size, 1] float32` and `[number, size, size] int32`, 1 within a cell.
+    Returns `[number, size, size, 1] float32` and `[number, size, size] int32`, 1 within a cell.
     """
     at_key, radius_key, angle_key, light_key, ground_key, noise_key = jax.random.split(key, 6)
     cells = 3
@@ -136,11 +130,7 @@ def _check_named(name: str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def signature(name: str) -> str:
-    """A name among `NAMES` itself; of a file its digest, so that it may be moved.
-
-    Raises:
-      FdgError: the file cannot be read.
-    """
+    """A name among `NAMES` itself; of a file its digest, so that it may be moved."""
     if not name.endswith(".npz"):
         _check_named(name)
         return name

@@ -24,15 +24,9 @@ _REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Network:
     """The network that a function computes, for one input (a batch of 1).
 
-    Args:
-      function: of arrays; it is traced, and nothing is computed. Values that do not
-        depend on its arguments count as weights.
-      *inputs: arrays or `jax.ShapeDtypeStruct`s.
-      weights: the function's first argument, a pytree, before its inputs; None if it takes inputs alone.
-
-    Raises:
-      FdgError: it cannot be traced, or has an operation that is not supported, or layers in a branch or a
-        loop of unknown length.
+    The function is traced, and nothing is computed; values that do not depend on its arguments count as
+    weights. Inputs are arrays or `jax.ShapeDtypeStruct`s. `weights` is a pytree, the function's argument
+    before its inputs; None if it takes inputs alone.
 
     >>> import jax.numpy as jnp
     >>> found = read(lambda x: jnp.tanh(x @ jnp.zeros((8, 4))), jax.ShapeDtypeStruct((1, 8), "float32"))

@@ -37,37 +37,21 @@ class Layers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer, batch 1: for each of `out_channels` x `out_rows` x `out_columns` outputs a sum over a window.
+    """A layer, batch 1: each output, `out_channels` x `out_rows` x `out_columns`, is a sum over a window."""
 
-    Attributes:
-      out_channels: K; in_channels: C; both of all groups together.
-      out_rows: P.
-      out_columns: Q.
-      kernel_rows: R.
-      kernel_columns: S.
-      stride: u, in both directions.
-      groups: G; each output reads C / G channels.
-      in_rows: rows of the input that exist (padding is not stored); None: all that the windows cover.
-      in_columns: columns of the input that exist.
-      operands: feature maps that are read: 2 for an addition.
-      has_weights: 0 for pooling and additions: no multiplications, only traffic.
-
-    Raises:
-      FdgError: a size below 1, channels that the groups do not divide, or a count that int32 cannot hold.
-    """
-
-    out_channels: int
-    in_channels: int
-    out_rows: int
-    out_columns: int
-    kernel_rows: int = 1
-    kernel_columns: int = 1
-    stride: int = 1
-    groups: int = 1
+    out_channels: int  # K
+    in_channels: int  # C; both of all groups together
+    out_rows: int  # P
+    out_columns: int  # Q
+    kernel_rows: int = 1  # R
+    kernel_columns: int = 1  # S
+    stride: int = 1  # u, in both directions
+    groups: int = 1  # G; each output reads C / G channels
+    # rows of the input that exist (padding is not stored); None: all that the windows cover
     in_rows: int | None = None
-    in_columns: int | None = None
-    operands: int = 1
-    has_weights: int = 1
+    in_columns: int | None = None  # columns of the input that exist
+    operands: int = 1  # feature maps that are read: 2 for an addition
+    has_weights: int = 1  # 0 for pooling and additions: no multiplications, only traffic
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -153,9 +137,6 @@ def convolution(
       stride: in both directions.
       padding: on each side; absent: half of the kernel, which keeps the size at stride 1.
       groups: that channels are in.
-
-    Raises:
-      FdgError: as `Layer`, or the padded image is smaller than the kernel.
 
     >>> layer = convolution(3, 64, 224, kernel=7, stride=2)
     >>> layer.out_rows, layer.macs

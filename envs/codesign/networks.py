@@ -28,9 +28,8 @@ def alexnet() -> list[Layer]:
 def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     """A ResNet (arXiv 1512.03385, table 1) for 224 x 224 images.
 
-    Args:
-      blocks: residual blocks of each stage.
-      expansion: outputs of a block by its width; above 1: bottlenecks, with the stride in the 3 x 3.
+    `blocks` are residual blocks of each stage, `expansion` the outputs of a block by its width; above 1:
+    bottlenecks, with the stride in the 3 x 3.
     """
     found = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56

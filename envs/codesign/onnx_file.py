@@ -30,11 +30,7 @@ _REDUCING = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
 
 
 def read(path: Path) -> Network:
-    """The network of an ONNX file, for one input: a batch of unknown size counts as 1.
-
-    Raises:
-      FdgError: it is none, a size is unknown, or an operation is not supported: its name and place.
-    """
+    """The network of an ONNX file, for one input: a batch of unknown size counts as 1."""
     try:
         import onnx
     except ModuleNotFoundError as error:

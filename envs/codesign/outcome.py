@@ -11,29 +11,19 @@ from envs.codesign.problem import Problem, Scheduled, Specs
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Results of a search.
+    """Results of a search."""
 
-    Attributes:
-      problem: whose specs designs are judged by.
-      best: the best design, scalars: one that meets all specs, if one was evaluated.
-      front: designs [points] of which none dominates another.
-      samples: designs that were evaluated.
-      seconds: of this process, compiling included.
-      curve: (designs, score, violation) over time; not-a-number before the first complete design.
-      least: the least latency, energy and area that were reached alone; None where a design meets all specs.
-      path: the run directory.
-      caught: the signal that ended it early; None if none did.
-    """
-
-    problem: Problem
-    best: Designs
-    front: Designs
-    samples: int
-    seconds: float
+    problem: Problem  # whose specs designs are judged by
+    best: Designs  # the best design, scalars: one that meets all specs, if one was evaluated
+    front: Designs  # designs [points] of which none dominates another
+    samples: int  # designs that were evaluated
+    seconds: float  # of this process, compiling included
+    # (designs, score, violation) over time; not-a-number before the first complete design
     curve: tuple[tuple[int, float, float], ...]
+    # the least latency, energy and area that were reached alone; None where a design meets all specs
     least: Specs | None
-    path: Path
-    caught: int | None = None
+    path: Path  # the run directory
+    caught: int | None = None  # the signal that ended it early; None if none did
 
     @property
     def is_feasible(self) -> bool:

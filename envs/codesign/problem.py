@@ -32,29 +32,20 @@ class Problem:
     """Networks for several tasks on one chip, within specs.
 
     Equal arguments make equal values; no array exists until a design is evaluated.
-
-    Attributes:
-      tasks: a network is chosen for each.
-      chips: a chip is chosen among these.
-      technology: constants of the process.
-      specs: what a design may take.
-      levels: names of further specs, such as ("tight", Specs(...)); see `at`.
-      bounds: what designs take at most, by which the paper's penalty divides: infinite where unknown.
-      accuracy: where accuracies come from, one of `accuracy.SOURCES`.
-      table: file of accuracies in place of the one that is shipped (`accuracy="table"`).
-      name: in messages.
-      read_from: files that it was read from, (name in a run directory, path).
     """
 
-    tasks: tuple[Task, ...]
-    chips: Chips = _CHIPS
-    technology: Technology = cost.PROCESS
-    specs: Specs = _ANY
+    tasks: tuple[Task, ...]  # a network is chosen for each
+    chips: Chips = _CHIPS  # a chip is chosen among these
+    technology: Technology = cost.PROCESS  # constants of the process
+    specs: Specs = _ANY  # what a design may take
+    # names of further specs, such as ("tight", Specs(...)); see `at`
     levels: tuple[tuple[str, Specs], ...] = ()
+    # what designs take at most, by which the paper's penalty divides: infinite where unknown
     bounds: Specs = _ANY
-    accuracy: str = "surrogate"
-    table: str = ""
-    name: str = "codesign"
+    accuracy: str = "surrogate"  # where accuracies come from, one of `accuracy.SOURCES`
+    table: str = ""  # file of accuracies in place of the one that is shipped (`accuracy="table"`)
+    name: str = "codesign"  # in messages
+    # files that it was read from, (name in a run directory, path)
     read_from: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -103,11 +94,7 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
 
     PEs and bandwidth of what was chosen are spent, the least that the sub-accelerators that follow need is
     kept, and the last one is there if no other is. Of one that is not there, only the first options are left.
-
-    Args:
-      problem: static.
-      chosen: [decisions] int32, positions among options; those from `at` on are not read.
-      at: which decision.
+    `chosen` [decisions] int32 are positions among options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
     most = max(len(one.options) for one in decisions)
@@ -157,11 +144,7 @@ def repair(problem: Problem, choices: jax.Array) -> jax.Array:
     """The design within the budgets that is like another, decision by decision.
 
     An option that the decisions before it do not leave becomes the nearest lower one that they do, or else
-    the first.
-
-    Args:
-      problem: static.
-      choices: [decisions] int32, any numbers; `jax.vmap` it for many.
+    the first. `choices` [decisions] int32 are any numbers; `jax.vmap` it for many.
     """
     return jax.lax.fori_loop(
         0, len(problem.decisions()), lambda at, chosen: decide(problem, chosen, at, chosen[at]), choices
@@ -206,11 +189,7 @@ _MOST_COSTS = 2**24  # that are kept: 128 MiB
 
 
 def tables(problem: Problem) -> Tables:
-    """Costs that are looked up for designs; sizes are padded to the largest network's.
-
-    Raises:
-      FdgError: too many options for a table of all.
-    """
+    """Costs that are looked up for designs; sizes are padded to the largest network's."""
     found = tuple(map(templates.get, problem.chips.templates))  # one that is registered again is another
     return _tables(problem.tasks, problem.chips, problem.technology, found)
 
@@ -258,11 +237,8 @@ class Costs(NamedTuple):
 def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Array) -> Costs:
     """Costs of a design, scalars; `jax.vmap` it for many.
 
-    Args:
-      problem: static.
-      costs: `tables(problem)`.
-      networks: [M] int32, positions among each task's `choices()`.
-      kinds: [subaccelerators] int32, positions among `chips.kinds()`.
+    `costs` are `tables(problem)`, `networks` [M] int32 positions among each task's `choices()`, `kinds`
+    [subaccelerators] int32 positions among `chips.kinds()`.
     """
     costs = jax.tree.map(jnp.asarray, costs)
     layer = costs.layer[jnp.arange(len(problem.tasks)), networks]
@@ -275,9 +251,7 @@ def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Ar
 def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A design as positions: networks [M] among each task's `choices()`, and `chips.kinds()` [A]; int32.
 
-    Args:
-      problem: static.
-      choices: [decisions] int32, within the budgets.
+    `choices` [decisions] int32 are within the budgets.
     """
     first, networks = 0, []
     for task in problem.tasks:
@@ -379,10 +353,7 @@ class Scheduled(NamedTuple):
 def scheduled(problem: Problem, choices: Any, moves: int = schedule.MOVES) -> Scheduled:
     """The schedule of one design, improved by moves: no slower than `evaluate` says.
 
-    Args:
-      problem: static.
-      choices: [decisions] int32.
-      moves: as in `schedule.schedule`; 0 for list schedules alone.
+    `choices` are [decisions] int32, `moves` as in `schedule.schedule`; 0 for list schedules alone.
     """
     networks, kinds = (x.tolist() for x in positions(problem, jnp.asarray(choices, jnp.int32)))
     built = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]

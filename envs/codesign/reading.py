@@ -68,14 +68,8 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
 def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -> Problem:
     """The problem that a TOML file says.
 
-    Args:
-      path: of the file.
-      modules: as in `from_dict`.
-      copy: path of a copy, in a folder with copies of the files that it names, as `Problem.files` calls them;
-        those that the folder lacks are read from where they were.
-
-    Raises:
-      FdgError: it cannot be read, or says what is no problem: the key, and the nearest known one.
+    `copy` is the path of a copy, in a folder with copies of the files that it names, as `Problem.files` calls
+    them; those that the folder lacks are read from where they were. `modules` are as in `from_dict`.
     """
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
@@ -106,9 +100,6 @@ def from_dict(
       name: of the problem, in messages.
       folder: that relative paths of files begin at.
       modules: those of `module = "MODULE:NAME"` that may be imported, for a file alone may not ask for it.
-
-    Raises:
-      FdgError: as `read`.
     """
     return _from_dict(said, name, _Files(folder or Path()), modules)
 
@@ -116,9 +107,7 @@ def from_dict(
 class _Files:
     """Where the files are that a problem names, and which it was read from.
 
-    Args:
-      folder: that relative paths begin at.
-      copies: folder of copies, which come first.
+    Relative paths begin at `folder`; the folder of `copies` comes first.
     """
 
     def __init__(self, folder: Path, copies: Path | None = None):
@@ -368,9 +357,5 @@ def _task(
 
 
 def specs(name: str, said: Mapping[str, Any], technology: Technology) -> Specs:
-    """Specs that a table of keys and numbers says, such as {"latency_ms": 0.8}.
-
-    Raises:
-      FdgError: a key without unit, or that is not known; a number that is not above 0.
-    """
+    """Specs that a table of keys and numbers says, such as {"latency_ms": 0.8}."""
     return _one_specs(_Keys(name, "", said), technology)

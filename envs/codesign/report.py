@@ -193,10 +193,7 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
 def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     """Writes report, designs and files for other tools into a folder that is there; gives their paths.
 
-    Args:
-      found: the search.
-      folder: where to.
-      pictures: names of those that the report shows.
+    `pictures` are names of those that the report shows.
     """
     of, best = found.problem, found.best
     scheduled = found.scheduled

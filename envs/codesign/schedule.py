@@ -54,11 +54,8 @@ def _after(work: Work, latency: jax.Array) -> jax.Array:
     """Least cycles from a layer's end on each sub-accelerator to the end of its longest path, [N, A] float32.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 2014, equation 3): each layer that
-    follows runs where it is best, and waits for nothing but its transfer.
-
-    Args:
-      work: N layers.
-      latency: cycles, [N, A] float32, infinite where a layer may not run.
+    follows runs where it is best, and waits for nothing but its transfer. `latency` is in cycles, [N, A]
+    float32, infinite where a layer may not run.
     """
     elsewhere = ~jnp.eye(latency.shape[1], dtype=bool)
 
@@ -76,12 +73,7 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
 
     Of the ready layers that one is next whose earliest start less `eagerness` times the cycles left on its
     path is least (0: what can start first; large: the critical path first). It goes where its end and what is
-    left after it, on its path, end first.
-
-    Args:
-      work: N layers, A sub-accelerators.
-      allowed: [N, A] bool, where each may run.
-      eagerness: float32 scalar.
+    left after it, on its path, end first. `allowed` [N, A] bool says where each layer may run.
     """
     total, number = work.latency_cycles.shape
     latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
@@ -131,12 +123,8 @@ def chain_schedule(
 
     They are those that `schedule(work, moves=0)` would find with this `eagerness` alone. XLA computes each
     output of a CPU loop's body separately, so a step decides which layer runs where, and the next applies it.
-
-    Args:
-      latency_cycles: [M, L, A] int32, of M networks of L layers; 0 behind the end of a shorter one.
-      energy_pj: [M, L, A] float32.
-      transfer_cycles: [M, L] int32.
-      eagerness: as in list schedules of graphs.
+    Of M networks of L layers: `latency_cycles` [M, L, A] int32, 0 behind the end of a shorter one;
+    `energy_pj` [M, L, A] float32; `transfer_cycles` [M, L] int32.
     """
     networks, length, number = latency_cycles.shape
     integer = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
@@ -303,15 +291,8 @@ def work_of(
 ) -> Work:
     """The `Work` of layers with costs `cost.layer_costs(layers, subs)`.
 
-    Args:
-      costs: [N, A].
-      layers: [N], in an order in which each comes after those it needs.
-      subs: [A].
-      before: as in `Work`; `chains` for networks without branches.
-      word_bytes: of a word of a feature map.
-
-    Raises:
-      FdgError: `before` is not of [N, N], or names a layer that comes later.
+    `costs` are [N, A], of `layers` [N] in an order in which each comes after those it needs. `before` is as
+    in `Work`; `chains` for networks without branches.
     """
     total = len(layers.groups)
     if jnp.shape(before) != (total, total):

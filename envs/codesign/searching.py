@@ -145,11 +145,7 @@ def check(job: Job) -> None:
 
 
 def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
-    """Runs a job whose environment is a `CoDesign`.
-
-    Raises:
-      FdgError: it is another environment, or cannot be done as asked.
-    """
+    """Runs a job whose environment is a `CoDesign`."""
     check(job)
     env = _environment_of(job.algorithm)
     if job.agents is not None:
@@ -266,9 +262,7 @@ _DRAWN, _KEPT, _ROUNDS = 1024, 128, 12
 def least_alone(of: Problem, seed: int = 0) -> Specs:
     """The least latency, energy and area that designs reach, each by itself: an evolution for each.
 
-    Args:
-      of: whose specs do not matter.
-      seed: of the designs that are tried, some 12,000 for each of the three.
+    For each of the three some 12,000 designs are tried; specs do not matter.
     """
     random = np.random.default_rng(seed)
     counts = np.asarray([len(one.options) for one in of.decisions()])

@@ -24,26 +24,16 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A search space of networks for a task, or one given network without decisions.
+    """A search space of networks for a task, or one given network without decisions."""
 
-    Attributes:
-      name: of the task.
-      decisions: what can be chosen.
-      build: the layers of a choice, one option a decision, in the order in which they run; a value that
-        hashes.
-      weight: of its accuracy in a design's score.
-      data: name of the images that accuracies are measured on, or a path of a file of them.
-      accuracy: of a given network, from 0 to 1; None where it is measured, or unknown.
-      branches: of a given network, pairs (i, j) of layers: i has to end before j starts; None: one after
-        another.
-    """
-
-    name: str
-    decisions: tuple[Decision, ...]
+    name: str  # of the task
+    decisions: tuple[Decision, ...]  # what can be chosen
+    # the layers of a choice, one option a decision, in the order in which they run; a value that hashes
     build: Callable[..., list[Layer]]
-    weight: float = 1.0
-    data: str = ""
-    accuracy: float | None = None
+    weight: float = 1.0  # of its accuracy in a design's score
+    data: str = ""  # name of the images that accuracies are measured on, or a path of a file of them
+    accuracy: float | None = None  # of a given network, from 0 to 1; None where it is measured, or unknown
+    # of a given network, pairs (i, j) of layers: i has to end before j starts; None: one after another
     branches: tuple[tuple[int, int], ...] | None = None
 
     def choices(self) -> list[tuple]:
@@ -79,17 +69,11 @@ def given(name: str, layers: list[Layer], **fields: Any) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class ResNet9:
-    """A convolution, three stages that halve the image, each with 0 or 1 residual pairs, and a classifier.
+    """A convolution, three stages that halve the image, each with 0 or 1 residual pairs, and a classifier."""
 
-    Attributes:
-      size: rows and columns of the image.
-      classes: outputs.
-      channels: of the image.
-    """
-
-    size: int
-    classes: int
-    channels: int
+    size: int  # rows and columns of the image
+    classes: int  # outputs
+    channels: int  # of the image
 
     def __call__(self, width: int, *stages: int) -> list[Layer]:
         """Layers of: filters of the first convolution; of each stage filters and residual pairs."""
@@ -132,15 +116,10 @@ def resnet9(
 
 @dataclasses.dataclass(frozen=True)
 class UNet:
-    """Levels that halve the image, and those that double it again and see the map of their size too.
+    """Levels that halve the image, and those that double it again and see the map of their size too."""
 
-    Attributes:
-      size: rows and columns of the image, which `height - 1` halvings divide.
-      channels: of the image.
-    """
-
-    size: int
-    channels: int
+    size: int  # rows and columns of the image, which `height - 1` halvings divide
+    channels: int  # of the image
 
     def __call__(self, height: int, first: int, inner: int, last: int) -> list[Layer]:
         """Layers of `height` levels, with filters of the first, the inner and the last level."""
@@ -189,27 +168,16 @@ SPACES: dict[str, Callable[..., Task]] = {"resnet9": resnet9, "unet": unet}
 
 @dataclasses.dataclass(frozen=True)
 class Chips:
-    """Chips of one or more sub-accelerators that share budgets.
+    """Chips of one or more sub-accelerators that share budgets."""
 
-    Attributes:
-      subaccelerators: at most.
-      templates: names.
-      pes: numbers of PEs; 0 leaves a sub-accelerator out.
-      noc_bytes_per_cycle: bandwidths between buffer and PEs.
-      buffer_kb: buffers' sizes.
-      budget_pes: of all sub-accelerators together.
-      budget_noc_bytes_per_cycle: of all sub-accelerators together.
-      dram_bytes_per_cycle: of each sub-accelerator.
-    """
-
-    subaccelerators: int = 2
-    templates: tuple[str, ...] = cost.TEMPLATES
-    pes: tuple[int, ...] = tuple(range(0, 4097, 512))
-    noc_bytes_per_cycle: tuple[float, ...] = tuple(range(8, 57, 8))
-    buffer_kb: tuple[int, ...] = (64, 128, 256, 512)
-    budget_pes: int = 4096
-    budget_noc_bytes_per_cycle: float = 64
-    dram_bytes_per_cycle: float = 16.0
+    subaccelerators: int = 2  # at most
+    templates: tuple[str, ...] = cost.TEMPLATES  # names
+    pes: tuple[int, ...] = tuple(range(0, 4097, 512))  # numbers of PEs; 0 leaves a sub-accelerator out
+    noc_bytes_per_cycle: tuple[float, ...] = tuple(range(8, 57, 8))  # bandwidths between buffer and PEs
+    buffer_kb: tuple[int, ...] = (64, 128, 256, 512)  # buffers' sizes
+    budget_pes: int = 4096  # of all sub-accelerators together
+    budget_noc_bytes_per_cycle: float = 64  # of all sub-accelerators together
+    dram_bytes_per_cycle: float = 16.0  # of each sub-accelerator
 
     def __post_init__(self) -> None:
         if not (isinstance(self.subaccelerators, int) and 1 <= self.subaccelerators <= 8):

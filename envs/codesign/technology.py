@@ -13,33 +13,21 @@ class Technology:
     Energies of accesses are relative to a multiplication with addition: Chen et al., ISCA 2016 (Eyeriss),
     Table IV. The absolute one is Horowitz's (ISSCC 2014, figure 1.1.9): 8 bits at 45 nm, 0.2 + 0.03 pJ. Areas
     are fitted by least squares to NVDLA's seven published configurations at 28 nm (nvdla.org, primer).
-
-    Attributes:
-      clock_hz: cycles a second.
-      word_bytes: bytes of a weight, an input or an output.
-      mac_pj: energy of a multiplication with addition.
-      register_ratio: of an access to a PE's registers to `mac_pj`; each multiplication makes four: two reads
-        of operands, a read and a write of the sum.
-      noc_ratio: of a word that passes between the buffer and the PEs.
-      buffer_ratio: of a word at the buffer.
-      dram_ratio: of a word at the memory outside the chip.
-      leakage_w_per_mm2: power that a chip draws while it works; 0 leaves it out.
-      pe_mm2: area of a PE with an 8-bit multiplier; templates multiply it.
-      buffer_mm2_per_kb: area of a buffer's kilobyte (1,024 bytes).
-      chip_mm2: area of what every chip has once.
     """
 
-    clock_hz: float = 1e9
-    word_bytes: int = 1
-    mac_pj: float = 0.23
+    clock_hz: float = 1e9  # cycles a second
+    word_bytes: int = 1  # bytes of a weight, an input or an output
+    mac_pj: float = 0.23  # energy of a multiplication with addition
+    # of an access to a PE's registers to `mac_pj`; each multiplication makes four: two reads of operands, a
+    # read and a write of the sum
     register_ratio: float = 1.0
-    noc_ratio: float = 2.0
-    buffer_ratio: float = 6.0
-    dram_ratio: float = 200.0
-    leakage_w_per_mm2: float = 0.0
-    pe_mm2: float = 0.00178
-    buffer_mm2_per_kb: float = 0.00325
-    chip_mm2: float = 0.384
+    noc_ratio: float = 2.0  # of a word that passes between the buffer and the PEs
+    buffer_ratio: float = 6.0  # of a word at the buffer
+    dram_ratio: float = 200.0  # of a word at the memory outside the chip
+    leakage_w_per_mm2: float = 0.0  # power that a chip draws while it works; 0 leaves it out
+    pe_mm2: float = 0.00178  # area of a PE with an 8-bit multiplier; templates multiply it
+    buffer_mm2_per_kb: float = 0.00325  # area of a buffer's kilobyte (1,024 bytes)
+    chip_mm2: float = 0.384  # area of what every chip has once
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):

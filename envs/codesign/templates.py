@@ -46,20 +46,13 @@ def fill_and_drain(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 class Template(NamedTuple):
-    """A dataflow.
+    """A dataflow."""
 
-    Attributes:
-      cycles: (layer, rows, columns) -> int32, computation alone.
-      buffer_words: (layer, rows, columns) -> `BufferWords`.
-      pe_mm2: technology -> area of a PE with its registers.
-      shape: number of PEs -> rows, columns.
-      fill_cycles: (rows, columns) -> int32, added once a layer to what overlaps.
-    """
-
-    cycles: Cycles
-    buffer_words: Words
-    pe_mm2: Callable[[Technology], float]
-    shape: Callable[[int], tuple[int, int]] = square
+    cycles: Cycles  # (layer, rows, columns) -> int32, computation alone
+    buffer_words: Words  # (layer, rows, columns) -> `BufferWords`
+    pe_mm2: Callable[[Technology], float]  # technology -> area of a PE with its registers
+    shape: Callable[[int], tuple[int, int]] = square  # number of PEs -> rows, columns
+    # (rows, columns) -> int32, added once a layer to what overlaps
     fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain
 
 
@@ -145,13 +138,8 @@ def row_stationary_cycles(
     """A PE convolves a row of a kernel with a row of the input; a column of R of them makes a row of outputs.
 
     Sets of R x P PEs for further kernels and channels fill the array where it is larger, strips of rows pass
-    one after another where it is smaller.
-
-    Args:
-      layer: scalars.
-      rows: of the array.
-      columns: of the array.
-      fill: a ratio, applied last and rounded up; (1, 1) is computation alone.
+    one after another where it is smaller. `fill` is a ratio, applied last and rounded up; (1, 1) is
+    computation alone.
     """
     strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
     sets = _row_stationary_sets(layer, rows, columns)

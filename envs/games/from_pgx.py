@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs.quiet import quietly
+from envs.adapters import importing
 from envs.spaces import Box
-from fdg.errors import FdgError
 
 PREFIX = "pgx:"
 # Those in which players move in turn and see everything.
@@ -91,13 +90,7 @@ class PgxGame:
 
 @functools.cache
 def _env(name: str) -> Any:
-    try:
-        with jax.ensure_compile_time_eval(), quietly(), jax.numpy_rank_promotion("allow"):
-            import pgx
+    with importing(f"environment '{PREFIX}{name}' needs", "pgx", "search"):
+        import pgx
 
-            return pgx.make(name)
-    except ModuleNotFoundError as error:
-        raise FdgError(
-            f"environment '{PREFIX}{name}' needs pgx, and {error.name} is not installed:"
-            " pip install 'fdg[search]'"
-        ) from error
+        return pgx.make(name)

@@ -24,9 +24,6 @@ class Text(NamedTuple):
 def literal(text: str) -> Text:
     """A constant text, whose width is its length.
 
-    Raises:
-      FdgError: it has characters beyond ASCII.
-
     >>> literal("ab").codes.tolist()
     [97, 98]
     """

@@ -23,11 +23,8 @@ def written(
 ) -> tuple[jax.Array, jax.Array]:
     """The tokens of a text, a token a character, and others around it.
 
-    Args:
-      width: of the result; what does not fit is cut off behind (in front, if left-padded).
-
-    Returns:
-      Tokens `[width] int32` and their mask `[width] bool`.
+    What does not fit into `width` is cut off behind (in front, if left-padded). Returns tokens `[width]
+    int32` and their mask `[width] bool`.
     """
     ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
     front, back = (jnp.asarray(list(part), jnp.int32) for part in (before, after))
@@ -48,14 +45,9 @@ def read(
 ) -> tuple[Text, jax.Array]:
     """The text of tokens `[R]` up to the first that ends an answer, as `tokenizer.decode` has it.
 
-    Args:
-      tokenizer: whose.
-      tokens: `[R] int32`.
-      mask: `[R] bool`.
-      room: bytes of the text; one that is longer reads as characters that no answer has. None: 16 a token.
-
-    Returns:
-      The text, and whether there is a token that ends it, `[] bool`.
+    Tokens `[R] int32` and their mask `[R] bool` give a text of `room` bytes (None: 16 a token); one that is
+    longer reads as characters that no answer has. Also returns whether there is a token that ends it, `[]
+    bool`.
     """
     tables = _tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)

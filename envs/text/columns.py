@@ -20,12 +20,7 @@ Conversation = tuple[Message, ...]
 def row(record: Record, prompt: str = "", answer: str = "") -> Row:
     """A prompt and its answer: of `prompt` and `completion`, or of `messages`, the last the assistant's.
 
-    Args:
-      record: what the file says.
-      prompt, answer: their columns; empty: the first that is there of `PROMPTS` and `ANSWERS`.
-
-    Raises:
-      FdgError: a column is missing, or holds something else; names the file, the line, the column, the fix.
+    `prompt` and `answer` are columns; if empty, the first that is there of `PROMPTS` and `ANSWERS`.
 
     >>> row(Record("data.jsonl, line 1", {"prompt": "1+1=", "answer": 2, "level": 3})).answer
     '2'
@@ -63,9 +58,6 @@ def pair(record: Record) -> tuple[Row, Row]:
 
     Where there is no prompt, or a text and messages that hold it too, it is what chosen and rejected begin
     with alike.
-
-    Raises:
-      FdgError: as `row`; they are equal, or no answer is left of one.
 
     >>> both = {"chosen": "Hi! Bye.", "rejected": "Hi! No."}
     >>> [(one.prompt, one.answer) for one in pair(Record("data.jsonl, line 1", both))]

@@ -31,16 +31,11 @@ class Countdown:
     that stay positive integers. An answer may be any expression that uses each number once and comes to the
     target, fractions on the way included. `score` gives 1 for that, and 0.1 for one that uses the numbers
     and comes to something else.
-
-    Attributes:
-      count: how many numbers.
-      largest: of the numbers.
-      target: the largest target.
     """
 
-    count: int = 3
-    largest: int = 20
-    target: int = 100
+    count: int = 3  # how many numbers
+    largest: int = 20  # of the numbers
+    target: int = 100  # the largest target
     name: ClassVar[str] = "countdown"
     instruction: ClassVar[str] = (
         "Make the number after = from the numbers before it. Use each once, with + - * / and parentheses."

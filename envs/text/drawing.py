@@ -13,11 +13,7 @@ _HELD_OUT = 8  # one problem in so many is held out
 
 
 def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
-    """The value of a field, the problem's own if none is given, which has to be an integer within bounds.
-
-    Raises:
-      FdgError: it is not.
-    """
+    """The value of a field, the problem's own if none is given, which has to be an integer within bounds."""
     value = getattr(problem, field) if value is ... else value
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FdgError(

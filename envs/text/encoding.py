@@ -65,12 +65,8 @@ class Encoded(NamedTuple):
 def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> Encoded:
     """The rows of a problem, or else `count` draws of it, in tokens.
 
-    Args:
-      problem: a `TextProblem`.
-      tokenizer: whose tokens.
-      system: the system message.
-      arguments: of the tokenizer's chat template, as JSON.
-      count: how many problems are drawn where the problem has no `rows`.
+    `arguments` are of the tokenizer's chat template, as JSON; `count` problems are drawn where the problem
+    has no `rows`.
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
 

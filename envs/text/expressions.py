@@ -54,9 +54,7 @@ class _Pass(NamedTuple):
 def evaluate(text: Text, given: jax.Array | None = None) -> Value:
     """The value of an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
 
-    Args:
-      text: the expression, without blanks.
-      given: `[K] int32`, the numbers that it has to use, each once; None: any.
+    The text has no blanks; `given` `[K] int32` are the numbers that it has to use, each once (None: any).
 
     >>> from envs.text.characters import literal
     >>> value = evaluate(literal("(1+5)*7/4"), jnp.array([7, 5, 4, 1]))

@@ -23,12 +23,7 @@ class Record(NamedTuple):
 def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[Record]:
     """The rows of a file in UTF-8: an object a line, a list of objects, or CSV by its ending; no empty lines.
 
-    Args:
-      path: of the file.
-      example: of an object, in messages.
-
-    Raises:
-      FdgError: it cannot be read; names the line and the fix.
+    `example` is of an object, in messages.
     """
     if not os.path.lexists(path):
         raise FdgError(f"{path}: there is no such file: give the place of one")

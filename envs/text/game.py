@@ -84,11 +84,7 @@ class Transcript(NamedTuple):
 
 
 def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-    """What a game replies to `[N, R]`, whose shapes and dtypes are checked.
-
-    Raises:
-      FdgError: it is no `Reply`, or a field is not as `Reply` says.
-    """
+    """What a game replies to `[N, R]`, whose shapes and dtypes are checked."""
     reply, count = game.reply(state, tokens, mask), len(tokens)
     if not isinstance(reply, Reply):
         raise FdgError(
@@ -106,11 +102,7 @@ def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> R
 
 
 def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
-    """Conversations to begin, one a key, whose shapes and dtypes are checked.
-
-    Raises:
-      FdgError: it is no `Problem`, or a field is not as `Problem` says.
-    """
+    """Conversations to begin, one a key, whose shapes and dtypes are checked."""
     problem, count = game.sample(keys, split), len(keys)
     if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
         raise FdgError(

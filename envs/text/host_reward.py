@@ -215,11 +215,7 @@ class _Call:
         return found
 
     def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What the function is given, by place and by name.
-
-        Raises:
-          FdgError: it wants what is not known.
-        """
+        """What the function is given, by place and by name."""
         three = [known[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()

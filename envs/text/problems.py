@@ -22,27 +22,21 @@ from envs.text.characters import (
 )
 from envs.text.drawing import enough, uniform, whole_number
 from envs.text.expressions import evaluate
-from envs.text.task import exact
+from envs.text.task import OneAnswer
 from fdg.arguments import check_options
 from fdg.errors import FdgError
 
 
 @dataclasses.dataclass(frozen=True)
-class _Operation:
-    """Two numbers and what becomes of them; `12+34=` asks for `46`.
+class _Operation(OneAnswer):
+    """Two numbers and what becomes of them; `12+34=` asks for `46`."""
 
-    Attributes:
-      digits: of each number, at most.
-      padded: whether the numbers that are given are all written with so many digits, `07+05=`.
-      reverse: whether the answer is written from its last character to its first, `64`. So each digit of a
-        sum follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
-      smallest: of the numbers that are drawn; 10 leaves those of one digit out.
-    """
-
-    digits: int = 2
-    padded: bool = False
+    digits: int = 2  # of each number, at most
+    padded: bool = False  # whether the numbers that are given are all written with so many digits, `07+05=`
+    # whether the answer is written from its last character to its first, `64`. So each digit of a sum
+    # follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
     reverse: bool = False
-    smallest: int = 0
+    smallest: int = 0  # of the numbers that are drawn; 10 leaves those of one digit out
     sign: ClassVar[str]
     name: ClassVar[str]
     asks: ClassVar[str] = "Work this out. Answer with the number alone."
@@ -94,10 +88,6 @@ class _Operation:
     def identity(self, content: jax.Array) -> jax.Array:
         """The two numbers, in any order where that does not matter."""
         return jnp.sort(content) if self.commutes else content
-
-    def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for the number."""
-        return exact(self, content, response)
 
 
 class Addition(_Operation):
@@ -205,16 +195,11 @@ class Comparison(_Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
-    """`3+4*2-10=` asks for `1`: products before sums.
+class Arithmetic(OneAnswer):
+    """`3+4*2-10=` asks for `1`: products before sums."""
 
-    Attributes:
-      terms: how many numbers.
-      digits: of each.
-    """
-
-    terms: int = 3
-    digits: int = 1
+    terms: int = 3  # how many numbers
+    digits: int = 1  # of each
     name: ClassVar[str] = "arithmetic"
     instruction: ClassVar[str] = "Work this out. Answer with the number alone."
 
@@ -264,13 +249,9 @@ class Arithmetic:
         """Numbers and operators."""
         return jnp.concatenate(content)
 
-    def score(self, content: tuple[jax.Array, jax.Array], response: Text) -> dict[str, jax.Array]:
-        """1 for the number."""
-        return exact(self, content, response)
-
 
 @dataclasses.dataclass(frozen=True)
-class _OfNumbers:
+class _OfNumbers(OneAnswer):
     """Several numbers, `3,1,2=`, and a question about them."""
 
     length: int = 5
@@ -309,10 +290,6 @@ class _OfNumbers:
     def identity(self, content: jax.Array) -> jax.Array:
         """The numbers in any order."""
         return jnp.sort(content)
-
-    def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for the answer."""
-        return exact(self, content, response)
 
 
 class Sorting(_OfNumbers):

@@ -75,10 +75,8 @@ def refuse_calls(rows: Sequence[Row]) -> None:
 def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
     """A problem as messages: those that it is, or a user's.
 
-    Args:
-      prompt: the problem.
-      instruction: begins the last message of a user.
-      system: what a message in front of all says, if they have none such.
+    `instruction` begins the last message of a user; `system` is a message in front of all, if they have none
+    such.
     """
     found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
     if system and not (found and found[0].get("role") == "system"):

@@ -114,6 +114,18 @@ def exact(problem: Any, content: Any, response: Text) -> dict[str, jax.Array]:
     return {"correct": right.astype(jnp.float32)}
 
 
+class OneAnswer:
+    """Base of problems with one right answer: how they are scored, and their content as identity."""
+
+    def identity(self, content: Any) -> jax.Array:
+        """The content."""
+        return content
+
+    def score(self, content: Any, response: Text) -> dict[str, jax.Array]:
+        """1 for the answer."""
+        return exact(self, content, response)
+
+
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class TextTask:

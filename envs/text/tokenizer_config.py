@@ -28,11 +28,7 @@ def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
 
 @functools.cache
 def loaded(path: str) -> Any:
-    """The tokenizer of the library, with the special tokens that the configuration names.
-
-    Raises:
-      FdgError: there is none, or it cannot be read.
-    """
+    """The tokenizer of the library, with the special tokens that the configuration names."""
     file = pathlib.Path(path) / "tokenizer.json"
     if not os.path.lexists(file):
         raise FdgError(

@@ -36,11 +36,7 @@ _REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Within, whatever the library raises is one line: bare Exceptions, and its panics, which are none.
-
-    Raises:
-      FdgError: what was wrong.
-    """
+    """Within, whatever the library raises is one line: bare Exceptions, and its panics, which are none."""
     try:
         yield
     except (FdgError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -50,11 +46,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def load(file: str | os.PathLike[str]) -> Any:
-    """The tokenizer (`tokenizers.Tokenizer`) in a file; it neither pads nor cuts, whatever the file says.
-
-    Raises:
-      FdgError: it is no such file, or has parts that are too large.
-    """
+    """The tokenizer (`tokenizers.Tokenizer`) in a file; it neither pads nor cuts, whatever the file says."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

@@ -27,11 +27,7 @@ _OLDER = {  # what a folder has in place of tokenizer.json
 
 
 def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
-    """The tokenizer of a checkpoint's folder: of characters, where it is one that `files_of` wrote.
-
-    Raises:
-      FdgError: it has none, one in a format that is not read, or one that is broken; says which, and the fix.
-    """
+    """The tokenizer of a checkpoint's folder: of characters, where it is one that `files_of` wrote."""
     path = Path(folder)
     other = "or name one by tokenizer= (--tokenizer): a folder with it, or 'characters' for the task's own"
     if not path.is_dir():

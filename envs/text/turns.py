@@ -23,9 +23,6 @@ def of_template(
 ) -> list[bool]:
     """Of a prompt that a chat template writes: what it marks by `{% generation %}`; without marks, what it
     writes behind each beginning of an answer, up to the token that ends it.
-
-    Raises:
-      FdgError: it has no marks, and writes an answer otherwise once more messages follow.
     """
     messages = messages_of(row.prompt, instruction, system)
     given = {**arguments, **row.template_arguments}

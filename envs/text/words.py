@@ -8,20 +8,15 @@ import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number
 from envs.text.drawing import enough, uniform, whole_number
-from envs.text.task import exact
+from envs.text.task import OneAnswer
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfLetters:
-    """A word of random letters, `cab=`, and a question about it.
+class _OfLetters(OneAnswer):
+    """A word of random letters, `cab=`, and a question about it."""
 
-    Attributes:
-      length: of the word.
-      letters: how many of the alphabet's there are to draw from.
-    """
-
-    length: int = 6
-    letters: int = 26
+    length: int = 6  # of the word
+    letters: int = 26  # how many of the alphabet's there are to draw from
     name: ClassVar[str]
     instruction: ClassVar[str]
 
@@ -51,14 +46,6 @@ class _OfLetters:
     def solution(self, content: jax.Array) -> Text:
         """The right answer."""
         raise NotImplementedError
-
-    def identity(self, content: jax.Array) -> jax.Array:
-        """The word."""
-        return content
-
-    def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for the answer."""
-        return exact(self, content, response)
 
     def _word(self, codes: jax.Array) -> Text:
         return Text(codes, jnp.int32(self.length))
@@ -118,14 +105,10 @@ class Counting(_OfLetters):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parity:
-    """`1011=` asks for `1`: whether the number of ones is odd.
+class Parity(OneAnswer):
+    """`1011=` asks for `1`: whether the number of ones is odd."""
 
-    Attributes:
-      length: how many bits.
-    """
-
-    length: int = 8
+    length: int = 8  # how many bits
     name: ClassVar[str] = "parity"
     instruction: ClassVar[str] = "Is the number of ones odd? Answer with 1 if it is, else with 0."
     response_length: ClassVar[int] = 2
@@ -151,24 +134,12 @@ class Parity:
         """0 or 1."""
         return number(jnp.sum(content) % 2, 1)
 
-    def identity(self, content: jax.Array) -> jax.Array:
-        """The bits."""
-        return content
-
-    def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for the bit."""
-        return exact(self, content, response)
-
 
 @dataclasses.dataclass(frozen=True)
-class Binary:
-    """`13=` asks for `1101`.
+class Binary(OneAnswer):
+    """`13=` asks for `1101`."""
 
-    Attributes:
-      bits: of the largest number.
-    """
-
-    bits: int = 10
+    bits: int = 10  # of the largest number
     name: ClassVar[str] = "binary"
     instruction: ClassVar[str] = "Write the number in binary. Answer with its digits alone."
 
@@ -199,11 +170,3 @@ class Binary:
         places = jnp.arange(self.bits)
         bits = content[0] >> jnp.clip(used - 1 - places, 0) & 1
         return Text(jnp.where(places < used, ord("0") + bits, 0).astype(jnp.int32), used.astype(jnp.int32))
-
-    def identity(self, content: jax.Array) -> jax.Array:
-        """The number."""
-        return content
-
-    def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for the digits."""
-        return exact(self, content, response)

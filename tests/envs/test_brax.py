@@ -80,7 +80,7 @@ def test_a_name_says_the_physics():
 def test_overrides_reach_brax_and_tracing_allocates_nothing():
     env = envs.make("brax:reacher", backend="spring", n_frames=1)
     assert_tracing_allocates_nothing(lambda: env)
-    assert from_brax._template(env.single)._n_frames == 1
+    assert from_brax._theirs(env.single)._n_frames == 1
     assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))
 
 
