@@ -59,7 +59,11 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
             {"max_steps": 3},
             "unknown parameter 'max_steps': takes force_mag, gravity, .*max_steps_in_e",
         ),
-        ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be an integer of at least 1"),
+        (
+            "CartPole-v1",
+            {"max_steps_in_episode": 0},
+            "max_steps_in_episode=0 must be an integer of at least 1",
+        ),
         ("CartPole-v1", {"max_steps_in_episode": "20"}, "max_steps_in_episode='20' must be an integer"),
         ("CartPole-v1", {"max_steps_in_episode": True}, "must be an integer"),
         ("CartPole-v1", {"gravity": jax.numpy.float32}, "must be a Python number, string or tuple"),
