@@ -204,14 +204,11 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
     (load,), (group,) = model.loads, model.plan.groups
     crowded = max(1.0, model.wanted(load) / model.pool)
-    late = slow(len(group))
-    parts = model.parts(load, crowded)
-    shares = {name: seconds * late for name, seconds in parts.items() if " on " in name}
-    shares.update((name, seconds) for name, seconds in parts.items() if " on " not in name)
-    if late > 1:
-        shares = {**parts, f"stragglers of {group.name}": sum(shares.values()) - sum(parts.values())}
-    seconds = sum(shares.values())
+    late, shares = slow(len(group)), model.parts(load, crowded)
     computing = sum(value for name, value in shares.items() if " on " in name)
+    if late > 1:
+        shares[f"stragglers of {group.name}"] = (late - 1) * computing
+    seconds = sum(shares.values())
     return seconds, shares, {group.name: computing if len(group) > 1 else seconds}
 
 

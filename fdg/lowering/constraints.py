@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.batch.rules.reduce import window_covers
 from fdg.batch.rules.result import Axis, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
@@ -55,17 +56,9 @@ def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
         case "reduce":
             return dict.fromkeys(arrays, tuple(eqn.params["dimensions"])), {}
         case name if name.startswith(("reduce_window", "select_and_")):
-            moved = _moved(eqn)
+            moved = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
             return dict.fromkeys(arrays, moved), dict.fromkeys(range(len(eqn.outvars)), moved)
     return {}, {}
-
-
-def _moved(eqn: Any) -> tuple[int, ...]:
-    """The dimensions that a window moves over."""
-    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
-    sizes = [eqn.params[name] for name in names if eqn.params.get(name)]
-    padding = eqn.params["padding"]
-    return tuple(d for d in range(len(padding)) if any(padding[d]) or any(size[d] != 1 for size in sizes))
 
 
 __all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]

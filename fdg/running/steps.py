@@ -239,25 +239,20 @@ class Interpreter:
 
     def _starter(self, program: Program, call: Call, mesh: Mesh) -> Action:
         """Returns what dispatches a program; a lane waits for the end of a program that calls Python."""
-        crossings = self.crossings
+        crossings, crosses = self.crossings, spans_processes(mesh)
+        waits = not crosses and self.lanes is not None and holds_host(call, mesh)
 
         def start(arrays: Sequence[Any]) -> Sequence[Any]:
-            return program.compiled(*arrays)
-
-        def start_in_turn(arrays: Sequence[Any]) -> Sequence[Any]:
-            crossings.wait()
+            if crosses:
+                crossings.wait()
             results = program.compiled(*arrays)
-            crossings.started([results[-1]])
+            if crosses:
+                crossings.started([results[-1]])
+            if waits:
+                jax.block_until_ready(results[-1])
             return results
 
-        def run(arrays: Sequence[Any]) -> Sequence[Any]:
-            results = program.compiled(*arrays)
-            jax.block_until_ready(results[-1])
-            return results
-
-        if spans_processes(mesh):
-            return start_in_turn
-        return run if self.lanes is not None and holds_host(call, mesh) else start
+        return start
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
         """The call, queued on the group's lane if there are lanes; it returns `count` arrays."""

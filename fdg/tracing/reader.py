@@ -142,7 +142,7 @@ class Reader:
 
         Yields (source, value number, way). The source's own output is transferred, since code between
         fragments is placed with its consumer; once for each run of the outermost jaxpr on its way, with a
-        loop's trips stacked. `nested` continues outside of the fragments around `scope`, and into them again.
+        loop's trips stacked. With `nested`, goes on outside of the fragments around `scope`, and into them.
         """
         around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
         entered = {s.node for s in _around(scope)} if nested else set()

@@ -51,13 +51,17 @@ def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return every_result(eqn, without(axis, gone), *others)
 
 
+def window_covers(eqn: Any, axis: int) -> bool:
+    """Whether the window of an operation extends along an axis, or changes its length."""
+    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    sizes = (eqn.params[name][axis] for name in names if eqn.params.get(name))
+    return any(eqn.params["padding"][axis]) or any(size != 1 for size in sizes)
+
+
 def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Window reductions: they keep the batch axis if the window does not extend along it."""
     axis = first(operands)
-    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
-    if axis is None or any(eqn.params.get(n) and eqn.params[n][axis] != 1 for n in names):
-        return None
-    if any(eqn.params["padding"][axis]):
+    if axis is None or window_covers(eqn, axis):
         return None
     return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
 

@@ -79,20 +79,17 @@ class _Opener:
         region = _Block()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
-        count, has_token = len(inputs), any(map(has_effect, jaxpr.eqns))
-        if has_token:
-            region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
+        token = [core.Var(jax.typeof(START))] if any(map(has_effect, jaxpr.eqns)) else []
+        region.token = token[0] if token else None
         self._name_constants(closed, names)
         self._walk(jaxpr, names, region, None)
         outputs = [region.as_variable(v) for v in jaxprs.renamed(jaxpr.outvars, names)]
         if region.token is not None:
-            outputs.insert(count, region.token)
-        variables = [v for v, _ in self.constants.values()]
-        values = [value for _, value in self.constants.values()]
-        carried = [*inputs, *variables[:has_token]]
-        outputs = region.distinct(outputs, carried, len(carried))
-        opened = Region([*inputs, *variables], region.items, outputs)
-        return Opened(opened, values, self.declared, has_token)
+            outputs.insert(len(inputs), region.token)
+        inputs += token
+        opened = Region(inputs, region.items, region.distinct(outputs, inputs, len(inputs)))
+        values = dict(self.constants.values())
+        return Opened(opened, [*([START] * len(token)), *(values[v] for v in opened.free)], self.declared)
 
     def _name_constants(self, closed: Any, names: dict) -> None:
         """Makes a jaxpr's constants inputs of the iteration."""

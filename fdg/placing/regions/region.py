@@ -47,17 +47,12 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """A loop of known length with fragments of several groups; the body's inputs are its carry."""
+    """A loop of known length with fragments of several groups."""
 
     trips: int
     starts: list[Any]  # initial values of the carry
     body: "Region"
     outputs: list[core.Var]  # the final carry
-
-    @property
-    def carried(self) -> list[core.Var]:
-        """The body's variables for the carry."""
-        return self.body.inputs
 
     @functools.cached_property
     def inputs(self) -> list[Any]:
@@ -67,7 +62,7 @@ class Loop:
     @property
     def entering(self) -> list[tuple[core.Var, Any]]:
         """Pairs (body's variable, outer variable); the same for the body's free variables."""
-        return [*((v, v) for v in self.body.free), *zip(self.carried, self.starts, strict=True)]
+        return [*((v, v) for v in self.body.free), *zip(self.body.inputs, self.starts, strict=True)]
 
 
 Item: TypeAlias = Operation | Loop
@@ -77,13 +72,13 @@ Item: TypeAlias = Operation | Loop
 class Region:
     """Operations and loops in topological order."""
 
-    inputs: list[core.Var]
+    inputs: list[core.Var]  # what it carries
     items: list[Item]
-    outputs: list[Any]  # for a loop's body, the next values of the carry
+    outputs: list[Any]  # the next values of what it carries; of the iteration, then metrics
 
     @functools.cached_property
     def free(self) -> list[core.Var]:
-        """The variables of outer regions that it reads, in order."""
+        """The variables that it reads of outer regions (of the iteration: constants), in order."""
         made, found = set(self.inputs), dict[core.Var, None]()
         for item in self.items:
             found.update(dict.fromkeys(v for v in item.inputs if v not in made))
@@ -110,13 +105,11 @@ class Region:
 class Opened:
     """An opened iteration."""
 
-    # its inputs are the state's leaves, then the constants; its outputs are the next leaves, then the
-    # metrics. With side effects, a token follows the leaves in both.
+    # its inputs are the state's leaves, its outputs the next leaves, then the metrics. With side effects, a
+    # token follows the leaves in both. Its free variables are constants.
     region: Region
-    # values of the inputs after the state's leaves (with effects, the first is the initial token)
-    constants: list[Any]
+    constants: list[Any]  # the initial token if there is one, then the values of the free variables
     declared: dict[core.Var, int]  # batch axes that the borders of opened fragments declare
-    has_token: bool = False  # whether there are effects
 
     @functools.cached_property
     def lengths(self) -> frozenset[int]:

@@ -22,17 +22,17 @@ Axes = dict[Any, int | None]
 Units = Mapping[frozenset[str], int]
 
 
-def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units) -> Axes:
+def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units) -> Axes:
     """The batch axis of every variable; None if it is replicated.
 
     A value that becomes another one, at the border of a loop or from trip to trip, has the same axis.
-    `carried` are the axes of what the iteration carries. For sets of groups that run operations together,
+    `leaves` are the axes of the state's leaves. For sets of groups that run operations together,
     `units` are numbers that their device counts divide.
     """
     region = placement.region
-    axes: Axes = dict(zip(region.inputs, carried, strict=False))
+    axes: Axes = dict(zip(region.inputs, leaves, strict=False))
     _follow(region, axes, placement, units)
-    _unify(region, axes, placement.num_carried)
+    _unify(region, axes)
     return axes
 
 
@@ -53,24 +53,24 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
             results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, unit)
             enter(item.eqn.outvars, results)
             continue
-        enter(item.carried, map(axes.get, item.starts))
-        for _ in range(len(item.carried) + 1):  # an axis can reach one more carried value a round
+        enter(item.body.inputs, map(axes.get, item.starts))
+        for _ in range(len(item.body.inputs) + 1):  # an axis can reach one more carried value a round
             _follow(item.body, axes, placement, units)
-            ends = [(v, axes.get(end)) for v, end in zip(item.carried, item.body.outputs, strict=True)]
+            ends = [(v, axes.get(end)) for v, end in zip(item.body.inputs, item.body.outputs, strict=True)]
             found = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
             if not found:
                 break
             axes.update(found)
-        enter(item.outputs, map(axes.get, item.carried))
+        enter(item.outputs, map(axes.get, item.body.inputs))
 
 
-def _unify(region: Region, axes: Axes, num_carried: int) -> None:
+def _unify(region: Region, axes: Axes) -> None:
     """Gives variables that become each other the same axis, or none."""
-    pairs = list(zip(region.inputs[:num_carried], region.outputs, strict=False))
+    pairs = list(zip(region.inputs, region.outputs, strict=False))
     for loop in region.loops():
-        pairs += zip(loop.carried, loop.starts, strict=True)
+        pairs += zip(loop.body.inputs, loop.starts, strict=True)
         pairs += zip(loop.outputs, loop.body.outputs, strict=True)
-        pairs += zip(loop.carried, loop.body.outputs, strict=True)
+        pairs += zip(loop.body.inputs, loop.body.outputs, strict=True)
     for variables in {id(together): together for together in tied(pairs).values()}.values():
         found = {axis for v in variables if (axis := axes.get(v)) is not None}
         axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))

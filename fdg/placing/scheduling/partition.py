@@ -18,7 +18,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.liveness import with_names
-from fdg.placing.scheduling.placement import Placement, place_operations
+from fdg.placing.scheduling.placement import Placement
 from fdg.placing.scheduling.programs import make_schedule
 from fdg.placing.scheduling.schedule import Schedule, Value
 
@@ -37,12 +37,7 @@ def partition(
     wait for newer parameters than those before them (`staleness.lag`): such an operation starts a program.
     """
     order, where = tuple(sizes), tuple((platforms or {}).items())
-    num_carried = len(axes) + opened.has_token
-    placed = _PLACED(
-        opened,
-        (num_carried, order, where),
-        lambda: place_operations(opened, num_carried, order, platforms),
-    )
+    placed = _PLACED(opened, (order, where), lambda: Placement(opened, order, platforms))
     # For each set of groups that run operations together, the smallest number of devices that is equivalent
     # to theirs in all later passes (see `batch.lengths`).
     units = {
@@ -51,7 +46,7 @@ def partition(
     }
 
     def schedule() -> Schedule:
-        of = batch_axes(placed, [*axes, *[None] * opened.has_token], units)
+        of = batch_axes(placed, axes, units)
 
         @functools.cache
         def value_of(variable: core.Var, group: str) -> Value:

@@ -15,8 +15,7 @@ stays with its inputs. State is kept by its readers; copies on several groups mu
 """
 
 import collections
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.extend import core
@@ -27,22 +26,33 @@ from fdg.placing.regions.region import Loop, Opened, Operation, Region
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
 
 
-@dataclasses.dataclass(frozen=True)
+Held = dict[core.Var, set[str]]  # the groups that hold each variable without any move
+
+
 class Placement:
-    """The groups of each operation, and of what each loop (the iteration too) carries."""
+    """The groups of each operation of an opened iteration, and of what each loop carries.
 
-    opened: Opened
-    num_carried: int  # the number of the iteration's inputs that are carried
-    order: tuple[str, ...]  # all groups, in the policy's order
-    groups: Mapping[Operation, frozenset[str]]
-    # for each loop, the groups that hold each carried value; the key None is the iteration itself, whose
-    # carried values are the state's leaves (and the token of effects)
-    carry_groups: Mapping[Loop | None, Sequence[frozenset[str]]]
+    The first of the groups, in the policy's `order`, gets what nothing else decides. Without `platforms`, all
+    are the same.
+    """
 
-    @property
-    def region(self) -> Region:
-        """The iteration."""
-        return self.opened.region
+    def __init__(self, opened: Opened, order: Sequence[str], platforms: Mapping[str, str] | None = None):
+        """Iterates the backward and forward passes until every operation has groups."""
+        self.opened, self.region, self.order = opened, opened.region, order
+        self.groups: dict[Operation, Collection[str]] = {}
+        self.carry_groups: dict[Region, list[set[str]]] = {}  # that hold what a region carries
+        self._platforms = platforms or {}
+        self._fixed: dict[Operation, str] = {}
+        self._requested: dict[Loop, list[set[str]]] = {}
+        self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
+        self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
+        while True:
+            self._backward_all()
+            placed = self._compute_once() or self._forward(self.region, self._start(), {})
+            if not (placed or self._default_one()):
+                break
+        self._place_unused_leaves()
+        self.groups = {op: frozenset(where) for op, where in self.groups.items()}
 
     def ordered(self, groups: Iterable[str]) -> list[str]:
         """Groups in the policy's order."""
@@ -64,65 +74,25 @@ class Placement:
                     found.update(dict.fromkeys(self.read_by(item.body, inner, group)))
         return tuple(found)
 
-
-def place_operations(
-    opened: Opened, num_carried: int, order: Sequence[str], platforms: Mapping[str, str] | None = None
-) -> Placement:
-    """Places every operation of an opened iteration.
-
-    The first of the groups, in the policy's `order`, gets what nothing else decides. Without `platforms`, all
-    are the same.
-    """
-    solver = _Solver(opened, num_carried, tuple(order), platforms or {})
-    groups = {op: frozenset(where) for op, where in solver.groups.items()}
-    holders = {loop: tuple(map(frozenset, where)) for loop, where in solver.carry_groups.items()}
-    return Placement(opened, num_carried, tuple(order), groups, holders)
-
-
-Held = dict[core.Var, set[str]]  # the groups that hold each variable without any move
-
-
-class _Solver:
-    """Iterates the backward and forward passes until every operation has groups."""
-
-    def __init__(
-        self, opened: Opened, num_carried: int, order: tuple[str, ...], platforms: Mapping[str, str]
-    ):
-        self.region, self.num_carried, self.order = opened.region, num_carried, order
-        self.platforms = platforms
-        self.groups: dict[Operation, set[str]] = {}
-        self.carry_groups: dict[Loop | None, list[set[str]]] = {}
-        self._fixed: dict[Operation, str] = {}
-        self._requested: dict[Loop, list[set[str]]] = {}
-        self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
-        self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
-        while True:
-            self._backward_all()
-            placed = self._compute_once() or self._forward(self.region, self._start(), {})
-            if not (placed or self._default_one()):
-                break
-        self._place_unused_leaves()
-
     def _first(self, groups: set[str]) -> str:
         return next(group for group in self.order if group in groups)
 
     # --- backward pass: the groups that use a value ---
 
     def _backward_all(self) -> None:
-        leaves: list[set[str]] = [set() for _ in range(self.num_carried)]
-        metrics: list[set[str]] = [set() for _ in self.region.outputs[self.num_carried :]]
+        leaves: list[set[str]] = [set() for _ in self.region.inputs]
         while True:
-            needed = self._backward(self.region, [*leaves, *metrics])
-            grown = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=False)]
+            needed = self._backward(self.region, leaves)
+            grown = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=True)]
             if grown == leaves:
                 break
             leaves = grown
-        self.carry_groups[None] = leaves
+        self.carry_groups[self.region] = leaves
 
     def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
-        """The groups that use each variable, given those that use each output."""
+        """The groups that use each variable, given those that use what it carries afterwards."""
         need: Held = collections.defaultdict(set)
-        for variable, groups in zip(region.outputs, requested, strict=True):
+        for variable, groups in zip(region.outputs, requested, strict=False):
             need[variable] |= groups
         for item in reversed(region.items):
             if isinstance(item, Operation):
@@ -135,11 +105,11 @@ class _Solver:
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
                 inner = self._backward(item.body, holders)
-                grown = [h | inner[v] for h, v in zip(holders, item.carried, strict=True)]
+                grown = [h | inner[v] for h, v in zip(holders, item.body.inputs, strict=True)]
                 if grown == holders and not self._place_permuted(item, grown):
                     break
                 holders = grown
-            self.carry_groups[item] = holders
+            self.carry_groups[item.body] = holders
             for v in item.body.free:
                 need[v] |= inner[v]
             for v, groups in zip(item.starts, holders, strict=True):
@@ -150,7 +120,7 @@ class _Solver:
         """Places a carried value that is only permuted: nothing in the loop reads it."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
-            for i, v in enumerate(loop.carried):
+            for i, v in enumerate(loop.body.inputs):
                 if end is v and not holders[i]:
                     users[i] = users.get(i, set()) | groups
         if users:
@@ -171,7 +141,7 @@ class _Solver:
 
     def _may_copy(self, operation: Operation, users: set[str]) -> bool:
         """Whether an operation may be duplicated: not with effects, nor with floats on two platforms."""
-        alike = len({self.platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
+        alike = len({self._platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
         return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
     # --- replicated values must not drift apart ---
@@ -183,13 +153,13 @@ class _Solver:
         """
         makers = {v: op for op in self.region.operations() for v in op.outputs}
         sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
-        ends = list(zip(self.region.outputs, self.carry_groups[None], strict=False))
+        ends = list(zip(self.region.outputs, self.carry_groups[self.region], strict=False))
         for loop in self.region.loops():
             for inner, outer in loop.entering:
                 sources[inner].append(outer)
             for result, end in zip(loop.outputs, loop.body.outputs, strict=True):
                 sources[result].append(end)
-            ends += zip(loop.body.outputs, self.carry_groups[loop], strict=True)
+            ends += zip(loop.body.outputs, self.carry_groups[loop.body], strict=True)
         found = False
         for end, groups in ends:
             reached, waiting = set(), [end] if len(groups) > 1 else []
@@ -212,8 +182,8 @@ class _Solver:
     # --- forward pass: unused values stay with their inputs ---
 
     def _start(self) -> Held:
-        held = {v: set(g) for v, g in zip(self.region.inputs, self.carry_groups[None], strict=False)}
-        return {**{v: set() for v in self.region.inputs}, **held}
+        carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
+        return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
     def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
         changed = False
@@ -229,14 +199,16 @@ class _Solver:
                 continue
             inside = {inner: set(held[outer]) for inner, outer in item.entering}
             inside.update(
-                (v, groups) for v, groups in zip(item.carried, self.carry_groups[item], strict=True) if groups
+                (v, groups)
+                for v, groups in zip(item.body.inputs, self.carry_groups[item.body], strict=True)
+                if groups
             )
             writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
             ends = zip(item.body.outputs, self._requested[item], strict=True)
             users = {writers[end]: requested for end, requested in ends if end in writers}
             changed |= self._forward(item.body, inside, users)
             for result, end, holders in zip(
-                item.outputs, item.body.outputs, self.carry_groups[item], strict=True
+                item.outputs, item.body.outputs, self.carry_groups[item.body], strict=True
             ):
                 held[result] = inside[end] | holders
         return changed
@@ -264,10 +236,10 @@ class _Solver:
     # --- leaves that no group uses ---
 
     def _place_unused_leaves(self) -> None:
-        leaves, held = self.carry_groups[None], self._start()
+        leaves, held = self.carry_groups[self.region], self._start()
         self._forward(self.region, held, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
-            if i < self.num_carried and not leaves[i]:
+            if not leaves[i]:
                 leaves[i] = {next((g for g in self.order if g in held[end]), self.order[0])}
                 held[variable] = leaves[i]
 

@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from jax.extend import core
 
@@ -38,13 +38,11 @@ def make_schedule(
     initialised like a constant. An operation with a `newer` fragment comes a level after all before it on its
     group, and its program is not merged into one without.
     """
-    region, groups = placement.region, placement.carry_groups[None]
-    carried = dict(zip(region.inputs[: placement.num_carried], groups, strict=True))
-    origins: Origins = {}
-    _find_origins(region, origins, list(carried))
-    block = _Block(placement, value_of, origins, region, carried, newer)
-    metrics = tuple(block.on_maker(v) for v in region.outputs[placement.num_carried :])
-    starts = [[value_of(v, group) for group in placement.ordered(some)] for v, some in carried.items()]
+    region, origins = placement.region, Origins()
+    _find_origins(region, origins)
+    block = _Block(placement, value_of, origins, region, newer)
+    metrics = tuple(block.on_maker(v) for v in region.outputs[len(region.inputs) :])
+    starts = [[value_of(v, group) for group in some] for v, some in block.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
         maker = block.maker(end)  # which has the primary copy
         copies[:] = [v for v in copies if v.group == maker] + [v for v in copies if v.group != maker]
@@ -66,11 +64,7 @@ class _Transfer:
 
 
 class _Block:
-    """The steps of a region, collected in one walk.
-
-    `carried` has the groups that hold each carried input; the other inputs are constants, which are available
-    on every group.
-    """
+    """The steps of a region, collected in one walk; its free variables are available on every group."""
 
     def __init__(
         self,
@@ -78,21 +72,20 @@ class _Block:
         value_of: ValueOf,
         origins: Origins,
         region: Region,
-        carried: Mapping[core.Var, frozenset[str]],
         newer: frozenset[str] = frozenset(),
     ):
         self.placement, self.value_of, self.origins, self.newer = placement, value_of, origins, newer
-        # for each constant input, its values on the groups that read it
-        self.constants: dict[core.Var, list[Value]] = {
-            v: [] for v in (*region.inputs, *region.free) if v not in carried
-        }
+        # for each free variable, its values on the groups that read it
+        self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
+        held = map(placement.ordered, placement.carry_groups[region])
+        self.carried = dict(zip(region.inputs, held, strict=True))  # the groups that hold each variable
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
         self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the first one first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
         self._programs: dict[tuple[str, int], list[Operation]] = {}
         self._loops: list[tuple[int, Repeat]] = []
-        for v, groups in carried.items():
-            for group in placement.ordered(groups):
+        for v, groups in self.carried.items():
+            for group in groups:
                 self._define(v, group, 0, "input")
         for item in region.items:
             if isinstance(item, Loop):
@@ -102,13 +95,13 @@ class _Block:
                 self._add_operation(item, group)
         # for each carried input, its next value on each group that holds it
         self.ends = [
-            {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in placement.ordered(groups)}
-            for end, (v, groups) in zip(region.outputs, carried.items(), strict=False)
+            {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in groups}
+            for end, (v, groups) in zip(region.outputs, self.carried.items(), strict=False)
         ]
         # pairs (value at the end of a trip, value at the start of the next)
         self.carry = tuple(
             (value, start)
-            for v, end in zip(carried, self.ends, strict=True)
+            for v, end in zip(region.inputs, self.ends, strict=True)
             for group, value in end.items()
             if value is not (start := value_of(v, group))
         )
@@ -118,9 +111,7 @@ class _Block:
         return self._groups[variable][0]
 
     def on_maker(self, variable: core.Var) -> Value:
-        """A variable on the group that computes it; a constant on the first group."""
-        if variable in self.constants:
-            return self._fetch(variable, self.placement.order[0], ())
+        """A variable on the group that computes it."""
         return self.value_of(variable, self.maker(variable))
 
     def steps(self, kept: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
@@ -179,20 +170,19 @@ class _Block:
 
     def _add_loop(self, loop: Loop) -> None:
         placement, value_of = self.placement, self.value_of
-        carried = dict(zip(loop.carried, placement.carry_groups[loop], strict=True))
-        body = _Block(placement, value_of, self.origins, loop.body, carried)
+        body = _Block(placement, value_of, self.origins, loop.body)
         for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the last value is also at its maker
             last = body.on_maker(v)
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
         enter: list[tuple[Value, Value]] = []
         for inner, outer in loop.entering:
-            if inner in carried:
-                groups = placement.ordered(carried[inner])
+            if inner in body.carried:
+                groups = body.carried[inner]
             else:
                 groups = [value.group for value in body.constants[inner]]
             enter += [(self._fetch(outer, group, users), value_of(inner, group)) for group in groups]
-        donated = frozenset(i for i, (_, inner) in enumerate(enter) if inner.variable in carried)
+        donated = frozenset(i for i, (_, inner) in enumerate(enter) if inner.variable in body.carried)
         ready = (self._ready[outer] for outer, _ in enter)
         level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
         leave = []
@@ -277,7 +267,7 @@ class _Block:
             )
 
 
-def _find_origins(region: Region, origins: Origins, carried: Sequence[core.Var]) -> None:
+def _find_origins(region: Region, origins: Origins) -> None:
     """Finds the fragments that each variable comes from, through code between fragments."""
     for _ in range(2):  # the second time round, what is carried has an origin too
         for item in region.items:
@@ -288,8 +278,8 @@ def _find_origins(region: Region, origins: Origins, carried: Sequence[core.Var])
                 continue
             for inner, outer in item.entering:
                 origins.setdefault(inner, origins.get(outer, ()))
-            _find_origins(item.body, origins, item.carried)
+            _find_origins(item.body, origins)
             for result, end in zip(item.outputs, item.body.outputs, strict=True):
                 origins[result] = origins.get(end, ())
-        for v, end in zip(carried, region.outputs, strict=False):
+        for v, end in zip(region.inputs, region.outputs, strict=False):
             origins[v] = tuple(dict.fromkeys((*origins.get(end, ()), *origins.get(v, ()))))
