@@ -73,7 +73,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-def replace(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Writes a file atomically, replacing one of the same name."""
     with replacing(path) as file:
         file.write(content)

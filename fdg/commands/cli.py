@@ -75,7 +75,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import cluster_for
-        from fdg.training.settling import devices_of, settle, too_small_micro_batch
+        from fdg.training.settling import ready, too_small_micro_batch
 
         line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         drawn, elsewhere = replay.take_lengths(line.given), cluster.take_flags(line.given)
@@ -87,17 +87,16 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             print(*found, sep="\n\n", flush=True)
             return 0
         with _said_if_slow("tracing ..."):
-            settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
-        job, graph = settled.job, settled.graph
-        devices, why = (job.devices, "") if job.devices is not None else devices_of(job, graph)
-        plan = fdg.place(graph, job.policy, devices, job.agents)
-        said = [*([settled.said] if settled.said else []), graph, plan]
+            settled = ready(job, plans_only=True)
+        job, devices = settled.job, settled.devices
+        plan = fdg.place(settled.graph, job.policy, devices, job.agents)
+        said = [*([settled.said] if settled.said else []), settled.graph, plan]
         if idle := too_small_micro_batch(job.algorithm, plan):
             said.append(f"hint: {idle}")
         if drawn:
             stream = replay.report_of(job.algorithm, job.policy, drawn)
             said.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
-        print(*said, *([f"devices: {why}"] if why else []), sep="\n\n", flush=True)
+        print(*said, *([f"devices: {settled.why}"] if settled.why else []), sep="\n\n", flush=True)
         return 0
 
     return guarded(run, argv)

@@ -249,7 +249,7 @@ def _check(study: Study, out: Path) -> None:
             _job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
     content = {cell.name: cell.command(study.seeds) for cell in study.cells}
-    files.replace(out / "study.json", (json.dumps({"cells": {**begun, **content}}, indent=1) + "\n").encode())
+    files.write(out / "study.json", (json.dumps({"cells": {**begun, **content}}, indent=1) + "\n").encode())
 
 
 def _differing(before: Any, now: Sequence[str]) -> str:
@@ -310,7 +310,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         except RunError as error:
             if isinstance(error, UnwritableError) or not run.is_dir():  # no fault of the cell
                 raise
-            files.replace(run / "failed.json", json.dumps({"failed": str(error)}).encode())
+            files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
             continue
         if outcome.caught is not None:
@@ -337,7 +337,7 @@ def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
             own, overrides = envs.parse(name)
             returns = random_returns(envs.make(own, **overrides), study.random_episodes)
             known[name] = [float(one) for one in returns]
-            files.replace(file, (json.dumps(known) + "\n").encode())
+            files.write(file, (json.dumps(known) + "\n").encode())
     return {name: np.asarray(values) for name, values in known.items()}
 
 

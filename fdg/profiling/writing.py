@@ -65,8 +65,8 @@ def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
             "no timeline: all fragments are one program on the same devices; --profile says what is in it"
         ]
     picture, traced = run / TIMELINE, run / TRACE
-    files.replace(picture, timeline_svg(bars).encode())
-    files.replace(traced, (json.dumps(timeline_trace(bars)) + "\n").encode())
+    files.write(picture, timeline_svg(bars).encode())
+    files.write(traced, (json.dumps(timeline_trace(bars)) + "\n").encode())
     return [
         f"timeline of {_ITERATIONS} iterations {picture}, and {traced} for https://ui.perfetto.dev: a row for"
         f" each of {', '.join(dict.fromkeys(bar.group for bar in bars))}"
@@ -79,8 +79,8 @@ def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
         trace(engine, state, None)
         return []
     directory = files.make_folder(run / DIRECTORY)
-    files.replace(directory / "profile.txt", f"{profile}\n".encode())
-    files.replace(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
+    files.write(directory / "profile.txt", f"{profile}\n".encode())
+    files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
     perfetto = trace(engine, state, directory)
     return [
         f"\n{profile}\n",

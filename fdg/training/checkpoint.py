@@ -258,7 +258,7 @@ class Checkpoints:
             self._tidy()
             files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
-            files.replace(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run))
+            files.write(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run))
             if os.path.lexists(final):  # damaged, or the run would have resumed from it
                 damaged = self._directory / f"{iteration}.damaged"
                 if os.path.lexists(damaged):
@@ -294,7 +294,7 @@ class Checkpoints:
     def _note(self, iteration: int) -> None:
         """Records the newest iteration next to the directory; if that fails, removal goes undetected."""
         with contextlib.suppress(OSError):
-            files.replace(self._noted, f"{iteration}\n".encode())
+            files.write(self._noted, f"{iteration}\n".encode())
 
     def _newest(self) -> int:
         """The recorded iteration; -1 if none."""

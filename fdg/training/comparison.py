@@ -321,7 +321,7 @@ class Comparison:
         }
         for name, text in texts.items():
             with writing(folder / name):
-                files.replace(folder / name, text.encode())
+                files.write(folder / name, text.encode())
         for name, figure in self.pictures().items():
             with writing(folder / name), files.replacing(folder / name) as file:
                 figure.savefig(file, format="png", dpi=150)

@@ -36,7 +36,7 @@ from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
-from fdg.training.settling import check_all_busy, devices_of, settle, too_small_micro_batch
+from fdg.training.settling import check_all_busy, ready, too_small_micro_batch
 from fdg.training.starting import Weights, begin_with, compiled_and_begun, open_run, read_weights, run_title
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
@@ -125,14 +125,10 @@ def carry_out(
         say(
             f"hint: {env.name} has {rows} row{'s' * (rows != 1)} to learn from, which are soon known by heart"
         )
-    settled = settle(job, fdg.trace(job.algorithm))
-    job, graph, why = settled.job, settled.graph, ""
-    if devices is None:
-        devices, why = devices_of(job, graph)
-    if why:  # stored, so that a resumed run uses the same number
-        job = dataclasses.replace(job, devices_chosen=len(devices))
-    engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
-    check_all_busy(job, engine.plan, devices)
+    settled = ready(job, devices)
+    job, graph = settled.job, settled.graph
+    engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, graph)
+    check_all_busy(job, engine.plan, settled.devices)
     if not quiet and (line := too_small_micro_batch(job.algorithm, engine.plan)):
         say(f"hint: {line}")
     weights = read_weights(job, graph)
@@ -142,7 +138,7 @@ def carry_out(
         report = (lambda line: None) if quiet else say
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
-            return session.train(settled.said, why, brief, io.StringIO() if quiet else None)
+            return session.train(settled.said, settled.why, brief, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
             run.discard()

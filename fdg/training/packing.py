@@ -53,7 +53,7 @@ def pack(
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
     out.mkdir(parents=True, exist_ok=True)
     shared = {name: value for name, value in config.items() if name not in _PRIVATE}
-    files.replace(out / "config.json", json_line(shared, indent=2))
+    files.write(out / "config.json", json_line(shared, indent=2))
     for name in ("metrics.jsonl", "summary.json", CURVE):
         if (path / name).exists():
             _copy(path / name, out / name)
@@ -62,7 +62,7 @@ def pack(
     packed = load(out, trust=trust)  # what others will load is what is measured
     found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
     video = _video(packed, out)
-    files.replace(out / CARD, _card(packed, found, video, out).encode())
+    files.write(out / CARD, _card(packed, found, video, out).encode())
     return out
 
 

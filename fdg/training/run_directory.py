@@ -69,7 +69,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
-            files.replace(path / "config.json", json_line(config, indent=2)[:-1])
+            files.write(path / "config.json", json_line(config, indent=2)[:-1])
         return run
 
     @classmethod
@@ -126,7 +126,7 @@ class RunDirectory:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
         with _writing_to(self.path):
-            files.replace(self.path / "config.json", json_line(config, indent=2)[:-1])
+            files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
     def summary(self) -> dict[str, Any] | None:
         """The content of `summary.json`; None before the run has ended."""

@@ -187,11 +187,28 @@ _Found = tuple[Any, int, str]  # policy, number of devices, reason
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A job whose policy is chosen."""
+    """A job whose policy is chosen, and its devices (`ready`)."""
 
     job: Job  # the job with the chosen policy, devices and algorithm
     graph: fdg.FDG  # its algorithm's graph
     said: str  # the candidates or the reason, to print; "" if nothing was chosen
+    devices: Any = ()  # the devices, or a number of devices that need not exist
+    why: str = ""  # the reason for their number, to print; "" if it was given
+
+
+def ready(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: bool = False) -> Settled:
+    """Traces a job's algorithm and chooses all that the job leaves open. A collective.
+
+    `devices` are given ones. With `plans_only`, the devices of `--devices` need not exist.
+    """
+    settled, why = settle(job, fdg.trace(job.algorithm), plans_only), ""
+    job = settled.job
+    found: Any = job.devices if devices is None and plans_only else devices
+    if found is None:
+        found, why = devices_of(job, settled.graph)
+    if why:  # stored, so that a resumed run uses the same number
+        job = dataclasses.replace(job, devices_chosen=len(found))
+    return Settled(job, settled.graph, settled.said, found, why)
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
@@ -363,7 +380,7 @@ def _write(file: Path | None, policy: Any, devices: int, reason: str) -> None:
         return
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        files.replace(file, json.dumps(_as_json(policy, devices, reason)).encode())
+        files.write(file, json.dumps(_as_json(policy, devices, reason)).encode())
 
 
 def _as_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:

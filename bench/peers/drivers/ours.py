@@ -17,17 +17,16 @@ import fdg
 from bench.peers.serve import Stopwatch
 from fdg.commands.parse import parse
 from fdg.training.job import Job
-from fdg.training.settling import devices_of, settle
+from fdg.training.settling import ready
 from fdg.training.starting import compiled_and_begun
 
 
 def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     """What flags of the command line say, with all that training needs compiled: job, engine, first state."""
     job = parse(flags, "ours", "")
-    settled = settle(job, fdg.trace(job.algorithm))
-    job, graph = settled.job, settled.graph
-    devices, _ = devices_of(job, graph)
-    engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
+    settled = ready(job)
+    job = settled.job
+    engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, settled.graph)
     return job, engine, jax.block_until_ready(compiled_and_begun(engine, 0))
 
 
