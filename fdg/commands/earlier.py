@@ -33,7 +33,11 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         return _resumed(given)
     if config is not None:
         file = Path(config) / "config.json" if os.path.isdir(config) else Path(config)
-        said = run_directory.checked_config(file, _checked(file, _read(file)))
+        try:
+            content = read_json(file)
+        except FdgError as error:
+            raise FdgError(f"--config {error}: give the config.json of a run directory") from None
+        said = run_directory.checked_config(file, content)
     elif start is not None:
         file = Path(str(start), "config.json")
         said = run_directory.read_config(file.parent, prefix="--from: ")
@@ -64,14 +68,6 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
             f" with fdg.fit(..., out={str(run)!r}, resume=True)"
         )
     return run / "config.json", said
-
-
-def _checked(file: Path, config: Any) -> dict[str, Any]:
-    if not config.keys() >= run_directory.NEEDED:
-        right = file.with_name("config.json")
-        fix = right if right != file and right.is_file() else "the config.json of a run directory"
-        raise FdgError(f"{file} is no configuration of a run: give {fix}")
-    return config
 
 
 def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -106,10 +102,3 @@ def record_of(
         changed = changes(base, {name: value for name, value in given.items() if name in known})
         record["from"] = {"run": str(given["start_from"]), "changes": changed}
     return record
-
-
-def _read(file: Path) -> Any:
-    try:
-        return read_json(file)
-    except FdgError as error:
-        raise FdgError(f"--config {error}: give the config.json of a run directory") from None

@@ -314,20 +314,20 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
         raise FdgError(f"{prefix}{file} cannot be read: {why}: {fix}") from None
-    if not said.keys() >= NEEDED:
-        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
     return checked_config(file, said)
 
 
-NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # of a configuration
+_NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # of a configuration
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 _DEEPEST = 20  # the most levels of nesting; our files have three
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
     """Checks the types of a configuration's values, so that later code can rely on them."""
-    if not isinstance(said, dict):
-        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
+    if not isinstance(said, dict) or not said.keys() >= _NEEDED:
+        right = file.with_name("config.json")
+        fix = right if right != file and right.is_file() else "the config.json of a run directory"
+        raise FdgError(f"{file} is no configuration of a run: give {fix}")
     for name, value in said.items():
         wrong = ""
         if name in _KINDS and not isinstance(value, _KINDS[name]):
