@@ -13,18 +13,14 @@ from fdg.settings.presets import own_preset
 
 if TYPE_CHECKING:
     from algos.a2c import A2C, A3C
-    from algos.agent import Bonus
     from algos.alphazero import AlphaZero
     from algos.buffers import ReplayBuffer
     from algos.crossq import CrossQ
     from algos.distributional import C51, QRDQN
     from algos.dqn import DQN
-    from algos.explorers import Explorer
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
-    from algos.memories import RecurrentNetwork
-    from algos.networks import Network
-    from algos.normalize import Normalizer, Transform
+    from algos.networks import Network, RecurrentNetwork
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
     from algos.offline.iql import IQL
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
     from algos.self_play import SelfPlay
     from algos.td3 import TD3, FastTD3
     from algos.value_decomposition import VDN
+    from algos.values import Bonus, Explorer, Normalizer, Transform
 
 __all__ = [
     "A2C",
@@ -95,14 +92,18 @@ __all__ = [
 moved.keep_names(
     {
         "algos.a3c": "algos.a2c",
-        "algos.exploration": "algos.q_learning",
+        "algos.critic_readings": "algos.distributional",
+        "algos.exploration": "algos.dqn",
         "algos.fast_td3": "algos.td3",
         "algos.hyperparameters": "fdg.settings.fields",
         "algos.language.sampling": "algos.language.generation",
         "algos.minibatches": "algos.optimizers",
         "algos.offline.rebrac": "algos.offline.td3",
         "algos.offline.td3_bc": "algos.offline.td3",
-        "algos.rlhf.data": "algos.rlhf.speaker",
+        "algos.q_learning": "algos.dqn",
+        "algos.rlhf.advantages": "algos.rlhf.objective",
+        "algos.rlhf.data": "algos.rlhf.responses",
+        "algos.rlhf.speaker": "algos.rlhf.responses",
         "algos.tqc": "algos.redq",
     }
 )

@@ -22,10 +22,10 @@ from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
 from algos.losses import Advantages, WeightedLoss
 from algos.networks import NETWORK, Network
-from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.rollout import episode_metrics, rollout, values_after
+from algos.values import Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -97,7 +97,7 @@ class State(NamedTuple):
     optimizer_state: Any  # shared too
     worker_parameters: Any  # leading axis W
     observation_statistics: Any  # of all workers' observations; None where they are not normalised
-    return_statistics: RunningStatistics | None  # of the discounted return that rewards are scaled by, if any
+    return_statistics: Any  # of the discounted return that rewards are scaled by, if any
     running_return: jax.Array | None  # [W, E] float32, that return so far
     env_state: Any  # leading axes W, E
     observation: Observation  # [W, E, *obs]

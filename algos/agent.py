@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from algos import distributions, networks, optimizers, presets, registry, rollou
 from algos.layers import Architecture, projected
 from algos.networks import Network
 from algos.rollout import Actor, Policy, chosen, evaluate
+from algos.values import BONUS, Bonus
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from envs.host import in_parts
@@ -61,31 +62,8 @@ class Rollouts(Part):
 PRECISION: dict[str, Any] = {
     "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
 }
-BONUS: dict[str, Any] = {
-    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
-    "flag": str | None,
-    "holds": "bonus",
-}
 # What fields hold that take functions or `module:name` of them.
 VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
-
-
-@checked_names
-class Bonus(NamedTuple):
-    """An additional reward, such as for exploration, as two pure functions.
-
-    `init(observation [B, *obs]) -> state`: a pytree; only the observation's shape and dtype count.
-    `apply(state, time_step [T, B]) -> (state, reward [T, B])`: called after a rollout, before learning or
-    storing. `time_step.final_observation` is the observation after each step.
-    """
-
-    init: Callable[[Any], Any]
-    apply: Callable[[Any, TimeStep], tuple[Any, jax.Array]]
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "an algos.Bonus(init, apply), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)

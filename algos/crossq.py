@@ -20,16 +20,14 @@ import optax
 import fdg
 from algos import off_policy, sac
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import ReturnGrid
 from algos.distributions import TanhNormal
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers, features, head, hidden_layers
 from algos.networks import Network, actor_features
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition
-from algos.sac import Apart, Entropy, Parameters
+from algos.sac import Apart, Entropy, Parameters, ReturnGrid
+from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError

@@ -14,15 +14,82 @@ import jax
 import jax.numpy as jnp
 
 from algos import networks
-from algos.critic_readings import Distributions
 from algos.distributions import allowed_only, sizes
-from algos.dqn import DQN
+from algos.dqn import DQN, choices
 from algos.losses import quantile_error
-from algos.q_learning import choices
 from algos.replay import Transition
-from algos.sequences import separated
-from envs import Discrete, Observation
+from envs import Discrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
+
+# --- distributions on a grid: of C51, and of critics with `atoms` (Seo et al. 2025, arXiv 2505.22642) ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Distributions:
+    """A critic gives logits of returns on a grid, `[N, K]`.
+
+    `atoms` is K; targets are held within `low` and `high`, the smallest and the largest return of the grid.
+    """
+
+    atoms: int
+    low: float | jax.Array
+    high: float | jax.Array
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        return self.atoms
+
+    @property
+    def returns(self) -> jax.Array:
+        """The grid: `[K]` float32."""
+        return self.low + self._spacing * jnp.arange(self.atoms, dtype=jnp.float32)
+
+    def value(self, numbers: jax.Array) -> jax.Array:
+        """Means of the distributions: `[N]`."""
+        return jax.nn.softmax(numbers) @ self.returns
+
+    def target(self, reward, discount, first, second, cost) -> jax.Array:
+        """Probabilities of the grid, `[N, K]`, of the return that follows: of the critic whose mean is lower.
+
+        Each return that can follow, `reward + discount * (z - cost)`, is divided between its two neighbours
+        (equation 7 of Bellemare et al.).
+
+        >>> one, even = jnp.ones(1), jnp.zeros((1, 3))
+        >>> grid = Distributions(3, 0.0, 2.0)  # even odds of 0, 1 and 2, halved: 0, 0.5 and 1
+        >>> (6 * grid.target(0 * one, 0.5 * one, even, even, 0 * one)).tolist()
+        [[3.0, 3.0, 0.0]]
+        """
+        lower = jnp.where((self.value(first) <= self.value(second))[:, None], first, second)
+        following = reward[:, None] + discount[:, None] * (self.returns[None] - cost[:, None])
+        return self.projected(jax.nn.softmax(lower), following)
+
+    def projected(self, probability, following) -> jax.Array:
+        """Probabilities of the grid, `[N, K]`, of returns `following [N, K]` of some `probability [N, K]`.
+
+        What lies outside the grid counts as its end.
+        """
+        held = jnp.clip(following, self.low, self.high)
+        distance = jnp.abs(held[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
+        shares = jnp.clip(1.0 - distance, 0.0, 1.0)
+        return jnp.sum(probability[:, :, None] * shares, axis=1)
+
+    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Mean cross-entropy, of samples with weights `[N]`."""
+        each = jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1)
+        return -jnp.mean(each if weight is None else weight * each)
+
+    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
+        """Kullback-Leibler divergences from the targets: `[N]`."""
+        log_ratio = jax.scipy.special.xlogy(target, target) - target * jax.nn.log_softmax(numbers)
+        return jnp.sum(log_ratio, axis=-1)
+
+    @property
+    def _spacing(self) -> float | jax.Array:
+        return (self.high - self.low) / (self.atoms - 1)
+
+
+# --- DQN ---
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +127,12 @@ class DistributionalDQN(DQN):
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
         """What the network gives for every action, allowed or not: `[N, n, K]`."""
-        found = self._network.apply(parameters, separated(observation)[0])
+        found = self._network.apply(parameters, features_and_mask(observation)[0])
         return found.reshape(*found.shape[:-1], -1, self.numbers_of_an_action)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`: the mean of its returns; `-inf` where it is not allowed."""
-        _, action_mask = separated(observation)
+        _, action_mask = features_and_mask(observation)
         return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
 
     def _following(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:

@@ -2,40 +2,249 @@
 
 Options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+Where an action is several choices (`MultiDiscrete`) there are as many values as the sum of the choices, and
+not as their product: each choice is a branch that is valued, and explored, by itself (Tavakoli et al. 2018,
+arXiv 1711.08946). All are fitted to one target, what the best of each is worth in the mean (its equation 6).
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `M` choices.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, q_learning
+from algos import distributions, networks, off_policy
 from algos.agent import Agent, Rollouts
-from algos.distributions import Categorical, sizes
-from algos.explorers import ExplorerChoice, Remembered, State, begin, empty, first_state
+from algos.distributions import Categorical, allowed_values, sizes
 from algos.layers import Layers
-from algos.memories import RecurrentNetwork, step_types
-from algos.networks import NETWORK, Network, of_action
-from algos.normalize import ObservationNormalizer, Transforming
+from algos.networks import NETWORK, Network, RecurrentNetwork, of_action
+from algos.off_policy import State, collect
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import (
-    Exploration,
-    StepPriorities,
-    TargetUpdates,
-    choices,
-    epsilon_greedy,
-    for_each_choice,
-    over_choices,
+from algos.replay import (
+    Replay,
+    ReplayChoice,
+    ReplayState,
+    ReplayUpdates,
+    StepReplay,
+    Transition,
+    linear,
+    whole_updates,
 )
-from algos.replay import Replay, ReplayUpdates, Transition, whole_updates
-from algos.rollout import Actor, Recollection
-from algos.sequences import SequenceMemory, memory_after, one_step, over_sequences, remembering_trunk
+from algos.rollout import Actor
+from algos.values import ExplorerChoice, Head, MemoryChoice, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
-from fdg.settings.fields import hyperparameter, require
+from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.parts import Part
+
+# --- acting: most often the best action, now and then any ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration(Part):
+    """How often an action is drawn at random, in the course of a run."""
+
+    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
+    epsilon_end: float = hyperparameter(0.05, "and in the end")
+    exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
+
+    def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
+        """Probability of a random action in an iteration: `[]` float32."""
+        duration = self.exploration_fraction * num_iterations
+        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a probability or a fraction outside of [0, 1]."""
+        require_within(algorithm, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
+
+
+def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:
+    """The best action, but with probability `epsilon` any that is allowed (Watkins 1989, section 8.1).
+
+    `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
+    action as long as `epsilon` is below one.
+
+    >>> policy = epsilon_greedy(jnp.array([[1.0, 3.0, 2.0, -jnp.inf]]), 0.3)
+    >>> [round(float(p), 3) for p in jnp.exp(policy.logits[0])]
+    [0.1, 0.8, 0.1, 0.0]
+    """
+    allowed = values > -jnp.inf
+    any_allowed = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
+    best = jax.nn.one_hot(jnp.argmax(values, axis=-1), values.shape[-1], dtype=values.dtype)
+    return Categorical(jnp.log((1.0 - epsilon) * best + epsilon * any_allowed))
+
+
+# --- values of actions ---
+
+
+def choices(env: Environment) -> Discrete | MultiDiscrete:
+    """The action space of an environment, which an algorithm checked when it was constructed."""
+    space = env.action_space
+    assert isinstance(space, Discrete | MultiDiscrete)
+    return space
+
+
+def values(
+    network: Network, parameters: Any, observation: Observation, space: Discrete | MultiDiscrete
+) -> jax.Array:
+    """Q of every action `[N, n]`, for observations `[N, *obs]` as the network sees them.
+
+    Of several choices `[N, M, n]`, `n` being the most that one has. `-inf`: not allowed, or not there.
+    """
+    features, action_mask = features_and_mask(observation)
+    return allowed_values(space, network.apply(parameters, features), action_mask)
+
+
+def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
+    """What each choice of an action is worth, `[N, M]`, as one number, `[N]`; of one choice it stays `[N]`.
+
+    >>> over_choices(jnp.array([[1.0, 3.0]])).tolist(), over_choices(jnp.array([1.0, 3.0])).tolist()
+    ([2.0], [1.0, 3.0])
+    """
+    return each if each.ndim == 1 else reduced(each, -1)
+
+
+def for_each_choice(one: jax.Array, values: jax.Array) -> jax.Array:
+    """Numbers `[N]` in a shape that goes with `values`, `[N]` or `[N, M]`."""
+    return one if values.ndim == 1 else one[:, None]
+
+
+# --- learning from replay, with a target network: `DQN` and its relatives, `VDN` and `QMIX` ---
+
+
+class Learned(NamedTuple):
+    """What gradient steps change."""
+
+    parameters: Any
+    target_parameters: Any  # older ones, that targets are computed with
+    optimizer_state: Any
+    updates: jax.Array  # int32, gradient steps so far
+
+
+def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
+    """What gradient steps change, from the first parameters."""
+    return Learned(
+        parameters=parameters,
+        target_parameters=jax.tree.map(jnp.copy, parameters),
+        optimizer_state=optimizer.init(parameters),
+        updates=jnp.int32(0),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetUpdates(Part):
+    """How a target network follows the one that is trained."""
+
+    target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
+    target_rate: float = hyperparameter(
+        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+    )
+
+    def after(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
+        """After a gradient step to these parameters; nothing changes unless the buffer was `ready`."""
+        updates = learned.updates + ready
+        rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
+        target_parameters = optax.incremental_update(parameters, learned.target_parameters, rate)
+        return Learned(parameters, target_parameters, optimizer_state, updates)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses a period that is not positive, and a rate outside of [0, 1]."""
+        require_positive(algorithm, "target_period")
+        require_within(algorithm, 0, 1, "target_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Priorities(ReplayChoice):
+    """Prioritised replay of minibatches, one gradient step after the other."""
+
+    def improve(
+        self,
+        learn: Callable[..., tuple[Learned, jax.Array, dict[str, jax.Array]]],
+        learned: Learned,
+        buffer: Replay,
+        replay: ReplayState,
+        keys: jax.Array,
+        iteration: jax.Array,
+        num_iterations: int,
+        transform: Callable[[Any, Learned, jax.Array], Any] | None = None,
+    ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
+        """All gradient steps of an iteration, and the means of their losses.
+
+        `learn`: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`; one of `keys`
+        for each step; `transform`: `(minibatches [U, N], learned, key) -> minibatches`, of the samples, if
+        any.
+        """
+        ready = buffer.is_ready(replay)
+        beta = self.beta(iteration, num_iterations)
+
+        def one_step(carry, drawn):
+            learned, replay = carry
+            sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
+            if buffer.has_priorities and transform is not None:
+                one = transform(jax.tree.map(lambda x: x[None], sample.transition), learned, drawn)
+                sample = sample._replace(transition=jax.tree.map(lambda x: x[0], one))
+            weight = buffer.weight(sample, beta)
+            learned, error, losses = learn(learned, sample.transition, weight, ready)
+            # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+            return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
+
+        # Where no step changes what the next one draws, all minibatches are drawn at once.
+        draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
+        if not buffer.has_priorities and transform is not None:
+            draws = draws._replace(transition=transform(draws.transition, learned, keys[0]))
+        (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
+        return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPriorities(Priorities, StepReplay):
+    """`Priorities`, with n-step returns."""
+
+
+def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """A few steps of all environments into the buffer, and gradient steps on minibatches out of it.
+
+    `acting` are the parameters that act; the fragment `act` also takes the probability of a random action, or
+    with an exploration of a user's own how far the run has come.
+    """
+    key, rollout_key, replay_key = jax.random.split(state.key, 3)
+    epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
+    own = getattr(self, "explore", None) is not None
+    statistics, amount = (
+        state.observation_statistics,
+        state.iteration / self.num_iterations if own else epsilon,
+    )
+    acted = collect(self, state, lambda *seen: self.act(acting, statistics, amount, *seen), rollout_key)
+    learned, replay, losses = self.priorities.improve(
+        lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
+        state.learned,
+        self.buffer,
+        self.buffer.add(state.replay, acted.rows),
+        jax.random.split(replay_key, self.updates_per_iteration),
+        state.iteration,
+        self.num_iterations,
+        None if self.transform is None else self.transforming.rows,
+    )
+    # Only now, so that all that one iteration acts on and learns from is normalised alike.
+    if self.normalizers.used:
+        statistics = self.observe(statistics, acted.observations)
+    state = state._replace(
+        learned=learned,
+        observation_statistics=statistics,
+        replay=replay,
+        env_state=acted.env_state,
+        observation=acted.observation,
+        recollection=acted.recollection,
+        key=key,
+        iteration=state.iteration + 1,
+        bonus=acted.bonus,
+    )
+    return state, {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +287,7 @@ class DQN(Agent):
     layers = Layers(activation="relu")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     explorer = ExplorerChoice()
-    remembering = SequenceMemory(memory_size=64)
+    remembering = MemoryChoice(memory_size=64)
     transforming = Transforming()
 
     def __post_init__(self):
@@ -97,34 +306,19 @@ class DQN(Agent):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
-        recollection = self._first_recollection(self.num_envs)
-        action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.int32)
-        learned = q_learning.begin(parameters, self._optimizer)
-        return first_state(self, learned, env_state, observation, action, recollection, key)
+        learned = begin(parameters, self._optimizer)
+        return off_policy.first_state(self, learned, env_state, observation, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
-        return q_learning.iteration(self, state, state.learned.parameters)
+        return iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
-
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress
-
-        def act(memory, observation, start, keys, greedy):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            recollection = None if memory == () else Recollection(memory, start)
-            values, after = self._at_work(state.learned.parameters, seen, recollection)
-            if greedy:
-                action, explorer = Categorical(values).mode(), getattr(memory, "explorer", None)
-            else:
-                action, explorer = self._drawn(values, amount, recollection, keys)
-            remembered = () if memory == () else Remembered(after, explorer)
-            return self._for_environment(action), remembered
-
-        return Actor(lambda num_envs: empty(self._first_recollection(num_envs)), act)
+        return off_policy.actor_of(self, state, state.learned.parameters, amount)
 
     # --- fragments; `step` and `observe` are those of every agent ---
 
@@ -132,31 +326,42 @@ class DQN(Agent):
     def act(self, parameters, statistics, amount, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered, `[B]`."""
         seen = self.normalizers.seen(statistics, observation)
-        values, memory = self._at_work(parameters, seen, recollection)
-        action, explorer = self._drawn(values, amount, recollection, keys)
-        return action, None if recollection is None else Remembered(memory, explorer)
+        policy, network = off_policy.decided(self, parameters, seen, recollection)
+        sample = functools.partial(self._sampled, policy, amount)
+        return self.explorer.drawn(policy, sample, recollection, network, keys, amount)
 
-    learn, gradient, update = q_learning.learn, q_learning.gradient, q_learning.update
+    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+    def learn(self, learned, statistics, minibatch, weight, ready):
+        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+        gradient, error, losses = self.gradient(
+            learned.parameters, learned.target_parameters, minibatch, weight
+        )
+        parameters, optimizer_state = self.update(
+            gradient, learned.optimizer_state, learned.parameters, ready
+        )
+        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
 
-    def _drawn(self, values, amount, recollection, keys) -> tuple[jax.Array, Any]:
-        """Actions as in training, of `values [B, n]`, and the explorer's state after them."""
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_parameters, minibatch, weight):
+        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+        gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
+            parameters, target_parameters, minibatch, weight
+        )
+        return gradient, error, losses
 
-        def greedy_but(keys):
-            return epsilon_greedy(values, amount).sample(keys)
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters, ready):
+        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+        new = self._one_update(gradient, optimizer_state, parameters)
+        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
-        return self.explorer.drawn(Categorical(values), greedy_but, recollection, keys, amount)
+    def _policy(self, parameters: Any, observation: Observation) -> Categorical:
+        return Categorical(self._values(parameters, observation))
 
-    def _at_work(self, parameters, observation, recollection) -> tuple[jax.Array, Any]:
-        """Values of actions for observations `[B, *obs]`, and the network's memory after them."""
-        if self._recurrent is None:
-            return self._values(parameters, observation), None
-        observed = one_step(observation, recollection.memory.network, recollection.start)
-        return self._values(parameters, observed), memory_after(self._recurrent, parameters, observed)
-
-    def _first_recollection(self, num_envs: int) -> Recollection | None:
-        action = jnp.zeros((num_envs, *self.env.action_space.shape), jnp.int32)
-        memory = None if self._recurrent is None else self._recurrent.memory(num_envs)
-        return begin(memory, self.explorer.begin(action), num_envs)
+    def _sampled(self, policy: Categorical, amount: jax.Array, keys: jax.Array) -> jax.Array:
+        """Actions as in training."""
+        return epsilon_greedy(policy.logits, amount).sample(keys)
 
     def _loss(self, parameters, target_parameters, minibatch, weight):
         """`loss` over a minibatch of steps or of sequences; an error for each sample."""
@@ -194,44 +399,34 @@ class DQN(Agent):
         return transition.reward + transition.discount * over_choices(next_value)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        return q_learning.values(self._network, parameters, observation, choices(self.env))
+        return values(self._network, parameters, observation, choices(self.env))
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network that does not give a number for each output."""
-        parameters, space = state.learned.parameters, self._outputs
-        if self._recurrent is None:
-            q_learning.check_values(self._network, parameters, self.env, self.num_envs, space)
-            return
-        found = step_types(self._recurrent, parameters, state, state.recollection.memory.network)
-        distributions.check_remembered_values(found, sum(sizes(space)), (1, self.num_envs))
+        parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
+        self._memory.check(parameters, state, numbers)
+        found = jax.eval_shape(self._network.apply, parameters, off_policy.seen_types(self, state))
+        distributions.check_action_values(found, numbers, (self.num_envs,))
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
         return choices(self.env)
 
-    @property
-    def _network(self) -> Network:
-        recurrent = self._recurrent
-        if recurrent is not None:
-            return over_sequences(recurrent)
-        default = networks.q_network(
-            self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
-        )
-        return self._computing(self._own("network", "actor") or default)
+    _memory = property(off_policy.memory)
 
     @property
-    def _recurrent(self) -> RecurrentNetwork | None:
-        """The network with a memory; None if it has none."""
-        own, memory = self._own("network", "actor"), self.remembering.kind
-        if own is not None:
-            return self._computing(own) if hasattr(own, "unroll") else None
-        if memory is None:
-            return None
+    def _heads(self) -> tuple[Head, ...]:
         each = sizes(self._outputs)
-        return self._computing(remembering_trunk(
-            self.env.observation_space, sum(each), self.layers, memory,
-            dueling=each if self.dueling else None,
-        ))  # fmt: skip
+        return (Head(sum(each), dueling=each if self.dueling else None),)
+
+    @property
+    def _network(self) -> Network:
+        return self._memory.network(0) or self._computing(
+            self._own("network", "actor")
+            or networks.q_network(
+                self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
+            )
+        )
 
     @property
     def buffer(self) -> Replay:
@@ -242,5 +437,5 @@ class DQN(Agent):
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
             n_step=self.n_step,
-            **self.remembering.sizes(self, self._recurrent is not None),
+            **self._memory.replay,
         )

@@ -19,11 +19,11 @@ from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
 from algos.losses import WeightedLoss, approximate_kl, value_error
 from algos.networks import NETWORK, Network
-from algos.normalize import Normalizers, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer
 from algos.returns import v_trace
 from algos.rollout import values_after
+from algos.values import Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

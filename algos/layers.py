@@ -215,9 +215,6 @@ def features(observation: Any, space: ObservationSpace, convolve: bool = True) -
     """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image to convolve, `[N, F]` for all else.
 
     Of observations in parts, a tuple: the images one by one, and then all other parts side by side.
-
-    Raises:
-      FdgError: they have other shapes, or other parts, than the space.
     """
     if isinstance(space, Box | Discrete | MultiDiscrete):
         return _of_part(observation, space, convolve)

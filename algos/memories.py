@@ -10,7 +10,7 @@ layers, `M = W - 1` steps before the present one, `S = M + T`.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -19,11 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.layers import Layers, head, hidden_layers
+from algos.networks import RecurrentNetwork
 from envs import features_and_mask
-from fdg.arguments import checked_names
 from fdg.errors import FdgError, unknown_name
-from fdg.settings.fields import hyperparameter
-from fdg.settings.parts import Part
 
 Kind = Literal["gru", "lstm", "mingru", "transformer"]
 KINDS = ("gru", "lstm", "mingru", "transformer")
@@ -41,24 +39,6 @@ class Window(NamedTuple):
 
     inputs: jax.Array  # [N, L, M, H] float32, the newest last
     valid: jax.Array  # [N, M] bool, the step was one of this episode
-
-
-@dataclasses.dataclass(frozen=True)
-class MemorySizes(Part):
-    """The sizes of a memory, as an algorithm's fields."""
-
-    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
-    memory_window: int = hyperparameter(
-        32, "steps that a transformer looks back over, its own among them", only_with="memory=transformer"
-    )
-    memory_layers: int = hyperparameter(1, "layers of a transformer", only_with="memory=transformer")
-    memory_heads: int = hyperparameter(
-        4, "heads of a transformer's attention", only_with="memory=transformer"
-    )
-
-    def of(self, kind: Kind) -> "MemoryKind":
-        """A memory of these sizes."""
-        return MemoryKind(kind, self.memory_size, self.memory_window, self.memory_layers, self.memory_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +78,11 @@ class MemoryKind:
             raise FdgError(
                 f"memory_heads={self.heads} does not divide memory_size={self.size}: choose a divisor"
             )
+
+    @classmethod
+    def of(cls, sizes: Any, kind: Kind) -> "MemoryKind":
+        """A memory with the sizes in settings, `algos.values.MemorySizes`."""
+        return cls(kind, sizes.memory_size, sizes.memory_window, sizes.memory_layers, sizes.memory_heads)
 
     def empty(self, leading: tuple[int, ...]) -> Any:
         """The memory before anything was seen, with these leading axes in place of `N`.
@@ -331,11 +316,7 @@ def gru_unroll(
 ) -> jax.Array:
     """The memory after each step, `[T, N, H]`; where an episode starts, nothing is remembered before it.
 
-    Args:
-      parameters: of a `flax.linen.GRUCell`.
-      memory: `[N, H]` float32, before the first step.
-      inputs: `[T, N, F]` float32.
-      start: `[T, N]` bool.
+    `memory [N, H]` float32 is that before the first step; `inputs [T, N, F]` float32; `start [T, N]` bool.
     """
     flat = inputs.reshape(-1, inputs.shape[-1])
     # Three products and not one that is three times as wide: XLA on a CPU takes half the time over them.
@@ -402,28 +383,6 @@ _recurrence.defvjp(_with_steps, _backwards)
 
 
 # --- networks with a memory ---
-
-
-@checked_names
-class RecurrentNetwork(NamedTuple):
-    """A network with a memory, as three pure functions.
-
-    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
-    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
-    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
-      Where `start` is true an episode begins, and what the memory held before counts for nothing.
-
-    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
-    """
-
-    init: Callable[[jax.Array, Any], Any]
-    memory: Callable[[int], Any]
-    unroll: Callable[[Any, Any, Any, jax.Array], Any]
-
-    @staticmethod
-    def described() -> str:
-        """What messages call it."""
-        return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
 def of_module(module: Any) -> RecurrentNetwork:

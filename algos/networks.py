@@ -68,6 +68,28 @@ class Network(NamedTuple):
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
+@checked_names
+class RecurrentNetwork(NamedTuple):
+    """A network with a memory, as three pure functions.
+
+    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
+    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
+    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
+      Where `start` is true an episode begins, and what the memory held before counts for nothing.
+
+    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    memory: Callable[[int], Any]
+    unroll: Callable[[Any, Any, Any, jax.Array], Any]
+
+    @staticmethod
+    def described() -> str:
+        """What messages call it."""
+        return "an algos.RecurrentNetwork(init, memory, unroll)"
+
+
 def by_name(flag: str, value: Any) -> Any:
     """Resolves a value `module:name`; any other value unchanged.
 

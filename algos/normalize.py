@@ -9,24 +9,17 @@ Rewards are divided by the standard deviation of a running discounted return (En
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
 """
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-import fdg
-from algos.networks import by_name
-from envs import TimeStep, composite, features_and_mask, map_features
+from algos.values import Normalizer
+from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
-from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError
-from fdg.settings.fields import hyperparameter, own_value, require
-from fdg.settings.given import check_same
-from fdg.settings.parts import Part
 
 _EPSILON = 1e-8
 
@@ -48,134 +41,6 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     [1.0, 1.0, 1.0]
     """
     return RunningStatistics(jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32), jnp.float32(0))
-
-
-# --- what algorithms are given ---
-
-
-@checked_names
-class Normalizer(NamedTuple):
-    """Normalisation of observations, as three pure functions.
-
-    `init(observation_space) -> statistics`, a pytree.
-    `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; with several
-    agents, and in A3C with its workers, there is another leading axis: count axes from the last.
-    """
-
-    init: Callable[[ObservationSpace], Any]
-    apply: Callable[[Any, Any], Any]
-    update: Callable[[Any, Any], Any]
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "an algos.Normalizer(init, apply, update), 'module:name' of one"
-
-
-@dataclass(frozen=True)
-class ObservationNormalizer(Part):
-    """Settings of the normalisation of observations."""
-
-    normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize: Normalizer | None = own_value(
-        "module:name of a normaliser of observations, an algos.Normalizer (None: by --normalize-observation)",
-        "normalizer",
-    )
-
-    @property
-    def used(self) -> bool:
-        """Whether observations are normalised."""
-        return self.normalize_observation or self.normalize is not None
-
-    @property
-    def _normalizer(self) -> Normalizer:
-        return by_name("--normalize", self.normalize) or RUNNING
-
-    def begin(self, space: ObservationSpace, kept: bool = False) -> Any:
-        """Initial statistics; None if observations are not normalised, unless they are kept."""
-        return self._normalizer.init(space) if self.used or kept else None
-
-    def seen(self, statistics: Any, observation: Any) -> Any:
-        """Observations `[..., *obs]` as inputs of networks."""
-        if not self.used:
-            return observation
-
-        def apply(features: Any) -> Any:
-            after = self._normalizer.apply(statistics, features)
-            check_same("apply of normalize gives observations", features, after, dtypes=False)
-            return after
-
-        return map_features(apply, observation)
-
-    def observed(self, statistics: Any, observation: Any) -> Any:
-        """The statistics with the observations `[T, B, *obs]` added."""
-        if not self.used:
-            return statistics
-        after = self._normalizer.update(statistics, features_and_mask(observation)[0])
-        check_same("update of normalize gives statistics", statistics, after)
-        return after
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses two normalisers, and observations without a mean or variance."""
-        require(
-            algorithm,
-            self.normalize is None or not self.normalize_observation,
-            f"normalize_observation=True and normalize={self.normalize!r:.60}: give one of them",
-        )
-        space = algorithm.env.observation_space
-        require(
-            algorithm,
-            has_statistics(space) or not self.normalize_observation,
-            f"normalize_observation=True: {space} has no mean or variance; leave it False",
-        )
-
-
-@dataclass(frozen=True)
-class Normalizers(ObservationNormalizer):
-    """Settings of the normalisation of observations and rewards."""
-
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-
-    def begin_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
-        """Initial statistics of returns, and running returns of environments `shape`; None if not needed."""
-        return (init(()), jnp.zeros(shape, jnp.float32)) if self.normalize_reward else (None, None)
-
-    def reward(
-        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
-    ) -> tuple[jax.Array, Any, Any]:
-        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
-        if not self.normalize_reward:
-            return time_step.reward, running_return, statistics
-        running_return, returns = accumulate_rollout_returns(
-            running_return, time_step.reward, time_step.done, discount
-        )
-        statistics = update(statistics, returns)
-        return scale(statistics, time_step.reward), running_return, statistics
-
-    def rollout(
-        self, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
-    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """The rollout as the loss gets it; the running returns, and both statistics, after it.
-
-        `statistics` are of observations and returns; `running` begins with the running returns; further
-        entries of either are unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
-        a `time_step [T, B]`.
-        """
-        (observation_statistics, return_statistics, *more), (running_return, *kept) = statistics, running
-        time_step = trajectory.time_step
-        reward, running_return, return_statistics = self.reward(
-            time_step, running_return, return_statistics, discount
-        )
-        final = self.seen(observation_statistics, time_step.final_observation)
-        seen = trajectory._replace(
-            observation=self.seen(observation_statistics, trajectory.observation),
-            time_step=time_step._replace(reward=reward, final_observation=final),
-        )
-        observation_statistics = self.observed(observation_statistics, trajectory.observation)
-        return seen, (running_return, *kept), (observation_statistics, return_statistics, *more)
 
 
 # --- of observations, which may be in parts ---
@@ -309,57 +174,14 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
     return jnp.clip(reward / std, -clip, clip)
 
 
-# --- transforms of rows between collecting and learning ---
-
-
-class Transform:
-    """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
-
-    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches
-    `[U, N]` of
-      `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the same shapes.
-    - `parameters`: on-policy, the network's before the update; with replay, everything that an update
-    changes.
-      With `staleness` they are newer than those that acted.
-    - `key`: one key; split it over the second axis, so that results do not depend on the placement.
-    """
-
-    _fields: ClassVar[tuple[str, ...]] = ("__call__",)
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "a function of (rows, parameters, key), 'module:name' of one"
-
-
-@dataclasses.dataclass(frozen=True)
-class Transforming(Part):
-    """The setting of algorithms that transform rows."""
-
-    transform: Transform | None = own_value(
-        "module:name of a function of rows between collecting and learning, an algos.Transform", "transform"
-    )
-
-    def rows(self, rows: Any, parameters: Any, key: jax.Array) -> Any:
-        """The transformed rows `[T, B, ...]` to learn from.
-
-        Raises:
-          FdgError: the transform takes other arguments, or returns rows of another structure, shape or dtype.
-        """
-        if self.transform is None:
-            return rows
-        function: Any = by_name("--transform", self.transform)
-        check_takes(function, ("rows", "parameters", "key"), "transform")
-
-        @fdg.fragment("buffer", in_axes=(1, None, None), out_axes=1)
-        def transform(rows: Any, parameters: Any, key: jax.Array) -> Any:
-            after = function(rows, parameters, key)
-            check_same(
-                "transform gives rows",
-                rows,
-                after,
-                "rows of the structure that it is given (rows._replace(...))",
-            )
-            return after
-
-        return transform(rows, parameters, jax.random.fold_in(key, 1))
+def scaled(
+    reward: jax.Array,
+    done: jax.Array,
+    running_return: jax.Array,
+    stats: RunningStatistics,
+    discount: float | jax.Array,
+) -> tuple[jax.Array, jax.Array, RunningStatistics]:
+    """Rewards `[T, B]` of a rollout by `scale`; running returns `[B]` and statistics after it."""
+    running_return, returns = accumulate_rollout_returns(running_return, reward, done, discount)
+    stats = update(stats, returns)
+    return scale(stats, reward), running_return, stats

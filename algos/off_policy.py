@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,22 +21,159 @@ import optax
 import fdg
 from algos import distributions, networks
 from algos.distributions import stretched
-from algos.explorers import Remembered, State, begin, collect, empty, first_state
 from algos.layers import Layers
-from algos.memories import RecurrentNetwork
 from algos.networks import NETWORK, Network
-from algos.replay import Replay, ReplayState, Transition, whole_updates
-from algos.rollout import Actor, Recollection, chosen
-from algos.sequences import (
-    memory_after,
-    one_step,
-    over_sequences,
-    remembering_critics,
-    remembering_trunk,
-)
-from envs import Box, composite
+from algos.replay import Replay, ReplayState, Step, whole_updates
+from algos.rollout import Actor, Recollection, episode_metrics, rollout, rollout_with_memory
+from algos.values import NO_MEMORY, Head, NoMemory, Remembered
+from envs import Box, Observation, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
+
+# --- of all learners from replay: rollouts, and what of them is stored ---
+
+
+class State(NamedTuple):
+    """The state of an algorithm with replay."""
+
+    learned: Any  # all that an update changes
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
+    replay: ReplayState  # rows of B
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+    bonus: Any = None  # what `Agent.bonus` knows
+    recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
+
+
+def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
+    """The initial state; its replay buffer is made for `observation [B, *obs]`."""
+    action, recollection = _no_action(self, self.num_envs), first_recollection(self, self.num_envs)
+    memory = None if recollection is None else stored(recollection)
+    return State(
+        learned=learned,
+        observation_statistics=self.normalizers.begin(self.env.observation_space),
+        replay=self.buffer.init(observation, action, *(() if memory is None else (memory,))),
+        env_state=env_state,
+        observation=observation,
+        key=key,
+        iteration=jnp.int32(0),
+        bonus=self._first_bonus(observation),
+        recollection=recollection,
+    )
+
+
+def first_recollection(self: Any, num_envs: int) -> Recollection | None:
+    """The initial memory of network and exploration; None without both."""
+    network, explorer = self._memory.begin(num_envs), self.explorer.begin(_no_action(self, num_envs))
+    if network is None and explorer is None:
+        return None
+    return Recollection(Remembered(network, explorer), jnp.ones(num_envs, bool))
+
+
+def _no_action(self: Any, num_envs: int) -> jax.Array:
+    space = self.env.action_space
+    return jnp.zeros((num_envs, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
+
+
+class Collected(NamedTuple):
+    """The results of a rollout."""
+
+    env_state: Any  # leading axis B
+    observation: Any  # [B, *obs], after the last step
+    recollection: Recollection | None  # after the last step
+    bonus: Any  # what `Agent.bonus` knows
+    rows: Any  # [T, B] or [C, B], for `Replay.add`
+    observations: Any  # [T, B, *obs], what the actions answered to
+    metrics: dict[str, jax.Array]
+
+
+def collect(
+    algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
+) -> Collected:
+    """Steps all environments `num_steps` times.
+
+    `act`: `(observation [B], recollection [B], keys [B]) -> (action [B], memory [B])`.
+    """
+    buffer, first = algorithm.buffer, state.recollection
+    each = getattr(buffer, "sequence_length", None)
+    one_sequence = each == algorithm.num_steps
+
+    def acting(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
+        action, memory = act(observation, recollection, keys)
+        # Of a rollout that is one sequence only the first memory is stored.
+        if each is None:
+            return action, (None, None), memory
+        return action, (recollection.start, None if one_sequence else stored(recollection)), memory
+
+    begun = {"key": key, "env_state": state.env_state, "observation": state.observation}
+    if first is None:
+        env_state, observation, steps = rollout(
+            lambda observation, keys: acting(observation, None, keys)[:2], **begun, **algorithm._rolling
+        )
+        recollection = None
+    else:
+        env_state, observation, recollection, steps = rollout_with_memory(
+            acting, recollection=first, **begun, **algorithm._rolling
+        )
+    (observations, actions), (start, before), time_steps = steps
+    if one_sequence:
+        before = jax.tree.map(lambda x: x[None], stored(first))
+    elif each is not None:
+        before = jax.tree.map(lambda x: x[::each], before)
+    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
+    rows = buffer.cut(before, start, Step.of(observations, actions, time_steps))
+    metrics = {**episode_metrics(time_steps), **paid}
+    return Collected(env_state, observation, recollection, bonus, rows, observations, metrics)
+
+
+def stored(recollection: Recollection) -> Any:
+    """The network's memory, which replay stores."""
+    memory = recollection.memory
+    return memory.network if isinstance(memory, Remembered) else memory
+
+
+# --- acting, with a memory or without ---
+
+
+def memory(self: Any) -> NoMemory:
+    """How its networks remember."""
+    choice = getattr(self, "remembering", None)
+    return NO_MEMORY if choice is None else choice.of(self)
+
+
+def decided(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
+    """The distribution over actions for observations `[B, *obs]`, and the networks' memory after them."""
+    seen = self._memory.seen(seen, recollection)
+    return self._policy(self._memory.of_actor(acting), seen), self._memory.after(acting, seen)
+
+
+def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
+    """The actor with the parameters `acting`; `amount` is that of exploration."""
+
+    def act(memory, observation, start, keys, greedy):
+        seen = self.normalizers.seen(state.observation_statistics, observation)
+        recollection = None if memory == () else Recollection(memory, start)
+        policy, network = decided(self, acting, seen, recollection)
+        sample = functools.partial(self._sampled, policy, amount)
+        action, after = self.explorer.drawn(policy, sample, recollection, network, keys, amount, greedy)
+        return self._for_environment(action), memory if recollection is None else after
+
+    def begun(num_envs):
+        recollection = first_recollection(self, num_envs)
+        return () if recollection is None else recollection.memory
+
+    return Actor(begun, act)
+
+
+def seen_types(self: Any, state: State) -> Any:
+    """Observations as inputs of its networks, for a state of shapes."""
+    observation = composite.types(self.env.observation_space, (self.num_envs,))
+    return jax.eval_shape(self._memory.seen, observation, state.recollection)
+
+
+# --- actor-critics ---
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +225,7 @@ def buffer(algorithm: Any) -> Replay:
         buffer_size=min(algorithm.buffer_size, algorithm.num_iterations * algorithm.steps_per_iteration),
         batch_size=algorithm.batch_size,
         n_step=algorithm.n_step,
-        **(algorithm.remembering.sizes(algorithm, True) if algorithm._recurrent else {}),
+        **algorithm._memory.replay,
     )
     if made.has_priorities:
         return made
@@ -107,10 +244,8 @@ def init(self: Any, key: jax.Array) -> State:
     """The initial state."""
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
-    action = jnp.zeros((self.num_envs, *self.env.action_space.shape), jnp.float32)
-    recollection = first_recollection(self, self.num_envs)
-    learned = self._first(actor_key, critics_key, observation, action)
-    return first_state(self, learned, env_state, observation, action, recollection, key)
+    learned = self._first(actor_key, critics_key, observation, _no_action(self, self.num_envs))
+    return first_state(self, learned, env_state, observation, key)
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -175,81 +310,23 @@ def improved(
 
 def actor(self: Any, state: State) -> Actor:
     """The actor with these parameters and statistics."""
-    progress = state.iteration / self.num_iterations
-
-    def act(memory, observation, start, keys, greedy):
-        seen = self.normalizers.seen(state.observation_statistics, observation)
-        recollection = None if memory == () else Recollection(memory, start)
-        policy, network = _policy(self, _at_work(self, state.learned), seen, recollection)
-        if recollection is None:
-            return self._for_environment(chosen(policy, keys, greedy)), memory
-        if greedy:
-            return self._for_environment(policy.mode()), memory._replace(network=network)
-        action, explorer = self.explorer.drawn(policy, policy.sample, recollection, keys, progress)
-        return self._for_environment(action), Remembered(network, explorer)
-
-    return Actor(lambda num_envs: empty(first_recollection(self, num_envs)), act)
-
-
-def first_recollection(self: Any, num_envs: int) -> Recollection | None:
-    """The initial memory; None without one."""
-    action = jnp.zeros((num_envs, *self.env.action_space.shape), jnp.float32)
-    networks = None if self._recurrent is None else tuple(one.memory(num_envs) for one in self._recurrent)
-    return begin(networks, self.explorer.begin(action), num_envs)
+    return actor_of(self, state, _at_work(self, state.learned), state.iteration / self.num_iterations)
 
 
 def _at_work(self: Any, learned: Any) -> Any:
     """The parameters for acting; with a memory also those of the critics, whose memories advance too."""
-    acting = self._acting(learned)
-    return acting if self._recurrent is None else (acting, learned.parameters.critics)
+    return self._memory.parameters(self._acting(learned), getattr(learned.parameters, "critics", None))
 
 
-def _policy(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
-    """The distribution over actions for observations `[B, *obs]`, and the networks' memories after them."""
-    if self._recurrent is None:
-        return self._policy(acting, seen), None
-    assert recollection is not None
-    (actor, critics), (of_actor, of_critics) = acting, self._recurrent
-    memories, start = recollection.memory.network, recollection.start
-    # Actions change no critic's memory.
-    none = jnp.zeros((1, len(start), *self.env.action_space.shape), jnp.float32)
-    first, second = (one_step(seen, memory, start) for memory in memories)
-    after = memory_after(of_actor, actor, first), memory_after(of_critics, critics, second, none)
-    return self._policy(actor, one_step(seen, memories, start)), after
+def sampled(self: Any, policy: Any, amount: Any, keys: jax.Array) -> jax.Array:
+    """Actions as in training."""
+    return policy.sample(keys)
 
 
-def recurrent(self: Any, outputs: int) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-    """An actor with `outputs` outputs and two critics, each with a memory; None without one."""
-    memory, space = self.remembering.kind, self.env.observation_space
-    if memory is None:
-        return None
-    require(
-        self,
-        self.actor_network is None and self.critic_network is None,
-        f"memory={self.memory}: networks of your own have none; leave it None",
-    )
-    actor = remembering_trunk(space, outputs, self.layers, memory, scale=0.01)
-    critics = remembering_critics(space, self.grid.reading.outputs, self.layers, memory)
-    return self._computing(actor), self._computing(critics)
-
-
-def observed(self: Any, state: State) -> Any:
-    """Observations as inputs of its networks, for a state of shapes."""
-    if self._recurrent is None:
-        return composite.types(self.env.observation_space, (self.num_envs,))
-    recollection = state.recollection
-    assert recollection is not None
-    return jax.eval_shape(one_step, state.observation, recollection.memory.network, recollection.start)
-
-
-def rows(self: Any, minibatch: Any, keys: jax.Array) -> tuple[Transition, jax.Array]:
-    """A minibatch `[N]` as transitions, with keys `[K, N]` for each; of sequences `N * L` of both."""
-    if self._recurrent is None:
-        return minibatch, keys
-    transition, weight = self.buffer.transitions(minibatch, minibatch.weight)
-    length = self.buffer.sequence_length
-    each = jax.vmap(jax.vmap(lambda key: jax.random.split(key, length)))(keys)
-    return transition._replace(weight=weight), each.reshape(len(keys), -1)
+def heads(self: Any) -> tuple[Head, Head]:
+    """What default networks with a memory give."""
+    size = math.prod(self.env.action_space.shape)
+    return Head(self._each * size, scale=0.01), Head(_outputs(self), of_actions=True)
 
 
 def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:
@@ -265,11 +342,10 @@ def act(self, actor, statistics, learning, progress, observation, recollection, 
     Actions are uniform until learning starts.
     """
     seen = self.normalizers.seen(statistics, observation)
-    policy, network = _policy(self, actor, seen, recollection)
+    policy, network = decided(self, actor, seen, recollection)
     # One key for both, of which only one is used.
     uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-    action, explorer = self.explorer.drawn(policy, policy.sample, recollection, keys, progress)
-    memory = None if recollection is None else Remembered(network, explorer)
+    action, memory = self.explorer.drawn(policy, policy.sample, recollection, network, keys, progress)
     return jnp.where(learning, action, uniform), memory
 
 
@@ -304,27 +380,23 @@ def actor_parameters(self: Any, learned: Any) -> Any:
     return learned.parameters.actor
 
 
-def gaussian_actor(self: Any, make: Callable[..., Network] = networks.gaussian_actor) -> Network:
-    """An actor with means and log standard deviations: with a memory, the user's, or the default."""
-    if self._recurrent is not None:
-        return over_sequences(self._recurrent[0], 0)
-    default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
-    return self._computing(self._own("actor_network", "actor") or default)
-
-
-def deterministic_actor(self: Any) -> Network:
-    """As `gaussian_actor`, for an actor that returns actions before their tanh."""
-    return gaussian_actor(self, networks.deterministic_actor)
+def default_actor(self: Any) -> Network:
+    """An actor: with a memory, the user's, or the default, which gives `_each` numbers for a component."""
+    make = networks.gaussian_actor if self._each == 2 else networks.deterministic_actor
+    return self._memory.network(0) or self._computing(
+        self._own("actor_network", "actor")
+        or make(self.env.observation_space, self.env.action_space, **vars(self.layers))
+    )
 
 
 def twin_critics(self: Any, layers: Layers | None = None) -> Network:
     """Two critics with these layers: with a memory, the user's, or the defaults."""
-    if self._recurrent is not None:
-        return over_sequences(self._recurrent[1], 1)
-    default = networks.twin_critics(
-        self.env.observation_space, outputs=_outputs(self), **vars(layers or self.layers)
+    return self._memory.network(1) or self._computing(
+        self._own("critic_network", "critic")
+        or networks.twin_critics(
+            self.env.observation_space, outputs=_outputs(self), **vars(layers or self.layers)
+        )
     )
-    return self._computing(self._own("critic_network", "critic") or default)
 
 
 def for_environment(self: Any, action: jax.Array) -> jax.Array:
@@ -343,21 +415,16 @@ def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
     return by_environment.swapaxes(0, 1).reshape(updates, -1, *x.shape[1:])
 
 
-def check_gaussian(self: Any, state: State, each: int = 2) -> None:
-    """Refuses networks whose outputs do not fit the action space, with an actor as `gaussian_actor`."""
-    count, space, seen = self.num_envs, self.env.action_space, observed(self, state)
+def check_outputs(self: Any, state: State) -> None:
+    """Refuses networks whose outputs do not fit the action space."""
+    count, space, seen = self.num_envs, self.env.action_space, seen_types(self, state)
     actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
-    distributions.check_gaussian(actor, space, count, each)
+    distributions.check_gaussian(actor, space, count, self._each)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
     self._check_critics(jax.eval_shape(self._valued, state.learned, seen, action))
 
 
-def check_deterministic(self: Any, state: State) -> None:
-    """As `check_gaussian`, of an actor as of `deterministic_actor`."""
-    check_gaussian(self, state, each=1)
-
-
-# What `check_gaussian` needs where networks take parameters alone, and there are two critics.
+# What `check_outputs` needs where networks take parameters alone, and there are two critics.
 
 
 def actor_output(self: Any, actor: Any, observation: Any) -> jax.Array:
@@ -400,8 +467,12 @@ MEMBERS = {
     "actor": actor,
     "act": act,
     "learn": learn,
-    "check_when_traced": check_gaussian,
-    "_actor": property(gaussian_actor),
+    "check_when_traced": check_outputs,
+    "_actor": property(default_actor),
+    "_each": 2,  # numbers that the actor gives for a component of an action: mean, log standard deviation
+    "_heads": property(heads),
+    "_memory": property(memory),
+    "_sampled": sampled,
     "_critics": property(twin_critics),
     "_for_environment": for_environment,
     "_default_optimizer": property(adam),
@@ -409,5 +480,4 @@ MEMBERS = {
     "_acts": actor_output,
     "_valued": valued,
     "_check_critics": check_twins,
-    "_recurrent": None,  # networks have no memory
 }

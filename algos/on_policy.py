@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import fdg
 from algos import networks
 from algos.distributions import Distribution
-from algos.normalize import RunningStatistics
 from algos.rollout import Actor, environment_major, episode_metrics, rollout, time_major, without_memory
 from envs import Observation, TimeStep, features_and_mask
 
@@ -25,7 +24,7 @@ class State(NamedTuple):
     parameters: Any
     optimizer_state: Any
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it; None if there are none
-    return_statistics: RunningStatistics | None  # of the discounted return that rewards are scaled by, if any
+    return_statistics: Any  # of the discounted return that rewards are scaled by, if any
     running_return: jax.Array | None  # [B] float32, that return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
@@ -49,15 +48,13 @@ def begin(
     algorithm: Any,
     key: jax.Array,
     statistics: Any,
-    returns: tuple[RunningStatistics | None, jax.Array | None],
+    returns: tuple[Any, jax.Array | None],
     novelty: Callable[[jax.Array, Any, Observation], tuple[Any, Any, Any]] | None = None,
 ) -> State:
     """The initial state.
 
-    Args:
-      statistics: initial statistics of observations.
-      returns: initial statistics of returns, and running returns.
-      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
+    `statistics` of observations are initial ones, and `returns` are initial statistics of returns and running
+    returns; `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
     """
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)

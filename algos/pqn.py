@@ -15,24 +15,24 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, on_policy, optimizers, q_learning
+from algos import distributions, dqn, networks, on_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.layers import Layers
-from algos.networks import NETWORK, Network, of_action
-from algos.normalize import Normalizers, Transforming
-from algos.on_policy import State
-from algos.optimizers import ClippedOptimizer, Epochs
-from algos.q_learning import (
+from algos.distributions import Categorical, sizes
+from algos.dqn import (
     Exploration,
     choices,
     epsilon_greedy,
-    epsilon_greedy_actor,
     for_each_choice,
     over_choices,
 )
+from algos.layers import Layers
+from algos.networks import NETWORK, Network, of_action
+from algos.on_policy import State
+from algos.optimizers import ClippedOptimizer, Epochs
 from algos.returns import lambda_returns
-from algos.rollout import Actor, environment_major, episode_metrics, values_after
-from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
+from algos.rollout import Actor, empty_memory, environment_major, episode_metrics, values_after
+from algos.values import Normalizers, Transforming
+from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
 
@@ -46,7 +46,7 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PQN(Agent):
-    """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/q_learning.py`).
+    """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/dqn.py`).
 
     Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers.
 
@@ -98,12 +98,15 @@ class PQN(Agent):
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
 
-        def values_of(observation):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            return self._values(state.parameters, seen)
-
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
-        return epsilon_greedy_actor(values_of, epsilon, self._for_environment)
+
+        def act(memory, observation, start, keys, greedy):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            values = self._values(state.parameters, seen)
+            policy = Categorical(values) if greedy else epsilon_greedy(values, epsilon)
+            return self._chosen(policy, keys, greedy), memory
+
+        return Actor(empty_memory, act)
 
     # --- fragments; `step` and `update` are those of every agent ---
 
@@ -147,13 +150,14 @@ class PQN(Agent):
         )  # fmt: skip
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action, for observations `[N, *obs]` (`q_learning.values`)."""
-        return q_learning.values(self._network, parameters, observation, choices(self.env))
+        """Q of every action, for observations `[N, *obs]` (`dqn.values`)."""
+        return dqn.values(self._network, parameters, observation, choices(self.env))
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action."""
-        space = choices(self.env)
-        q_learning.check_values(self._network, state.parameters, self.env, self.num_envs, space)
+        features = composite.types(self.env.observation_space, (self.num_envs,))
+        found = jax.eval_shape(self._network.apply, state.parameters, features)
+        distributions.check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
 
     @property
     def _network(self) -> Network:

@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, normalize
+from algos import distributions
 from algos.agent import Agent, Rollouts
 from algos.distributions import Distribution
 from algos.layers import PolicyLayers
 from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
-from algos.memories import MemoryKind, MemorySizes, RecurrentNetwork, step_types
+from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
-from algos.normalize import Normalizers, RunningStatistics, Transforming
 from algos.on_policy import Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
 from algos.recurrent import recurrent_actor_critic, with_memory
@@ -37,6 +36,7 @@ from algos.rollout import (
     time_first,
     values_after,
 )
+from algos.values import MemorySizes, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -55,7 +55,7 @@ class State(NamedTuple):
     parameters: Any
     optimizer_state: Any
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
-    return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
+    return_statistics: Any  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
@@ -157,12 +157,15 @@ class RecurrentPPO(Agent):
                 jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), observation),
                 jnp.ones((self.num_envs, self.burn_in), bool),
             )
+        optimizer_state = self._optimizer.init(parameters)
+        statistics = self.normalizers.begin(self.env.observation_space, kept=True)
+        returns = self.normalizers.begin_returns((self.num_envs, *self._agents), kept=True)
         return State(
             parameters=parameters,
-            optimizer_state=self._optimizer.init(parameters),
-            observation_statistics=self.normalizers.begin(self.env.observation_space, kept=True),
-            return_statistics=normalize.init(()),
-            running_return=jnp.zeros((self.num_envs, *self._agents), jnp.float32),
+            optimizer_state=optimizer_state,
+            observation_statistics=statistics,
+            return_statistics=returns[0],
+            running_return=returns[1],
             env_state=env_state,
             observation=observation,
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
@@ -400,7 +403,7 @@ class RecurrentPPO(Agent):
 
     @property
     def _remembers(self) -> MemoryKind:
-        return self.remembering.of(self.memory or "gru")
+        return MemoryKind.of(self.remembering, self.memory or "gru")
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:

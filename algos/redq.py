@@ -24,15 +24,14 @@ import fdg
 from algos import distributions, networks, off_policy, sac
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers, Trunk, features
 from algos.losses import quantile_error
 from algos.networks import Network
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition
 from algos.sac import Apart, Entropy, Parameters
+from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -189,11 +188,8 @@ class SoftEnsemble(Agent, driver=off_policy):
     def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
         """The regression target of the critics, leading axis `N`.
 
-        Args:
-          transition: `[N]`.
-          following: `[E, N]` or `[E, N, K]`, of the target critics for the next action.
-          cost: `[N]`, the temperature times the log-probability of that action.
-          keys: `[N]`.
+        `following [E, N]` or `[E, N, K]` is what the target critics give for the next action; `cost [N]` the
+        temperature times the log-probability of that action; `transition` and `keys` are `[N]`.
         """
         raise NotImplementedError
 

@@ -11,21 +11,21 @@ from typing import Any
 MODULES = {
     "A2C": "algos.a2c",
     "A3C": "algos.a2c",
-    "Bonus": "algos.agent",
+    "Bonus": "algos.values",
     "AlphaZero": "algos.alphazero",
     "ReplayBuffer": "algos.buffers",
     "CrossQ": "algos.crossq",
     "C51": "algos.distributional",
     "QRDQN": "algos.distributional",
     "DQN": "algos.dqn",
-    "Explorer": "algos.explorers",
+    "Explorer": "algos.values",
     "FastTD3": "algos.td3",
     "IMPALA": "algos.impala",
     "IPPO": "algos.mappo",
     "MAPPO": "algos.mappo",
     "Network": "algos.networks",
-    "Normalizer": "algos.normalize",
-    "Transform": "algos.normalize",
+    "Normalizer": "algos.values",
+    "Transform": "algos.values",
     "BC": "algos.offline.bc",
     "CQL": "algos.offline.cql",
     "IQL": "algos.offline.iql",
@@ -34,7 +34,7 @@ MODULES = {
     "PPO": "algos.ppo",
     "PQN": "algos.pqn",
     "QMIX": "algos.qmix",
-    "RecurrentNetwork": "algos.memories",
+    "RecurrentNetwork": "algos.networks",
     "RecurrentPPO": "algos.recurrent_ppo",
     "REDQ": "algos.redq",
     "DroQ": "algos.redq",
@@ -89,6 +89,23 @@ OF_TEXT = {
     "grpo": "GRPO",
     "reward_model": "RewardModel",
 }
+
+# The modules of values that settings name and algorithms do not: each is imported where it is asked for.
+OPTIONS = {
+    "memory": "algos.sequences",
+    "kinds of memory": "algos.memories",
+    "running": "algos.normalize",
+    "rnd": "algos.rnd",
+    "atoms": "algos.distributional",
+    "model": "algos.rlhf.checkpoints",
+    "packed rows": "algos.language.packing",
+    "split parameters": "algos.language.sharding",
+}
+
+
+def option(name: str) -> Any:
+    """The module of one of `OPTIONS`."""
+    return importlib.import_module(OPTIONS[name])
 
 
 def public(name: str) -> Any:

@@ -279,6 +279,10 @@ class Replay:
         """A minibatch as transitions, and a weight for each."""
         return minibatch, weight
 
+    def keyed(self, minibatch: Any, keys: jax.Array) -> tuple[Any, jax.Array]:
+        """A minibatch `[N]` as transitions, and keys `[K, N]` for each."""
+        return minibatch, keys
+
     def priority(self, error: jax.Array) -> jax.Array:
         """Errors of transitions as one for each sample, `[N]`."""
         return error

@@ -15,21 +15,98 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import off_policy
+from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import Distributions, ReturnGrid, Values
 from algos.distributions import TanhNormal
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers
-from algos.memories import RecurrentNetwork
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition
-from algos.sequences import SequenceMemory
+from algos.values import ExplorerChoice, MemoryChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
-from fdg.settings.fields import hyperparameter, require_positive
+from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
+
+# --- what critics give ---
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnGrid(Part):
+    """The returns whose probabilities critics give, if they do."""
+
+    atoms: int | None = hyperparameter(
+        None, "returns of a grid, whose probabilities the critics give; None: they give values"
+    )
+    value_min: float = hyperparameter(-250.0, "the smallest return of that grid", only_with="atoms")
+    value_max: float = hyperparameter(250.0, "the largest", only_with="atoms")
+
+    @property
+    def reading(self) -> Any:
+        """How what critics give is read: `Values`, or `algos.distributional.Distributions`."""
+        if self.atoms is None:
+            return Values()
+        return registry.option("atoms").Distributions(self.atoms, self.value_min, self.value_max)
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses values of which no grid can be made."""
+        if self.atoms is None:
+            return
+        require(algorithm, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
+        require(
+            algorithm,
+            self.value_min < self.value_max,
+            f"value_min={self.value_min}, value_max={self.value_max}: the first must be the lower one",
+        )
+
+    def lower(self, given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Of what two critics give, the lower value, `[N]`."""
+        return jnp.minimum(*map(self.reading.value, given))
+
+    def errors(
+        self, given: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
+
+        An error is the mean over both critics: priorities of the next draw.
+        """
+        read, (first, second) = self.reading, given
+        loss = read.error(first, target, weight) + read.error(second, target, weight)
+        if weight is None:
+            return loss, {}
+        return loss, {"error": 0.5 * (read.distance(first, target) + read.distance(second, target))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """A critic gives values, `[N]`."""
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a critic gives."""
+        return 1
+
+    def value(self, numbers: jax.Array) -> jax.Array:
+        """What it gives."""
+        return numbers
+
+    def target(self, reward, discount, first, second, cost) -> jax.Array:
+        """`reward + discount * (the lower of both - cost)`, all `[N]`: what critics are fitted to.
+
+        >>> one = jnp.ones(1)
+        >>> Values().target(one, 0.5 * one, 4 * one, 6 * one, 2 * one).tolist()
+        [2.0]
+        """
+        return reward + discount * (jnp.minimum(first, second) - cost)
+
+    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Half the mean squared error, of samples with weights `[N]`."""
+        each = jnp.square(numbers - target)
+        return 0.5 * jnp.mean(each if weight is None else weight * each)
+
+    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
+        """Absolute errors: `[N]`."""
+        return jnp.abs(numbers - target)
+
 
 # --- what soft actor-critics share ---
 
@@ -113,7 +190,7 @@ def squashed(output: jax.Array, shape: tuple[int, ...]) -> TanhNormal:
 
 
 def soft_target(
-    reading: Values | Distributions,
+    reading: Any,
     transition: Transition,
     temperature: jax.Array,
     following: tuple[jax.Array, jax.Array],
@@ -171,7 +248,7 @@ class SAC(Agent, driver=off_policy):
     transforming = Transforming()
     replays = StepReplay()
     explorer = ExplorerChoice()
-    remembering = SequenceMemory()
+    remembering = MemoryChoice()
 
     _keys = 2  # of each sample of a gradient step
 
@@ -180,7 +257,7 @@ class SAC(Agent, driver=off_policy):
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, minibatch, keys):
         """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; what losses are."""
-        transition, keys = off_policy.rows(self, minibatch, keys)
+        transition, keys = self.buffer.keyed(minibatch, keys)
         gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
         return gradient, *off_policy.without_error(self, losses)
 
@@ -237,7 +314,3 @@ class SAC(Agent, driver=off_policy):
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
-
-    @property
-    def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-        return off_policy.recurrent(self, 2 * math.prod(self.env.action_space.shape))

@@ -46,14 +46,9 @@ def gumbel_search(
     them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
     (equation 11).
 
-    Args:
-      game: the model.
-      evaluate, parameters: the evaluation of leaves.
-      position: one in which the game is not over.
-      simulations: positions added to the tree.
-      considered: the most moves that are considered at the root.
-      scale: of the Gumbel noise; 0 for the best move without noise.
-      discount: of the outcome, for each move.
+    `evaluate(parameters, ...)` evaluates leaves; the game is not over at `position`; `simulations` positions
+    are added to the tree, and at most `considered` moves are considered at the root; `scale` is of the Gumbel
+    noise, 0 for the best move without noise; `discount` is of the outcome, for each move.
     """
     model_key, search_key = jax.random.split(key)
     with jax.numpy_rank_promotion("allow"):  # mctx is written for it
@@ -169,10 +164,6 @@ class RandomPlayouts:
     A leaf's value is the outcome of one game of random moves from there (Coulom 2006, "Efficient selectivity
     and backup operators in Monte-Carlo tree search"); moves are chosen in the tree by PUCT with equal priors
     (Silver et al. 2017, arXiv 1712.01815, and mctx's constants), at the root by the number of visits.
-
-    Attributes:
-      game: what it plays.
-      simulations: of each move.
     """
 
     game: Any

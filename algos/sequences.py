@@ -15,7 +15,7 @@ steps of a rollout, or `K + L`, `C = T / L` sequences of a rollout.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -24,13 +24,14 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.buffers import n_step_sums
 from algos.layers import Layers, checked_widths, features, head, hidden_layers
-from algos.memories import MemoryKind, MemorySizes, MemoryTrunk, RecurrentNetwork, of_module
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import Network, actor_features
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import time_first
-from envs import Observation, features_and_mask
+from algos.rollout import Recollection, time_first
+from algos.values import Head, NoMemory
+from envs import MaskedObservation, Observation, features_and_mask
 from envs.composite import ObservationSpace
-from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
+from fdg.settings.fields import require, require_positive
 
 # --- networks with a memory, over sequences ---
 
@@ -54,37 +55,20 @@ def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Networ
     the first step after the burn-in on (R2D2, section 3). What follows the observation, such as actions
     `[N * L, ...]`, goes to `unroll` as further arguments, `[T, B, ...]`.
 
-    Args:
-      network: with a memory.
-      part: where several networks remember, which of their memories is this one's; None: there is one.
+    `part`: where several networks remember, which of their memories is this one's.
     """
     return Network(_InitRows(network), _ApplyOverSequences(network, part))
 
 
-def one_step(observation: Observation, memory: Any, start: jax.Array) -> Observed:
-    """Observations `[N, *obs]` as sequences of one step, each after a memory of its own."""
-    first, begins = jax.tree.map(lambda x: x[:, None], (observation, start))
-    nothing = jax.tree.map(lambda x: x[:, :0], (first, begins))
-    return Observed(memory, nothing, first, begins)
-
-
-def memory_after(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: jax.Array) -> Any:
-    """The memory after the last step of sequences: `[N, ...]`."""
-    features, _ = separated(observed)
-    return jax.tree.map(lambda x: x[-1], _unrolled(network, parameters, features, *more)[1])
-
-
-def separated(observation: Any) -> tuple[Any, jax.Array | None]:
-    """`envs.features_and_mask`, of `Observed` too: features, and masks of the rows `[N * L, ...]`."""
-    if not isinstance(observation, Observed):
-        return features_and_mask(observation)
-    earlier, begins = observation.burn_in
-    features, mask = features_and_mask(observation.observation)
-    found = observation._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
-    if observation.final is not None:
-        final, mask = features_and_mask(observation.final)
+def _separated(observed: Observed) -> Observation:
+    """Sequences whose observations may be masked, as features with one mask for their rows `[N * L, ...]`."""
+    earlier, begins = observed.burn_in
+    features, mask = features_and_mask(observed.observation)
+    found = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
+    if observed.final is not None:
+        final, mask = features_and_mask(observed.final)
         found = found._replace(final=final)
-    return found, None if mask is None else _rows(mask)
+    return found if mask is None else MaskedObservation(found, _rows(mask))
 
 
 def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
@@ -157,12 +141,8 @@ class SequenceReplay(Replay):
     Sizes are counted in steps, as those of `Replay`, but for `batch_size`, which is of sequences. With
     burn-in, a sample is the stored sequence and those before it, so that samples overlap as in R2D2.
 
-    Attributes:
-      sequence_length: L.
-      burn_in: K, steps before them from which only the memory is computed: a multiple of L.
-
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not fit.
+    `sequence_length` is L, and `burn_in` K, a multiple of it: steps before them from which only the memory is
+    computed.
     """
 
     sequence_length: int = 1
@@ -206,10 +186,7 @@ class SequenceReplay(Replay):
     def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
         """A rollout as `add` takes it, `[C, B]`.
 
-        Args:
-          memory: `[C, B, ...]`, before each sequence.
-          start: `[T, B]` bool.
-          steps: `[T, B]`.
+        `memory [C, B, ...]` is that before each sequence; `start [T, B]` bool; `steps [T, B]`.
         """
 
         def sequences(x: jax.Array) -> jax.Array:
@@ -246,15 +223,21 @@ class SequenceReplay(Replay):
             last = sums.last.T
             final = jax.tree.map(lambda x: jax.vmap(lambda steps, at: steps[at])(x, last), final)
         transition = Transition(
-            observation=observed,
+            observation=_separated(observed),
             action=steps.action.reshape(-1, *steps.action.shape[2:]),
             reward=sums.reward.T.reshape(-1),
             discount=sums.weight.T.reshape(-1),
-            next_observation=observed._replace(final=final, last=last),
+            next_observation=_separated(observed._replace(final=final, last=last)),
         )
         if weight is not None:
             weight = jnp.repeat(weight, self.sequence_length)
         return transition, weight
+
+    def keyed(self, minibatch: Sequences, keys: jax.Array) -> tuple[Transition, jax.Array]:
+        """Sequences `[N]` as `transitions` with their weights, and keys `[K, N]` as `[K, N * L]`."""
+        transition, weight = self.transitions(minibatch, minibatch.weight)
+        each = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.sequence_length)))(keys)
+        return transition._replace(weight=weight), each.reshape(len(keys), -1)
 
     def priority(self, error: jax.Array) -> jax.Array:
         """Errors of steps `[N * L]` as one of each sequence `[N]`: 0.9 max + 0.1 mean (R2D2, section 2.3)."""
@@ -277,48 +260,100 @@ class SequenceReplay(Replay):
         return f"sequence_length={self.sequence_length}"
 
 
-@dataclasses.dataclass(frozen=True)
-class SequenceMemory(MemorySizes):
-    """A memory, and the sequences that it learns from."""
+# --- acting and learning with a memory ---
 
-    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "what the network remembers by: a GRU, an LSTM, ... (None: nothing)"
-    )
-    sequence_length: int | None = hyperparameter(
-        None,
-        "steps that are stored and drawn together, and a gradient flows through; None: a whole rollout"
-        " (with memory)",
-        only_with="memory",
-    )
-    burn_in: int = hyperparameter(
-        0,
-        "steps before a drawn sequence that only bring its memory up to date, a multiple of sequence_length",
-        only_with="memory",
-    )
+
+@dataclasses.dataclass(frozen=True)
+class Remembering(NoMemory):
+    """Networks with a memory: one, or an actor's and then its critics'; see `NoMemory`.
+
+    The memory of several is a tuple of theirs. Those of critics are carried on in acting, too, so that replay
+    stores them.
+    """
+
+    networks: tuple[RecurrentNetwork, ...]
+    action: tuple[int, ...]  # shape
+    sequence_length: int
+    burn_in: int
 
     @property
-    def kind(self) -> MemoryKind | None:
-        """The memory; None without one."""
-        return None if self.memory is None else self.of(self.memory)
+    def replay(self) -> dict[str, Any]:  # type: ignore[override]
+        """Arguments of `ReplayChoice.of`: sequences are stored."""
+        return {"kind": SequenceReplay, "sequence_length": self.sequence_length, "burn_in": self.burn_in}
 
-    def check(self, algorithm: Any) -> None:
-        """Refuses sizes that do not fit."""
-        require_positive(algorithm, "memory_size")
-        _ = self.kind
-        length, steps = self.sequence_length, algorithm.num_steps
-        require(
-            algorithm,
-            length is None or (length > 0 and steps % length == 0),
-            f"sequence_length={length} does not divide num_steps={steps}: choose a divisor",
+    def begin(self, num_envs: int) -> Any:
+        """The initial memory."""
+        each = tuple(network.memory(num_envs) for network in self.networks)
+        return each if self._several else each[0]
+
+    def network(self, part: int) -> Network | None:
+        """The network of a `part`, over rows of sequences."""
+        return over_sequences(self.networks[part], part if self._several else None)
+
+    def parameters(self, actor: Any, critics: Any) -> Any:
+        """The parameters of actor and critics."""
+        return actor, critics
+
+    def of_actor(self, acting: Any) -> Any:
+        """Those of the actor, or of the one network."""
+        return acting[0] if self._several else acting
+
+    def seen(self, observation: Any, recollection: Recollection | None) -> Observation:
+        """Observations `[B, *obs]` as sequences of one step, each after a memory of its own."""
+        assert recollection is not None
+        first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
+        nothing = jax.tree.map(lambda x: x[:, :0], (first, begins))
+        return _separated(Observed(recollection.memory.network, nothing, first, begins))
+
+    def after(self, acting: Any, seen: Observation) -> Any:
+        """The memory after what was `seen`: `[B, ...]`."""
+        features, _ = features_and_mask(seen)
+        if not self._several:
+            return _last(_unrolled(self.networks[0], acting, features)[1])
+        # Actions change no critic's memory.
+        none = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
+        parts = zip(self.networks, acting, features.memory, ((), (none,)), strict=True)
+        return tuple(
+            _last(_unrolled(network, parameters, features._replace(memory=memory), *more)[1])
+            for network, parameters, memory, more in parts
         )
-        require_not_negative(algorithm, "burn_in")
 
-    def sizes(self, algorithm: Any, remembers: bool) -> dict[str, Any]:
-        """Arguments of `ReplayChoice.of` for a network that remembers, or does not."""
-        if not remembers:
-            return {}
-        length = self.sequence_length or algorithm.num_steps
-        return {"kind": SequenceReplay, "sequence_length": length, "burn_in": self.burn_in}
+    def check(self, parameters: Any, state: Any, outputs: int) -> None:
+        """Refuses a network whose `unroll` does not give so many numbers and a memory."""
+        found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
+        distributions.check_remembered_values(found, outputs, (1, len(state.recollection.start)))
+
+    @property
+    def _several(self) -> bool:
+        return len(self.networks) > 1
+
+
+def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
+    """The user's `own` network with a memory, or the default ones for an algorithm's `_heads`."""
+    require(
+        algorithm,
+        all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
+        f"memory={algorithm.memory}: networks of your own have none; leave it None",
+    )
+    networks = [own] if own else [_default(algorithm, head) for head in algorithm._heads]
+    return Remembering(
+        tuple(map(algorithm._computing, networks)),
+        algorithm.env.action_space.shape,
+        algorithm.sequence_length or algorithm.num_steps,
+        algorithm.burn_in,
+    )
+
+
+def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
+    kind = MemoryKind.of(algorithm.remembering, algorithm.memory)
+    observed, layers = algorithm.env.observation_space, algorithm.layers
+    if head.of_actions:
+        return remembering_critics(observed, head.outputs, layers, kind)
+    return remembering_trunk(observed, head.outputs, layers, kind, head.scale, head.dueling)
+
+
+def _last(memories: Any) -> Any:
+    return jax.tree.map(lambda x: x[-1], memories)
 
 
 # --- default networks with a memory: DQN, SAC and TD3 ---
@@ -336,11 +371,9 @@ def remembering_trunk(
 
     What is `privileged` is not seen.
 
-    Args:
-      outputs: n.
-      layers: without widths, one layer as wide as the memory.
-      scale: of the head's initial weights.
-      dueling: numbers of actions of each choice; the head gives a value and advantages of these.
+    Of `outputs` n numbers; without widths in `layers`, one layer as wide as the memory; `scale` is of the
+    head's initial weights; `dueling` are numbers of actions of each choice, of which the head gives a value
+    and advantages.
 
     >>> from envs.spaces import Box
     >>> network = remembering_trunk(Box(-1.0, 1.0, (4,)), 2, Layers(activation="relu"), MemoryKind(size=16))

@@ -9,7 +9,6 @@ Letters in shapes: `B` environments, `D` components of an action, `N` samples of
 """
 
 import dataclasses
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,17 +18,14 @@ import optax
 import fdg
 from algos import off_policy
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import ReturnGrid
 from algos.distributions import Normal
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers
-from algos.memories import RecurrentNetwork
 from algos.networks import Network
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, StepReplay, Transition
-from algos.sequences import SequenceMemory
+from algos.sac import ReturnGrid
+from algos.values import ExplorerChoice, MemoryChoice, ObservationNormalizer, Transforming
 from envs import Environment
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 from fdg.settings.parts import Part
@@ -116,9 +112,9 @@ class TD3(Agent, driver=off_policy):
     transforming = Transforming()
     replays = StepReplay()
     explorer = ExplorerChoice()
-    remembering = SequenceMemory()
+    remembering = MemoryChoice()
 
-    _actor, check_when_traced = property(off_policy.deterministic_actor), off_policy.check_deterministic
+    _each = 1  # number that the actor gives for a component of an action
     _keys = 1  # of each sample of a gradient step
 
     # --- fragments; `step` and `observe` are those of every agent ---
@@ -126,7 +122,7 @@ class TD3(Agent, driver=off_policy):
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, targets, is_due, minibatch, keys):
         """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless due."""
-        transition, keys = off_policy.rows(self, minibatch, keys)
+        transition, keys = self.buffer.keyed(minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]
         )
@@ -205,10 +201,6 @@ class TD3(Agent, driver=off_policy):
         """Actions in [-1, 1] with noise about them, for observations `[N, *obs]`."""
         action = jnp.tanh(self._actor.apply(actor, observation))
         return NoisyAction(action, self.exploration_noise, self.env.action_space.shape)
-
-    @property
-    def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork] | None:
-        return off_policy.recurrent(self, math.prod(self.env.action_space.shape))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Each agent values its own actions; a mixture of these values is fitted to the te
 with the value of every agent, greedy actions of each are the team's: agents act on what they see themselves,
 and learn together ("centralised training, decentralised execution"). Sequences are drawn from replay
 (`algos/sequences.py`), so that agents may have a memory, and targets several steps; gradient steps and the
-target network are those of DQN (`algos/q_learning.py`).
+target network are those of DQN (`algos/dqn.py`).
 
 Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as that of an agent of
 its own: there are as many values as the sum of the choices, and not as their product.
@@ -23,20 +23,30 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, layers, q_learning
+from algos import distributions, layers
 from algos.agent import Agent, Rollouts
 from algos.distributions import Categorical, allowed_values, sizes
+from algos.dqn import (
+    DQN,
+    Exploration,
+    Learned,
+    Priorities,
+    TargetUpdates,
+    begin,
+    choices,
+    epsilon_greedy,
+    iteration,
+)
 from algos.layers import Activation, Layers, Torso, checked_widths
-from algos.memories import MemoryKind, MemorySizes, MemoryTrunk, RecurrentNetwork, of_module, step_types
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import NETWORK, Network, actor_features, of_action
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.optimizers import ClippedOptimizer
-from algos.q_learning import Exploration, Learned, Priorities, TargetUpdates, choices, epsilon_greedy
 from algos.recurrent import AgentValues, without_memory
 from algos.replay import ReplayState
 from algos.returns import lambda_returns
 from algos.rollout import Actor, Recollection, environment_major, time_first, time_major
 from algos.sequences import SequenceReplay, Sequences
+from algos.values import MemorySizes, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
@@ -133,7 +143,7 @@ class ValueDecomposition(Agent):
         action = jnp.zeros((*each.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=q_learning.begin(
+            learned=begin(
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
@@ -148,7 +158,7 @@ class ValueDecomposition(Agent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
-        return q_learning.iteration(self, state, state.learned.parameters.agents)
+        return iteration(self, state, state.learned.parameters.agents)
 
     def actor(self, state: State) -> Actor:
         """How it acts: each agent with its best action, or drawn as in training."""
@@ -173,7 +183,7 @@ class ValueDecomposition(Agent):
         values, memory = self._one_step(agents, self.normalizers.seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
-    learn, gradient, update = q_learning.learn, q_learning.gradient, q_learning.update
+    learn, gradient, update = DQN.learn, DQN.gradient, DQN.update
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network that does not value each action of each agent."""
@@ -190,9 +200,7 @@ class ValueDecomposition(Agent):
     def _mixed(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
         """What the values `[N, M]` of the agents' actions are worth together, `[N]`.
 
-        Args:
-          mixer: parameters.
-          observation: `[N, A, *obs]`, what all agents saw, and what only critics see.
+        `observation [N, A, *obs]` is what all agents saw, and what only critics see.
         """
         raise NotImplementedError
 
@@ -223,10 +231,8 @@ class ValueDecomposition(Agent):
     ) -> jax.Array:
         """The targets of the mixed values: `[L, N]`.
 
-        Args:
-          memory: `[N, ...]`, before each sequence.
-          sequences: `[L, N]`.
-          memories: `[L, N, ...]`, of the agents that learn, after each step.
+        `memory [N, ...]` is that before each of the sequences `[L, N]`; `memories [L, N, ...]` are those of
+        the agents that learn, after each step.
         """
         steps, start = sequences.steps, sequences.start
         _, remembered = self._unroll(target_parameters.agents, memory, steps.observation, start)
@@ -323,7 +329,7 @@ class ValueDecomposition(Agent):
 
     @property
     def _remembers(self) -> MemoryKind | None:
-        return None if self.memory is None else self.remembering.of(self.memory)
+        return None if self.memory is None else MemoryKind.of(self.remembering, self.memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,13 +372,9 @@ def agent_q_network(
     Dense layers (after a convolution, of an image), a memory and one more dense layer if there is one, and
     a head: the agent of QMIX (Rashid et al. 2018, figure 2c).
 
-    Args:
-        observation_space, action_space: of one agent. What is `privileged` is not seen.
-        num_agents: `A`.
-        hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
-        activation, layer_norm, convolve, torso, dueling: as for `networks.q_network`.
-        memory: None for none.
-        identity: each agent also sees its number, one-hot.
+    Spaces are those of one agent, and what is `privileged` is not seen. `hidden` is by default the memory's
+    width, without one as of `networks.actor_critic`; with `identity` each agent also sees its number,
+    one-hot; other arguments are as for `networks.q_network`.
 
     >>> from envs.spaces import Box
     >>> network = agent_q_network(Box(-1.0, 1.0, (4,)), Discrete(2), num_agents=3, memory=MemoryKind(size=16))

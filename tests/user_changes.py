@@ -9,9 +9,9 @@ from flax import nnx
 
 import algos
 from algos import buffers
+from algos.dqn import Exploration
 from algos.networks import actor_critic
 from algos.ppo import Minibatch
-from algos.q_learning import Exploration
 
 # --- an auxiliary loss: predict the next observation ---
 

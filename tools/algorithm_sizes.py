@@ -1,8 +1,9 @@
 """How much one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
 
-For each algorithm: files and lines of `algos/` that its file imports, directly or through others; and how
-many classes it is derived from. Then the field names that classes annotate most often. The registry
-and the tables of presets are not followed.
+For each algorithm: files and lines of `algos/` that its file imports, directly or through others; the same
+with the values that settings name and its text does not (`algos.registry.OPTIONS`), wherever one of these
+files asks for them; and how many classes it is derived from. Then the field names that classes annotate most
+often. The registry and the tables of presets are not followed.
 """
 
 import ast
@@ -11,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import algos
+from algos.registry import OPTIONS
 
 _ROOT = Path(__file__).parents[1]
 _NOT_FOLLOWED = ("algos", "algos.registry", "algos.presets")
@@ -18,19 +20,18 @@ _NOT_FOLLOWED = ("algos", "algos.registry", "algos.presets")
 
 def main(names: list[str]) -> None:
     """Prints both tables."""
-    print(f"{'algorithm':<14} files  lines  bases")
+    print(f"{'algorithm':<14} files  lines  with values  bases")
     for name in names or ["ppo", "dqn", "sac", "grpo"]:
         cls = algos.get(name)
-        files = _opened(cls.__module__)
-        lines = sum(len(file.read_text().splitlines()) for file in files)
-        print(f"{name:<14} {len(files):5}  {lines:5}  {len(cls.__mro__) - 1:5}")
+        (files, lines), (more, in_all) = (_opened(cls.__module__, values) for values in (False, True))
+        print(f"{name:<14} {files:5}  {lines:5}  {more:4}, {in_all:5}  {len(cls.__mro__) - 1:5}")
     print("\nannotated   field")
     for field, count in _annotated().most_common(25):
         print(f"{count:9}   {field}")
 
 
-def _opened(module: str) -> set[Path]:
-    """The files that one opens, following imports within `algos/` from a module."""
+def _opened(module: str, values: bool) -> tuple[int, int]:
+    """How many files and lines one opens, following imports within `algos/`, and maybe values, too."""
     found: dict[str, Path] = {}
     left = [module]
     while left:
@@ -44,7 +45,9 @@ def _opened(module: str) -> set[Path]:
                 left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
             elif isinstance(node, ast.Import):
                 left += [one.name for one in node.names]
-    return set(found.values())
+            elif values and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option":
+                left.append(OPTIONS[ast.literal_eval(node.args[0])])
+    return len(found), sum(len(file.read_text().splitlines()) for file in found.values())
 
 
 def _file(module: str) -> Path | None:

@@ -274,11 +274,7 @@ class DecoderConfig:
 
     @property
     def family(self) -> str:
-        """Hugging Face's `model_type` that has these options.
-
-        Raises:
-          FdgError: none of them has.
-        """
+        """Hugging Face's `model_type` that has these options."""
         plain = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"

@@ -61,15 +61,7 @@ def refuse_others(
 ) -> None:
     """Raises if a key that is neither read nor ignored has a value with an effect.
 
-    Args:
-      found: the file's keys; those that begin with `_` are private to a library.
-      read: keys that the caller reads.
-      where: begins the error.
-      ignored: keys that change nothing.
-      advice: ends the error.
-
-    Raises:
-      FdgError: names the first such key and its value.
+    Keys that begin with `_` are private to a library. `where` begins the error, and `advice` ends it.
 
     >>> refuse_others({"hidden_size": 8, "softcap": None, "dtype": "float16"}, ["hidden_size"], "x.json")
     >>> refuse_others({"softcap": 30.0}, [], "x.json")

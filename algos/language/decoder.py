@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.language import layers, sharding
+from algos import registry
+from algos.language import layers
 from algos.language.config import DecoderConfig
 from algos.language.layers import Weights
-from algos.language.packing import without_padding
 
 _FEW_TOKENS = (
     1024  # of a vocabulary; rows of its table are then picked by a product, whose gradient is one too
@@ -137,7 +137,7 @@ class Decoder:
     @property
     def parameter_rules(self) -> tuple[tuple[str, Any], ...]:
         """How a policy may split the parameters: see `algos.language.sharding`."""
-        return sharding.tensor_parallel()
+        return registry.option("split parameters").tensor_parallel()
 
     def cast(self, parameters: Weights) -> Weights:
         """Parameters in the dtype of the computation: once, before a loop that reads them many times."""
@@ -149,9 +149,8 @@ class Decoder:
     ) -> jax.Array:
         """What the head reads, after the last norm: [N, T, D], in the dtype of the computation.
 
-        Args:
-          tokens, segments: [N, T] int32; segment 0 is padding.
-          positions: [N, T] int32; None to count from the beginning of each run of equal segments.
+        `tokens` and `segments` are [N, T] int32, segment 0 is padding; `positions` [N, T] int32, None to
+        count from the beginning of each run of equal segments.
         """
         return self._sequences(parameters, tokens, segments, positions)[0]
 
@@ -181,14 +180,13 @@ class Decoder:
     def per_token(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
         """Calls a function on sequences, without their padding if `packed_rows` is set.
 
-        Args:
-          function: `(tokens [K, T], segments [K, T]) -> pytree of [K, T, ...]`, of each token.
-          tokens, segments: [N, T] int32; segments are 1 where there is a token, 0 for padding.
+        `function` maps `(tokens [K, T], segments [K, T])` to a pytree of [K, T, ...]; `segments` [N, T] int32
+        are 1 where there is a token, 0 for padding.
         """
         rows = self.config.packed_rows
-        return (
-            function(tokens, segments) if rows is None else without_padding(function, tokens, segments, rows)
-        )
+        if rows is None:
+            return function(tokens, segments)
+        return registry.option("packed rows").without_padding(function, tokens, segments, rows)
 
     def token_log_probs(
         self,
@@ -231,9 +229,8 @@ class Decoder:
     ) -> tuple[jax.Array, Cache]:
         """Logits [N, V] float32 of the token after each prompt, and a cache for `new_tokens` (C) more.
 
-        Args:
-          tokens: [N, P] int32, left-padded: the last token of each row is there.
-          segments: [N, P] int32, 1 where there is a token and 0 for padding.
+        `tokens` [N, P] int32 are left-padded: the last token of each row is there. `segments` [N, P] int32
+        are 1 where there is a token and 0 for padding.
         """
         hidden, keys, values = self._sequences(parameters, tokens, segments, None)
         room = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
@@ -270,7 +267,8 @@ class Decoder:
             return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
 
         whole = jnp.concatenate([tokens, generated], axis=1)
-        found = without_padding(read, whole, there, self.config.packed_rows or _PACKED_ROWS)
+        rows = self.config.packed_rows or _PACKED_ROWS
+        found = registry.option("packed rows").without_padding(read, whole, there, rows)
         keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
         at = ((jnp.arange(room)[None] - step[:, None]) % room)[:, None, :, None]
 

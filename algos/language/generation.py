@@ -93,14 +93,8 @@ def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
 def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One token of each row, by its own key.
 
-    Args:
-      logits: [N, V] float32.
-      keys: [N].
-      sampling: how.
-
-    Returns:
-      Tokens [N] int32; their log-probabilities [N] in the distribution that was drawn from (0 at temperature
-      0); and those [N] without temperature, top-k and top-p.
+    `logits` are [N, V] float32, `keys` [N]. Returns tokens [N] int32; their log-probabilities [N] in the
+    distribution that was drawn from (0 at temperature 0); and those [N] without temperature, top-k and top-p.
     """
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -200,11 +194,7 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
 
 
 def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") -> None:
-    """On the host, requires that tokens [N, P] where `mask` [N, P] is set are in the vocabulary.
-
-    Raises:
-      FdgError: names the first that is not, its row and its column.
-    """
+    """On the host, requires that tokens [N, P] where `mask` [N, P] is set are in the vocabulary."""
     tokens = np.asarray(tokens)
     outside = np.asarray(mask) & ((tokens < 0) | (tokens >= vocab_size))
     if outside.any():

@@ -59,9 +59,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # in `tokenizer.ggml.token_type`
 def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
     """A decoder and its parameters (float32, on the host) from a GGUF file.
 
-    Args:
-      file: of a Llama, Qwen2 or Qwen3.
-      changes: fields of `DecoderConfig` that the file does not say.
+    `changes` are fields of `DecoderConfig` that the file does not say.
 
     Raises:
       FdgError: no such file, another architecture, or tensors that do not fit it.
@@ -306,11 +304,7 @@ def _pairs_apart(
 
 
 def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """A file's tokenizer (`tokenizers.Tokenizer`), and the contents of `tokenizer_config.json`.
-
-    Raises:
-      FdgError: no such file, or a tokenizer of another kind than byte-level BPE.
-    """
+    """A file's tokenizer (`tokenizers.Tokenizer`), and the contents of `tokenizer_config.json`."""
     opened = _open(file)
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors

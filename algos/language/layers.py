@@ -144,13 +144,8 @@ def heads(
 def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax attention, `H / K` query heads on each head of keys and values.
 
-    Args:
-      q: [N, T, H, h].
-      keys, values: [N, K, S, h].
-      mask: [N, T, S] bool, of what each token attends to.
-
-    Returns:
-      [N, T, H * h].
+    `q` [N, T, H, h], `keys` and `values` [N, K, S, h], and what each token attends to, `mask` [N, T, S] bool,
+    to [N, T, H * h].
     """
     n, t, h, width = q.shape
     grouped = q.reshape(n, t, keys.shape[1], -1, width)

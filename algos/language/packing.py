@@ -18,9 +18,8 @@ from fdg.errors import FdgError
 class Packed(NamedTuple):
     """Rows of sequences.
 
-    Attributes:
-      tokens, segments: [rows, T] int32; segments are 1, 2, ... in each row, 0 for padding.
-      row, start: position of each sequence, [count] int32.
+    `tokens` and `segments` are [rows, T] int32, segments 1, 2, ... in each row, 0 for padding; `row` and
+    `start` say where each sequence is, [count] int32.
     """
 
     tokens: np.ndarray
@@ -33,9 +32,6 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     """Sequences in as few rows as first-fit decreasing finds, or in `rows` rows of `length` tokens.
 
     `pad` fills the rest.
-
-    Raises:
-      FdgError: a sequence that is empty or too long; more than fit into `rows`.
 
     >>> packed = pack([[5, 6], [7, 8, 9], [1]], length=4)
     >>> packed.tokens.tolist(), packed.segments.tolist()
@@ -98,9 +94,8 @@ class Rows(NamedTuple):
 def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: int = 0) -> Rows:
     """Sequences in `rows` (M) rows of `length` (L) tokens, as `pack`; can be traced, whatever their lengths.
 
-    Args:
-      tokens, mask: [N, T] int32, and bool where there is a token; padding may be anywhere.
-      pad: fills the rest.
+    `tokens` and `mask` are [N, T] int32, and bool where there is a token; padding may be anywhere. `pad`
+    fills the rest.
 
     >>> tokens = jnp.array([[5, 6, 0], [7, 8, 9], [0, 0, 1]])
     >>> packed = pack_rows(tokens, tokens > 0, rows=2, length=4)
@@ -153,8 +148,7 @@ def without_padding(
         anywhere.
       rows: packed rows at once; K is its greatest common divisor with N.
 
-    Returns:
-      A pytree of [N, T, ...], zero in padding.
+    Returns a pytree of [N, T, ...], zero in padding.
 
     >>> tokens = jnp.array([[5, 6, 0, 0], [7, 0, 0, 0]])
     >>> without_padding(lambda tokens, segments: 10 * tokens + segments, tokens, tokens > 0, rows=1).tolist()

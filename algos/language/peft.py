@@ -85,10 +85,6 @@ def base_name(directory: str | os.PathLike[str]) -> str:
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
     """The adapters of a folder (float32, on the host), and the shape of their base with them.
 
-    Args:
-      directory: that PEFT, or `save`, has written.
-      config: of the base.
-
     Raises:
       FdgError: no such folder or file, another kind of adapter, an option that is not supported, tensors that
         are of another base or are not finite.
@@ -159,12 +155,8 @@ def save(
 ) -> None:
     """Writes the adapters of parameters, without their base, as PEFT does.
 
-    Args:
-      directory: new, or one whose adapters are replaced.
-      decoder: whose parameters these are.
-      parameters: `{"base": ..., "adapters": ...}`.
-      base: where the base is, for those who load it.
-      files: further files, by name.
+    `directory` is new, or one whose adapters are replaced; `base` is where the base is, for those who load
+    it; `files` are further ones, by name.
 
     Raises:
       FdgError: there are no adapters; the directory cannot be written.

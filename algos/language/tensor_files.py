@@ -46,11 +46,7 @@ class Stored(NamedTuple):
     decode: Callable[[np.ndarray], np.ndarray]
 
     def read(self) -> np.ndarray:
-        """The tensor, float32.
-
-        Raises:
-          FdgError: the file is shorter than it was, or gone.
-        """
+        """The tensor, float32."""
         content = np.empty(self.size, np.uint8)
         with open_regular(self.path) as file:
             file.seek(self.offset)
@@ -61,11 +57,7 @@ class Stored(NamedTuple):
 
 
 def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, none of them read yet.
-
-    Raises:
-      FdgError: it is no such file, is cut, or its header contradicts itself or the file's size.
-    """
+    """The tensors of a safetensors file by name, none of them read yet."""
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")

@@ -36,10 +36,8 @@ def names(
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
     """Hugging Face's key of each parameter: its path here, its shape there, and whether it is transposed.
 
-    Args:
-      config: of the decoder.
-      scores: of one that gives a whole text one number, `score` [D, 1] of what it holds at the last token
-        (there a `...ForSequenceClassification` with one label), in place of logits.
+    With `scores` of one that gives a whole text one number, `score` [D, 1] of what it holds at the last token
+    (there a `...ForSequenceClassification` with one label), in place of logits.
 
     >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
@@ -128,11 +126,7 @@ def load(
 def assemble(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
 ) -> Weights:
-    """Parameters of tensors with Hugging Face's keys and shapes.
-
-    Raises:
-      FdgError: one is missing, is not the config's, has another shape, or numbers that are not finite.
-    """
+    """Parameters of tensors with Hugging Face's keys and shapes."""
     found: Weights = {}
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
         array = finite(tensor, f"{where}: '{key}'")
@@ -144,11 +138,7 @@ def assemble(
 
 
 def finite(tensor: Stored, where: str) -> np.ndarray:
-    """The numbers of a tensor, float32.
-
-    Raises:
-      FdgError: some are NaN or infinite.
-    """
+    """The numbers of a tensor, float32."""
     array = tensor.read()
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
@@ -180,11 +170,7 @@ def has_tensors(directory: str | os.PathLike[str]) -> bool:
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The config of a directory without weights, which shapes follow from.
-
-    Raises:
-      FdgError: as `read_config`, or it has more layers than can be traced.
-    """
+    """The config of a directory without weights, which shapes follow from."""
     config = read_config(directory)
     if config.num_layers > _MOST_LAYERS:
         raise FdgError(
@@ -195,11 +181,7 @@ def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
 
 
 def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:
-    """Whether `load` would find all that it needs, without reading a tensor: the config.
-
-    Raises:
-      FdgError: as `load`, but for the numbers in tensors.
-    """
+    """Whether `load` would find all that it needs, without reading a tensor: the config."""
     folder = pathlib.Path(directory)
     config = read_config(folder)
     _matched(config, _stored(folder), str(folder), scores)
@@ -322,11 +304,7 @@ def save(
 
 
 def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes a safetensors file as PyTorch's libraries expect it.
-
-    Raises:
-      FdgError: the library is missing.
-    """
+    """Writes a safetensors file as PyTorch's libraries expect it."""
     try:
         from safetensors.numpy import save_file
     except ImportError:
@@ -338,11 +316,7 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 def writing(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
-    """A folder to write into, whose files then take the place of those of a directory; `last` comes last.
-
-    Raises:
-      FdgError: the directory cannot be written.
-    """
+    """A folder to write into, whose files then take the place of those of a directory; `last` comes last."""
     folder = pathlib.Path(directory)
     partial = folder.with_name(f".{folder.name}.partial")
     try:

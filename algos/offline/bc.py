@@ -16,14 +16,14 @@ import fdg
 from algos import distributions, networks, off_policy
 from algos.agent import Agent, Rollouts
 from algos.distributions import stretched
-from algos.explorers import ExplorerChoice, State
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
-from algos.normalize import ObservationNormalizer, Transforming
+from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
+from algos.values import NO_MEMORY, ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
 from fdg.settings.fields import require
 
@@ -89,7 +89,7 @@ class BC(Agent):
     explorer = property(lambda self: ExplorerChoice())  # it does not explore
     transforming = property(lambda self: Transforming())  # nor are rows changed: rewards do not matter
     _keys = 1  # of each sample of a gradient step; not used
-    _recurrent, _default_optimizer = None, property(off_policy.adam)
+    _memory, _sampled, _default_optimizer = NO_MEMORY, off_policy.sampled, property(off_policy.adam)
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration, the data set in its replay."""

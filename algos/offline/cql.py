@@ -16,16 +16,14 @@ import jax.numpy as jnp
 
 from algos import off_policy
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import ReturnGrid
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
-from algos.sac import SAC, Entropy, Parameters
+from algos.sac import SAC, Entropy, Parameters, ReturnGrid
+from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Box, Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 

@@ -16,17 +16,16 @@ import jax.numpy as jnp
 import fdg
 from algos import networks, off_policy
 from algos.agent import Agent, Rollouts
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers
 from algos.losses import value_error
 from algos.networks import Network
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Learned
+from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from algos import off_policy
 from algos.distributions import Normal
-from algos.explorers import State
+from algos.off_policy import State
 from algos.offline.minari import FILES, DataSet
 from algos.replay import Replay, Step
 from envs import Box, composite

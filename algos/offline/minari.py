@@ -40,11 +40,7 @@ _KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
 def library() -> Any:
-    """The module `h5py`.
-
-    Raises:
-      FdgError: it is not installed.
-    """
+    """The module `h5py`."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
@@ -53,11 +49,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
-    """The arrays of an HDF5 file; whatever is wrong with the file is an error of one line.
-
-    Raises:
-      FdgError: it is no regular file, no HDF5, cut off or damaged.
-    """
+    """The arrays of an HDF5 file; whatever is wrong with the file is an error of one line."""
     h5py = library()
     with open_regular(path) as content:
         size = os.fstat(content.fileno()).st_size
@@ -84,19 +76,11 @@ class Arrays:
         self.read_bytes = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an array.
-
-        Raises:
-          FdgError: as `read`.
-        """
+        """Shape of an array."""
         return self._checked(name).shape
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """An array of numbers, of this shape.
-
-        Raises:
-          FdgError: there is none, it is in another file, of another shape, or of another kind.
-        """
+        """An array of numbers, of this shape."""
         array = self._checked(name)
         if array.shape != shape:
             raise self._refused(name, f"has shape {list(array.shape)}, expected {list(shape)}")
@@ -153,9 +137,6 @@ class DataSet:
 
     Attributes:
       path: the folder; that with `metadata.json` in it, or the one above.
-
-    Raises:
-      FdgError: (all but construction) there is none, or it is damaged.
     """
 
     path: str
@@ -177,15 +158,7 @@ class DataSet:
         return self._count("total_episodes")
 
     def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
-        """Requires that the data has the spaces of an environment, bounds of actions included.
-
-        Args:
-          observation_space, action_space: of the environment.
-          name: of the environment, for messages.
-
-        Raises:
-          FdgError: it has others; says which.
-        """
+        """Requires that the data has the spaces of an environment, bounds of actions included."""
         for what, space in (("observation", observation_space), ("action", action_space)):
             said = self._metadata.get(f"{what}_space")
             there = json_object(said.encode(), self._file, any_number=True) if isinstance(said, str) else {}
@@ -200,9 +173,6 @@ class DataSet:
 
         Episodes follow each other in the order of their numbers. The last step of an episode that was cut
         off counts as truncated.
-
-        Raises:
-          FdgError: an array is missing, of another shape, in another file, or not finite.
         """
         count, found = self.num_steps, []
         file = self.folder / ARRAYS

@@ -17,17 +17,16 @@ import jax.numpy as jnp
 
 from algos import off_policy
 from algos.agent import Agent, Rollouts
-from algos.critic_readings import ReturnGrid
-from algos.explorers import ExplorerChoice
 from algos.layers import Layers
 from algos.networks import Network
-from algos.normalize import ObservationNormalizer, Transforming
 from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
+from algos.sac import ReturnGrid
 from algos.td3 import TD3, DelayedTargets, Parameters
+from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_not_negative
 
@@ -70,8 +69,8 @@ class TD3BC(Agent, driver=learning):
 
     _keys = 1  # of each sample of a gradient step
 
-    gradient, update, check_when_traced = TD3.gradient, TD3.update, TD3.check_when_traced
-    _first, _learn_from, _followed, _actor = TD3._first, TD3._learn_from, TD3._followed, TD3._actor
+    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
+    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
     _critic_loss, _target, _policy, _smoothed = TD3._critic_loss, TD3._target, TD3._policy, TD3._smoothed
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
@@ -147,8 +146,8 @@ class ReBRAC(Agent, driver=learning):
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
     _keys = 1  # of each sample of a gradient step
 
-    gradient, update, check_when_traced = TD3.gradient, TD3.update, TD3.check_when_traced
-    _first, _learn_from, _followed, _actor = TD3._first, TD3._learn_from, TD3._followed, TD3._actor
+    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
+    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
     _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
 
     def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:

@@ -24,11 +24,7 @@ _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str) -> DecoderConfig:
-    """The configuration of the checkpoint in a folder, with all files or only its `config.json` (for plans).
-
-    Raises:
-      FdgError: files are missing or unreadable, or of another architecture.
-    """
+    """The configuration of the checkpoint in a folder, with all files or only its `config.json` (for plans)."""
     return weights.check(path) if weights.has_tensors(path) else weights.planned_config(path)
 
 
@@ -75,13 +71,9 @@ def reward_config_of(path: str) -> DecoderConfig:
     return weights.check(path, scores=True) if weights.has_tensors(path) else weights.planned_config(path)
 
 
-def check_there(path: str | None, scores: bool = False) -> None:
-    """Checks that the weights of an initial checkpoint exist.
-
-    Raises:
-      FdgError: they do not.
-    """
-    if path is not None and not weights.has_tensors(path):
+def check_there(path: str, scores: bool = False) -> None:
+    """Checks that the weights of an initial checkpoint exist."""
+    if not weights.has_tensors(path):
         weights.check(path, scores)
 
 
@@ -100,9 +92,6 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
     tokenizer that is not of characters, or `tokenizer` is 'characters'. Responses have `max_response` tokens,
     or the task's limit; else, with tokens longer than characters, 64, or as many as a file's longest answer,
     or as the context allows.
-
-    Raises:
-      FdgError: there is no tokenizer, it cannot be read, or a game has another one.
     """
     own = isinstance(env.tokenizer, CharacterTokenizer)
     if tokenizer == CHARACTERS or (tokenizer is None and not own):
@@ -128,21 +117,13 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
 
 
 def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
-    """Writes a checkpoint with everything needed to answer: see `weights.save` and `files_of`.
-
-    Raises:
-      FdgError: as these.
-    """
+    """Writes a checkpoint with everything needed to answer: see `weights.save` and `files_of`."""
     settings, files = numbers_of(tokenizer), files_of(tokenizer)
     weights.save(path, network, parameters, settings=settings, files=files)
 
 
 def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any, model: str | None) -> None:
-    """Writes only the adapters, with the tokenizer, in PEFT's format.
-
-    Raises:
-      FdgError: there are none, or their base is not the checkpoint in the folder `model`; as `peft.save`.
-    """
+    """Writes only the adapters, with the tokenizer, in PEFT's format."""
     if model is None or "base" not in parameters:
         raise FdgError(
             f"{path}: this run has no LoRA adapters of a checkpoint: leave format= out, which exports the"

@@ -18,10 +18,17 @@ import optax
 
 import fdg
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.advantages import informative
 from algos.rlhf.judged import JudgedAgent, State
 from algos.rlhf.losses import TokenEntropy
-from algos.rlhf.objective import VARIANTS, Convention, Objective, ObjectiveChoices, Variant, objective
+from algos.rlhf.objective import (
+    VARIANTS,
+    Convention,
+    Objective,
+    ObjectiveChoices,
+    Variant,
+    informative,
+    objective,
+)
 from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
 from fdg.settings.fields import hyperparameter, require, require_within

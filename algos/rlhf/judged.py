@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 import fdg
+from algos import registry
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.checkpoints import begun_reward, check_there, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.responses import Responses, model_reward, scores
 from algos.rlhf.streaming import KEPT, Rollout
@@ -81,7 +81,7 @@ class JudgedAgent(LanguageAgent):
         self._check_stream()
         if self.reward_model is None:
             return
-        config, env = reward_config_of(self.reward_model), self.env
+        config, env = self._reward_network.config, self.env
         require(
             self,
             env.tokenizer.vocab_size <= config.vocab_size,
@@ -189,8 +189,7 @@ class JudgedAgent(LanguageAgent):
     def respond_ahead(self, parameters, version, first, problem, keys, stream):
         """The next micro-batch of a stream, from problems `[(a + 1) B]`, of which `first` is the first index.
 
-        Returns:
-          `Recorded [b G]`; the age of each token `[b G, R]` in updates; the stream's state.
+        Returns `Recorded [b G]`; the age of each token `[b G, R]` in updates; the stream's state.
         """
         count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
         source = streaming.stream_of(self, count, problem, keys, first, parameters)
@@ -215,16 +214,17 @@ class JudgedAgent(LanguageAgent):
     def check_files(self) -> None:
         """As `LanguageAgent.check_files`, and checks the weights of the reward model."""
         super().check_files()
-        check_there(self.reward_model, scores=True)
+        if self.reward_model is not None:
+            registry.option("model").check_there(self.reward_model, scores=True)
 
     def _first_reward_model(self, key: jax.Array) -> Any:
         """The reward model in the state; empty without one."""
         if self.reward_model is None:
             return ()
-        return begun_reward(self._reward_network, self.reward_model, key)
+        return registry.option("model").begun_reward(self._reward_network, self.reward_model, key)
 
     @property
     def _reward_network(self) -> Decoder:
         assert self.reward_model is not None
-        config = reward_config_of(self.reward_model)
+        config = registry.option("model").reward_config_of(self.reward_model)
         return Decoder(dataclasses.replace(config, dtype=self.dtype, packed_rows=self._packed_rows))

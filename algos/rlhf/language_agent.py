@@ -14,17 +14,25 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import presets
+from algos import presets, registry
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples, Sampling
 from algos.language.layers import split_adapters
 from algos.optimizers import ClippedOptimizer
-from algos.rlhf import checkpoints, requirements, updates
+from algos.rlhf import requirements, updates
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.requirements import Rows, followed
-from algos.rlhf.responses import Responses, lengths
-from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, problems_of, repeated
+from algos.rlhf.responses import (
+    Heard,
+    Responses,
+    Speaker,
+    converse,
+    evaluated,
+    lengths,
+    problems_of,
+    repeated,
+)
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, Reward, is_game
 from envs.text.game import replied, sampled
@@ -77,7 +85,7 @@ class LanguageAgent(HasPresets):
         None,
         "folder with the checkpoint's tokenizer, or 'characters' for the task's own (None: the checkpoint's"
         " folder)",
-        holds=f"folder or {checkpoints.CHARACTERS}",
+        holds="folder or characters",
     )
     adapters: str | None = hyperparameter(
         None,
@@ -204,7 +212,8 @@ class LanguageAgent(HasPresets):
 
     def check_files(self) -> None:
         """Raises an `FdgError` if the initial weights are missing; a plan needs none."""
-        checkpoints.check_there(self.model)
+        if self.model is not None:
+            _checkpoints().check_there(self.model)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -286,14 +295,14 @@ class LanguageAgent(HasPresets):
         Raises:
           FdgError: it cannot be written, or the tokenizer cannot be exported.
         """
-        checkpoints.save(path, self.network, state.parameters, self.env.tokenizer)
+        _checkpoints().save(path, self.network, state.parameters, self.env.tokenizer)
 
     @property
     def export_formats(self) -> dict[str, Callable[[Any, Path], None]]:
         """Other export formats by name: `peft`, only the adapters."""
 
         def adapters_alone(state: Any, path: Path) -> None:
-            checkpoints.save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
+            _checkpoints().save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
 
         return {"peft": adapters_alone}
 
@@ -336,11 +345,11 @@ class LanguageAgent(HasPresets):
             return dataclasses.replace(self.decoder, config=config) if self.remove_padding else self.decoder
         options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat, "packed_rows": self._packed_rows}
         if self.model is not None and self.adapters is not None:
-            found = checkpoints.adapted_config_of(self.model, self.adapters)
+            found = _checkpoints().adapted_config_of(self.model, self.adapters)
             return Decoder(dataclasses.replace(found, **options))
         options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
         if self.model is not None:
-            return Decoder(dataclasses.replace(checkpoints.config_of(self.model), **options))
+            return Decoder(dataclasses.replace(_checkpoints().config_of(self.model), **options))
         return Decoder(
             DecoderConfig(
                 vocab_size=self.env.tokenizer.vocab_size,
@@ -367,7 +376,7 @@ class LanguageAgent(HasPresets):
     def _first_parameters(self, key: jax.Array) -> Any:
         if self.model is None:
             return self.network.init(key)
-        return checkpoints.begun(self.network, self.model, self.adapters, key)
+        return _checkpoints().begun(self.network, self.model, self.adapters, key)
 
     def _speaking(self, state: Any) -> Any:
         return state.parameters
@@ -427,9 +436,8 @@ class LanguageAgent(HasPresets):
     def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
         """Responses to problems `[B]`, `G` contiguous ones to each, by keys `[B G]`.
 
-        Returns:
-          Responses (without `own` tokens where there is no reward); log-probabilities `[N, R]` of their
-          tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
+        Returns responses (without `own` tokens where there is no reward); log-probabilities `[N, R]` of their
+        tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
         """
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
         versions = []
@@ -475,10 +483,14 @@ class LanguageAgent(HasPresets):
         requirements.check_beginning(self)
         env = self.env
         if self.model is not None:
-            checkpoints.config_of(self.model)  # can be read
+            _checkpoints().config_of(self.model)  # can be read
         if self.model is not None or self.tokenizer is not None:
-            env = checkpoints.in_its_words(env, self.model, self.tokenizer, self.max_response)
+            env = _checkpoints().in_its_words(env, self.model, self.tokenizer, self.max_response)
         if not is_game(env) and self.max_response not in (None, env.max_response):
             env = dataclasses.replace(env, max_response=self.max_response)
         object.__setattr__(self, "env", env)
         requirements.check_room(self, self.network.config, self._context)
+
+
+def _checkpoints() -> Any:
+    return registry.option("model")

@@ -59,8 +59,7 @@ def weight_sums(
 ) -> tuple[jax.Array, jax.Array]:
     """`token_weights` of a part of a minibatch, before they are divided by what its parts add up to.
 
-    Returns:
-      `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
+    Returns `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
 
     >>> mask = jnp.array([[True, False], [True, True]])
     >>> weights, count = weight_sums(mask, "token_mean", 2)

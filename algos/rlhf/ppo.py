@@ -18,9 +18,9 @@ import optax
 import fdg
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Correction, Estimator, TokenEntropy
+from algos.rlhf.objective import reward_at_end, token_advantages, whiten
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
 from fdg.settings.fields import (
     hyperparameter,

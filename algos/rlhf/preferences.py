@@ -13,11 +13,10 @@ import jax.numpy as jnp
 
 import fdg
 from algos.rlhf import updates
-from algos.rlhf.advantages import informative
 from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.objective import informative
 from algos.rlhf.requirements import Rows
-from algos.rlhf.responses import Responses, rewarded
-from algos.rlhf.speaker import held_out_numbers
+from algos.rlhf.responses import Responses, held_out_numbers, rewarded
 from algos.rlhf.streaming import Rollout
 from fdg.settings.fields import hyperparameter, require, require_positive
 

@@ -22,10 +22,7 @@ class Rows(NamedTuple):
 def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows], drawn: int) -> bool:
     """Whether an iteration's rows divide into minibatches, and those into micro-batches.
 
-    Args:
-      values: an algorithm's fields by name.
-      rows_of: the rows of its updates.
-      drawn: ratio of sampled to learned prompts.
+    `values` are an algorithm's fields by name, and `drawn` is the ratio of sampled to learned prompts.
     """
     (count, groups, _), number = rows_of(values), values["num_minibatches"]
     if count % number or not updates.divides(count, groups, number):
@@ -83,11 +80,7 @@ def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tu
 
 
 def check_task(algorithm: Any) -> None:
-    """Checks that an algorithm's `env` is a text task, and not its name.
-
-    Raises:
-      FdgError: it is not.
-    """
+    """Checks that an algorithm's `env` is a text task, and not its name."""
     env = algorithm.env
     if is_text(env):
         return

@@ -44,13 +44,10 @@ def rollouts(
 ) -> tuple[Any, Any, Any]:
     """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
 
-    Args:
-      then: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows.
-      learn: `(sums, rows) -> (sums, measures)`, called after each micro-batch if there are several.
-      sums: the first carry of `learn`.
-
-    Returns:
-      The rows of all micro-batches (`B` or `B G`); the stream's state; the last sums, and measures `[M]`.
+    `then`: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows. `learn`: `(sums, rows) ->
+    (sums, measures)`, called after each micro-batch if there are several, with `sums` as its first carry.
+    Returns the rows of all micro-batches (`B` or `B G`); the stream's state; the last sums, and measures
+    `[M]`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()

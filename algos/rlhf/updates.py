@@ -87,15 +87,10 @@ def epochs(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """All updates on some samples, each on its own minibatch.
 
-    Args:
-      step: `(carry, minibatch, is_first) -> (carry, measures)`.
-      carry: parameters and optimiser state.
-      samples: `[n, ...]`; the `n / groups` samples of a group (a prompt) are contiguous.
-      key: for the shuffle, within blocks of one prompt, or of the fewest prompts that give every minibatch
-        equally many samples of each block.
-
-    Returns:
-      The carry after the last update, and the measures' means over them; of `_max`, the largest.
+    `step`: `(carry, minibatch, is_first) -> (carry, measures)`. Of the samples `[n, ...]`, the `n / groups`
+    of a group (a prompt) are contiguous. They are shuffled within blocks of one prompt, or of the fewest
+    prompts that give every minibatch equally many samples of each block. Returns the carry after the last
+    update, and the measures' means over them; of `_max`, the largest.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:
@@ -128,10 +123,8 @@ def learned(
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
-    Args:
-      gradient: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch.
-      weighed: adds weights to a minibatch.
-      samples, key, groups: as for `epochs`.
+    `gradient`: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch; `weighed` adds
+    weights to a minibatch; `samples`, `key` and `groups` are as for `epochs`.
     """
 
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:

@@ -13,8 +13,9 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.critic_readings import Distributions, Values
+from algos.distributional import Distributions
 from algos.replay import Transition
+from algos.sac import Values
 
 GRID = Distributions(5, -2.0, 2.0)  # -2, -1, 0, 1, 2
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos.q_learning import epsilon_greedy, linear
+from algos.dqn import epsilon_greedy, linear
 
 VALUES = jnp.array([[1.0, 5.0, 2.0, 0.0], [3.0, -jnp.inf, 2.0, -jnp.inf]])
 

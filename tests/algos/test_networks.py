@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos import distributions, q_learning
+from algos import distributions, dqn
 from algos.layers import Convolution, features
 from algos.networks import (
     Network,
@@ -358,14 +358,12 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
     features = observe(space, batch=2)
     parameters = jax.jit(network.init)(jax.random.key(0), features)
     mask = jnp.array([[True, False, True], [True, True, True]])
-    values = q_learning.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
-    plain = q_learning.values(network, parameters, features, ACTIONS["discrete"])
+    values = dqn.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
+    plain = dqn.values(network, parameters, features, ACTIONS["discrete"])
     np.testing.assert_array_equal(values, np.where(mask, plain, -np.inf))
 
     def loss(parameters):
-        values = q_learning.values(
-            network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"]
-        )
+        values = dqn.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
         return jnp.sum(of_action(values, jnp.array([2, 1])))
 
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(parameters)):

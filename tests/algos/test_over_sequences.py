@@ -9,7 +9,9 @@ import algos
 import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
-from algos.sequences import SequenceReplay, Sequences, memory_after, one_step, over_sequences
+from algos.rollout import Recollection
+from algos.sequences import Remembering, SequenceReplay, Sequences, over_sequences
+from algos.values import Remembered
 
 
 def unroll(parameters, memory, observation, start, *more):
@@ -83,9 +85,11 @@ def test_further_inputs_join_each_step():
 
 
 def test_one_step_is_a_sequence_of_one():
-    observed = one_step(jnp.array([[2.0], [3.0]]), jnp.array([10.0, 20.0]), jnp.array([False, True]))
-    assert over_sequences(SUMS).apply(1.0, observed).tolist() == [12, 3]
-    assert memory_after(SUMS, 1.0, observed).tolist() == [12, 3]
+    memory = Remembering((SUMS,), (), sequence_length=4, burn_in=0)
+    before = Recollection(Remembered(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
+    seen = memory.seen(jnp.array([[2.0], [3.0]]), before)
+    assert over_sequences(SUMS).apply(1.0, seen).tolist() == [12, 3]
+    assert memory.after(1.0, seen).tolist() == [12, 3]
 
 
 def test_a_priority_is_mostly_the_largest_error():

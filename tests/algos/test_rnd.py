@@ -14,7 +14,7 @@ import pytest
 import envs
 from algos import normalize
 from algos.layers import Layers
-from algos.ppo import Distillation
+from algos.rnd import Distillation
 from envs import TimeStep
 
 SPACE = envs.Box(-1.0, 1.0, (2,))

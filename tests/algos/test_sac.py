@@ -19,9 +19,8 @@ import envs
 import fdg
 import policies
 from algos import off_policy, sac
-from algos.critic_readings import Values
 from algos.replay import Replay, Transition
-from algos.sac import Learned, Parameters
+from algos.sac import Learned, Parameters, Values
 from envs.probe import ContinuousTarget
 
 # --- the losses, with networks of one number each ---

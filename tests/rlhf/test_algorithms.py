@@ -23,8 +23,7 @@ from algos.rlhf import updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
 from algos.rlhf.preferences import paired
-from algos.rlhf.responses import Responses, finished, scores
-from algos.rlhf.speaker import problem_keys
+from algos.rlhf.responses import Responses, finished, problem_keys, scores
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from fdg.placing.plans import SteppedPlan

@@ -9,7 +9,8 @@ import pytest
 
 import algos
 import envs
-from algos.rlhf import advantages, losses
+from algos.rlhf import losses
+from algos.rlhf import objective as advantages
 from algos.rlhf.objective import CONVENTIONS, VARIANTS, Objective, objective
 from algos.rlhf.responses import Responses, with_opening
 from envs.text import Prompts

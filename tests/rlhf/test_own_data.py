@@ -16,7 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.rlhf.advantages import group_advantage, informative
+from algos.rlhf.objective import group_advantage, informative
 from algos.rlhf.preferences import Minibatch, paired
 from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts

@@ -8,8 +8,7 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.rlhf.responses import Responses
-from algos.rlhf.speaker import evaluated
+from algos.rlhf.responses import Responses, evaluated
 from envs.text import CharacterTokenizer, Prompts, Reward
 from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError

@@ -1,0 +1,229 @@
+"""Random network distillation: agents are also paid for what is new to them (`--rnd true` of PPO).
+
+Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. A network that is never
+trained, the target, gives features of observations; another, the predictor, learns to give the same for
+what was seen. Where it still errs is new, and its error a reward. These rewards have a value function and a
+discount of their own, and continue from episode to episode (section 2.3). `K` features.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from algos import normalize
+from algos.layers import Layers, Trunk, features
+from algos.losses import generalized_advantage_estimation, value_error
+from algos.networks import Network, of_module
+from algos.normalize import RunningStatistics
+from algos.rollout import environment_major, time_major
+from envs import TimeStep, features_and_mask
+from envs.composite import ObservationSpace
+
+_CLIP = 5.0  # deviations, of observations (section 2.4)
+_DEEPER = 2  # layers that the predictor has more, as in the authors' code
+
+
+class Parameters(NamedTuple):
+    """The parameters that are trained."""
+
+    agent: Any  # of PPO's own network
+    predictor: Any
+    value: Any  # of the value of novelty
+
+
+class Known(NamedTuple):
+    """The novelty bonus's state apart from parameters."""
+
+    target: Any  # parameters of the network that is never trained
+    observation_statistics: Any  # that both networks' observations are normalised by; None for categories
+    return_statistics: RunningStatistics  # of the discounted novelty that rewards are divided by
+
+
+class Novelty(NamedTuple):
+    """What the novelty losses need of samples `[N]`."""
+
+    observation: Any  # [N, *obs], what the step led to, as predictor and target see it
+    features: jax.Array  # [N, K] float32, of the target
+    trains: jax.Array  # [N] bool, whether the predictor learns from it
+    value_target: jax.Array  # [N] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """Random network distillation: its networks and functions.
+
+    Attributes:
+      observation_space: observations that may be novel, `privileged` parts included.
+      layers: layers of target and value; the predictor has two more dense layers.
+      features: K.
+      discount: of novelty.
+      lambda_: of generalised advantage estimation.
+      share: share of the samples that train the predictor.
+      coefficient, value_coefficient: weights of novelty's advantage, and of its value loss.
+    """
+
+    observation_space: ObservationSpace
+    layers: Layers
+    features: int
+    discount: float
+    lambda_: float
+    share: float
+    coefficient: float = 0.5
+    value_coefficient: float = 0.5
+
+    def agent(self, parameters: Parameters) -> Any:
+        """The parameters of the agent's own network."""
+        return parameters.agent
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
+        """Initial parameters (with the agent's), state, and novelty returns."""
+        predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
+        seen, _ = features_and_mask(observation)
+        statistics = None
+        if normalize.has_statistics(self.observation_space):
+            statistics = normalize.init_observations(self.observation_space)
+        shown = _normalized(statistics, seen)
+        return (
+            Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
+            Known(self._target.init(target, shown), statistics, normalize.init(())),
+            jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32),
+        )
+
+    def added(
+        self,
+        advantage: jax.Array,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        see: Callable[[Any], Any],
+        trajectory: Any,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """Advantages `[T, B]` with those of novelty, and the other results of `judged`.
+
+        `see` maps observations to the input of the agent's network; other arguments are as for `judged`.
+        """
+        time_step = trajectory.time_step
+        last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
+        seen = see(trajectory.observation), see(last)
+        key = jax.random.fold_in(key, 1)
+        found = self.judged(parameters, known, running, seen, time_step, key)
+        return advantage + self.coefficient * found[0], *found[1:]
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """A loss over samples `[N]` with the novelty losses added, and its terms."""
+        more, of_novelty = self.loss(
+            parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
+        )
+        return loss + more, {**parts, **of_novelty}
+
+    def judged(
+        self,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        seen: tuple[Any, Any],
+        step: TimeStep,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """The novelty of a rollout.
+
+        `running [B]` float32 is discounted novelty so far; `seen` are inputs of the agent's network: `[T, B,
+        *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` selects the samples for the
+        predictor. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
+        metrics.
+        """
+        steps, num_envs = step.reward.shape
+        final, _ = features_and_mask(step.final_observation)
+        statistics = known.observation_statistics
+        if statistics is not None:
+            statistics = normalize.update_observations(statistics, final)
+        shown = _normalized(statistics, final)
+        rows = jax.tree.map(environment_major, shown)
+        features = self._target.apply(known.target, rows)
+        error = _error(self._predictor.apply(parameters.predictor, rows), features)
+        new = time_major(error, steps)
+        never = jnp.zeros((steps, num_envs), bool)
+        running, returns = normalize.accumulate_rollout_returns(running, new, never, self.discount)
+        return_statistics = normalize.update(known.return_statistics, returns)
+        reward = normalize.scale(return_statistics, new)
+
+        def value_of(observation: Any) -> jax.Array:
+            return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
+
+        value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
+        # A row is followed by the next, in whichever episode.
+        after = jnp.concatenate([value[1:], value_of(seen[1])[None]])
+        advantage, target = generalized_advantage_estimation(
+            reward, value, after, never, never, self.discount, self.lambda_
+        )
+        trains = jax.random.uniform(key, (steps, num_envs)) < self.share
+        samples = Novelty(shown, time_major(features, steps), trains, target)
+        known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
+        return advantage, samples, known, running, {"novelty": jnp.mean(new)}
+
+    def loss(
+        self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The terms added to PPO's loss over samples `[N]`.
+
+        `seen [N, *obs]` are inputs of the agent's network.
+        """
+        error = _error(self._predictor.apply(parameters.predictor, novelty.observation), novelty.features)
+        trains = novelty.trains.astype(jnp.float32)
+        predictor_loss = jnp.sum(error * trains) / jnp.maximum(jnp.sum(trains), 1.0)
+        value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
+        value_loss = value_error(value, novelty.value_target)
+        parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
+        return predictor_loss + value_coefficient * value_loss, parts
+
+    def _network(self, outputs: int, scale: float, deeper: int = 0) -> Network:
+        hidden = self.layers.hidden or ()
+        more = dataclasses.replace(self.layers, hidden=(*hidden, *hidden[-1:] * deeper))
+        return of_module(_Embedding(self.observation_space, more, outputs, scale))
+
+    @property
+    def _target(self) -> Network:
+        return self._network(self.features, 2.0**0.5)
+
+    @property
+    def _predictor(self) -> Network:
+        return self._network(self.features, 2.0**0.5, _DEEPER)
+
+    @property
+    def _value(self) -> Network:
+        return self._network(1, 1.0)
+
+
+class _Embedding(nn.Module):
+    """Observations with all parts to `[N, outputs]`."""
+
+    observation_space: ObservationSpace
+    layers: Layers
+    outputs: int
+    scale: float
+
+    @nn.compact
+    def __call__(self, observation: Any) -> jax.Array:
+        inputs = features(observation, self.observation_space, self.layers.convolve)
+        return Trunk(self.layers, self.outputs, self.scale)(inputs)
+
+
+def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
+    """Mean squared error of each row `[N, K]`: `[N]` (equation 1, over the number of features)."""
+    return jnp.mean(jnp.square(predicted - features), axis=-1)
+
+
+def _normalized(statistics: Any, observation: Any) -> Any:
+    if statistics is None:
+        return observation
+    return jax.tree.map(
+        lambda x: jnp.clip(x, -_CLIP, _CLIP) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        normalize.normalize_observations(statistics, observation),
+    )
