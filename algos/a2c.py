@@ -22,16 +22,16 @@ from algos.agent import Agent, Rollouts
 from algos.layers import PolicyLayers
 from algos.losses import Advantages, WeightedLoss
 from algos.networks import NETWORK, Network
-from algos.on_policy import Trajectory
+from algos.on_policy import LEARNED, Trajectory
 from algos.optimizers import ClippedOptimizer
-from algos.rollout import episode_metrics, rollout, values_after
+from algos.rollout import episode_metrics, values_after
 from algos.values import Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class A2C(Agent, driver=on_policy):
+class A2C(Agent, driver=on_policy, presets="A2C"):
     """A2C for discrete, multi-discrete and continuous actions.
 
     Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017), which Stable-Baselines3
@@ -45,7 +45,6 @@ class A2C(Agent, driver=on_policy):
     80
     """
 
-    presets_of: ClassVar[str] = "A2C"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -107,7 +106,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class A3C(A2C):
+class A3C(A2C, presets="A3C"):
     """A3C for discrete, multi-discrete and continuous actions; fields, loss and optimiser are those of `A2C`.
 
     RMSProp's statistics are shared by the workers ("Shared RMSProp" in the paper). By default a worker has
@@ -120,8 +119,6 @@ class A3C(A2C):
     >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
     2
     """
-
-    presets_of: ClassVar[str] = "A3C"
 
     num_workers: int = hyperparameter(4, "workers, each with parameters and environments of its own")
 
@@ -153,56 +150,32 @@ class A3C(A2C):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration: all workers have the same parameters."""
         start = super().init(key)
-        return State(
-            parameters=start.parameters,
-            optimizer_state=start.optimizer_state,
-            worker_parameters=jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters
-            ),
-            observation_statistics=start.observation_statistics,
-            return_statistics=start.return_statistics,
-            running_return=self._by_worker(start.running_return),
-            env_state=self._by_worker(start.env_state),
-            observation=self._by_worker(start.observation),
-            key=start.key,
-            iteration=start.iteration,
-            bonus=start.bonus,
-        )
+        workers = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters)
+        divided = ("running_return", "env_state", "observation")
+        common = {name: getattr(start, name) for name in State._fields if name != "worker_parameters"}
+        common |= {name: self._by_worker(common[name]) for name in divided}
+        return State(worker_parameters=workers, **common)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: self.act(
+        trajectory, after, paid = on_policy.acted(
+            self,
+            state,
+            lambda observation, keys: self.act(
                 state.worker_parameters, state.observation_statistics, observation, keys
             ),
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            **self._rolling,
+            rollout_key,
         )
-        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-        learned, worker_parameters, running_return, metrics = self.learn(
-            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+        learned, workers, running_return, metrics = self.learn(
+            tuple(getattr(state, name) for name in LEARNED[:4]),
             state.worker_parameters,
             state.running_return,
-            Trajectory(observations, actions, None, time_steps),
+            trajectory,
         )
-        parameters, optimizer_state, observation_statistics, return_statistics = learned
-        state = State(
-            parameters=parameters,
-            optimizer_state=optimizer_state,
-            worker_parameters=worker_parameters,
-            observation_statistics=observation_statistics,
-            return_statistics=return_statistics,
-            running_return=running_return,
-            env_state=env_state,
-            observation=observation,
-            key=key,
-            iteration=state.iteration + 1,
-            bonus=bonus,
-        )
-        return state, {**metrics, **paid}
+        after |= dict(zip(LEARNED[:4], learned, strict=True))
+        after |= {"worker_parameters": workers, "running_return": running_return}
+        return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
 
     # --- fragments; their batch axis is that of the workers ---
 

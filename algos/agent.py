@@ -95,7 +95,10 @@ class Agent(HasPresets):
         self._check()
 
     def __init_subclass__(cls, driver: Any = None, **options: Any) -> None:
-        """Adds the `MEMBERS` of a driver (`algos.off_policy`), unless the class defines them itself."""
+        """Adds the `MEMBERS` of a driver (`algos.off_policy`), unless the class defines them itself.
+
+        Those that are settings come after the class's own.
+        """
         for name, value in getattr(driver, "MEMBERS", {}).items():
             if name not in vars(cls):
                 setattr(cls, name, value)

@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaZero(Agent):
+class AlphaZero(Agent, presets="AlphaZero"):
     """Gumbel AlphaZero, for games of two players who move in turn and see everything.
 
     `env` is an agent against an opponent (`envs.games.Against`). Its game is what is learned, by self-play;
@@ -73,7 +73,6 @@ class AlphaZero(Agent):
     1024
     """
 
-    presets_of: ClassVar[str] = "AlphaZero"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
     default_env: ClassVar[str] = "game:connect_four"
 

@@ -10,7 +10,7 @@ Letters in shapes: `N` samples of a minibatch.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -23,11 +23,9 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
 from algos.layers import Layers, features, head, hidden_layers
 from algos.networks import Network, actor_features
-from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition
+from algos.replay import ReplayUpdates, Transition
 from algos.sac import Apart, Entropy, Parameters, ReturnGrid
-from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
@@ -195,7 +193,7 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CrossQ(Agent, driver=off_policy):
+class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     """CrossQ for continuous actions within bounds.
 
     Defaults are those of the paper (its table of hyperparameters), but for critics of half the width, as in
@@ -209,8 +207,6 @@ class CrossQ(Agent, driver=off_policy):
     8
     """
 
-    presets_of: ClassVar[str] = "CrossQ"
-
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
     replaying = ReplayUpdates(
@@ -220,9 +216,7 @@ class CrossQ(Agent, driver=off_policy):
     discount: float = hyperparameter(0.99, "gamma")
     entropy = Entropy()
     grid = ReturnGrid()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
     first_moment_decay: float = hyperparameter(0.5, "Adam's beta_1: short, since targets move at once")
     policy_delay: int = hyperparameter(3, "updates of the critics for each of the actor and the temperature")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
@@ -232,9 +226,6 @@ class CrossQ(Agent, driver=off_policy):
     renorm_after: int = hyperparameter(
         100_000, "updates after which minibatches are corrected towards the running statistics"
     )
-    transforming = Transforming()
-    replays = StepReplay()
-    explorer = ExplorerChoice()
 
     def __post_init__(self):
         off_policy.check(self)

@@ -94,7 +94,7 @@ class Distributions:
 
 @dataclasses.dataclass(frozen=True)
 class DistributionalDQN(DQN):
-    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `loss`.
+    """Base of `QRDQN` and `C51`; a subclass adds `_numbers_are`, `_mean` and `loss`.
 
     One choice alone: the returns of branches that are fitted to a mean have no distribution of their own.
     """
@@ -116,10 +116,12 @@ class DistributionalDQN(DQN):
             self, not self.dueling, "dueling=True: distributions have no head of values and advantages here"
         )
 
+    _numbers_are: ClassVar[str]  # the field with K
+
     @property
     def numbers_of_an_action(self) -> int:
         """K."""
-        raise NotImplementedError
+        return getattr(self, self._numbers_are)
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
         """Means `[..., n]` of the returns of `numbers [..., n, K]`."""
@@ -153,7 +155,7 @@ def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class QRDQN(DistributionalDQN):
+class QRDQN(DistributionalDQN, presets="QRDQN"):
     """QR-DQN for discrete actions, with the fields of `DQN` and two of its own.
 
     Raises:
@@ -164,8 +166,6 @@ class QRDQN(DistributionalDQN):
     51
     """
 
-    presets_of: ClassVar[str] = "QRDQN"
-
     quantiles: int = hyperparameter(51, "K, of each action's return")
     huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
 
@@ -173,10 +173,7 @@ class QRDQN(DistributionalDQN):
         super().__post_init__()
         require_positive(self, "quantiles", "huber_threshold")
 
-    @property
-    def numbers_of_an_action(self) -> int:
-        """K."""
-        return self.quantiles
+    _numbers_are = "quantiles"
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
         return jnp.mean(numbers, axis=-1)
@@ -197,7 +194,7 @@ class QRDQN(DistributionalDQN):
 
 
 @dataclasses.dataclass(frozen=True)
-class C51(DistributionalDQN):
+class C51(DistributionalDQN, presets="C51"):
     """C51 for discrete actions, with the fields of `DQN` and three of its own.
 
     Returns are assumed between `value_min` and `value_max`; the metric `outside` is the share of the targets
@@ -212,8 +209,6 @@ class C51(DistributionalDQN):
     [-100.0, -50.0, 0.0, 50.0, 100.0]
     """
 
-    presets_of: ClassVar[str] = "C51"
-
     atoms: int = hyperparameter(101, "K, returns of the grid")
     value_min: float = hyperparameter(-100.0, "the smallest of them")
     value_max: float = hyperparameter(100.0, "the largest")
@@ -227,10 +222,7 @@ class C51(DistributionalDQN):
             f"value_min={self.value_min}, value_max={self.value_max}: the first must be below the second",
         )
 
-    @property
-    def numbers_of_an_action(self) -> int:
-        """K."""
-        return self.atoms
+    _numbers_are = "atoms"
 
     @property
     def _grid(self) -> Distributions:

@@ -248,7 +248,7 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(Agent):
+class DQN(Agent, presets="DQN"):
     """Deep Q-learning for discrete actions; of several choices with a branch for each (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
@@ -263,7 +263,6 @@ class DQN(Agent):
     8
     """
 
-    presets_of: ClassVar[str] = "DQN"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment

@@ -29,7 +29,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 
 
 @dataclasses.dataclass(frozen=True)
-class IMPALA(Agent, driver=on_policy):
+class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
     Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
@@ -43,7 +43,6 @@ class IMPALA(Agent, driver=on_policy):
     320
     """
 
-    presets_of: ClassVar[str] = "IMPALA"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment

@@ -89,7 +89,7 @@ class MultiAgentPPO(RecurrentPPO):
 
 
 @dataclasses.dataclass(frozen=True)
-class IPPO(MultiAgentPPO):
+class IPPO(MultiAgentPPO, presets="IPPO"):
     """IPPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
     Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
@@ -102,12 +102,11 @@ class IPPO(MultiAgentPPO):
     2048
     """
 
-    presets_of: ClassVar[str] = "IPPO"
     central_value: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)
-class MAPPO(MultiAgentPPO):
+class MAPPO(MultiAgentPPO, presets="MAPPO"):
     """MAPPO with shared parameters, recurrent or feed-forward, for discrete and continuous actions.
 
     The central value function sees the observations of all agents concatenated (the paper's section 4, as in
@@ -121,7 +120,6 @@ class MAPPO(MultiAgentPPO):
     4
     """
 
-    presets_of: ClassVar[str] = "MAPPO"
     central_value: ClassVar[bool] = True
 
     recurrent: bool = hyperparameter(True, "actor and critic have a memory, as in RecurrentPPO")

@@ -23,9 +23,17 @@ from algos import distributions, networks
 from algos.distributions import stretched
 from algos.layers import Layers
 from algos.networks import NETWORK, Network
-from algos.replay import Replay, ReplayState, Step, whole_updates
+from algos.replay import Replay, ReplayState, Step, StepReplay, whole_updates
 from algos.rollout import Actor, Recollection, episode_metrics, rollout, rollout_with_memory
-from algos.values import NO_MEMORY, Head, NoMemory, Remembered
+from algos.values import (
+    NO_MEMORY,
+    ExplorerChoice,
+    Head,
+    NoMemory,
+    ObservationNormalizer,
+    Remembered,
+    Transforming,
+)
 from envs import Box, Observation, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -457,6 +465,11 @@ def _outputs(self: Any) -> int:
 
 
 MEMBERS = {
+    "normalizers": ObservationNormalizer(),
+    "networks": ActorAndCritics(),
+    "transforming": Transforming(),
+    "explorer": ExplorerChoice(),
+    "replays": StepReplay(),
     "action_spaces": (Box,),
     "default_env": "Pendulum-v1",
     "__post_init__": check,

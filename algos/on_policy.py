@@ -35,6 +35,10 @@ class State(NamedTuple):
     bonus: Any = None  # what `Agent.bonus` knows
 
 
+# What a learner changes, of a state.
+LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_statistics", "known")
+
+
 class Trajectory(NamedTuple):
     """A rollout. The loss gets it with normalised observations and rewards, if that is on."""
 
@@ -95,43 +99,32 @@ def iteration(
     """
     act, learn = act or algorithm.act, learn or algorithm.learn
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
-    env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
-        act=lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
-        key=rollout_key,
-        env_state=state.env_state,
-        observation=state.observation,
-        **algorithm._rolling,
+    trajectory, after, paid = acted(
+        algorithm,
+        state,
+        lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
+        rollout_key,
     )
-    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
-    trajectory = Trajectory(observations, actions, decisions, time_steps)
-    learned, (running_return, running_novelty), metrics = learn(
-        (
-            state.parameters,
-            state.optimizer_state,
-            state.observation_statistics,
-            state.return_statistics,
-            state.known,
-        ),
+    learned, running, metrics = learn(
+        tuple(getattr(state, name) for name in LEARNED),
         (state.running_return, state.running_novelty),
         algorithm.transforming.rows(trajectory, state.parameters, learn_key),
         learn_key,
     )
-    parameters, optimizer_state, observation_statistics, return_statistics, known = learned
-    state = State(
-        parameters=parameters,
-        optimizer_state=optimizer_state,
-        observation_statistics=observation_statistics,
-        return_statistics=return_statistics,
-        running_return=running_return,
-        env_state=env_state,
-        observation=observation,
-        key=key,
-        iteration=state.iteration + 1,
-        known=known,
-        running_novelty=running_novelty,
-        bonus=bonus,
+    after |= dict(zip((*LEARNED, "running_return", "running_novelty"), (*learned, *running), strict=True))
+    return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
+
+
+def acted(
+    algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
+) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
+    """A rollout `[T, B]` with the bonus, what it changes in the state by name, and metrics of the bonus."""
+    env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
+        act=act, key=key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
     )
-    return state, {**metrics, **paid}
+    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
+    after = {"env_state": env_state, "observation": observation, "bonus": bonus}
+    return Trajectory(observations, actions, decisions, time_steps), after, paid
 
 
 def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:

@@ -25,21 +25,10 @@ StepSize: TypeAlias = float | jax.Array | optax.Schedule
 
 
 # Functions of optax, and of optax.contrib, that make an optimiser of a step size alone.
-NAMES = (
-    *(
-        "adabelief",
-        "adadelta",
-        "adafactor",
-        "adagrad",
-        "adam",
-        "adamax",
-        "adamaxw",
-        "adamw",
-        "adan",
-        "amsgrad",
-    ),
-    *("lamb", "lars", "lion", "noisy_sgd", "novograd", "radam", "rmsprop", "sgd", "sm3", "yogi"),
-    *("ademamix", "adopt", "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "sophia"),
+NAMES = tuple(
+    "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad"
+    " lamb lars lion noisy_sgd novograd radam rmsprop sgd sm3 yogi"
+    " ademamix adopt muon prodigy schedule_free_adamw schedule_free_sgd sophia".split()
 )
 
 

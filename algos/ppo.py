@@ -116,7 +116,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPO(Agent):
+class PPO(Agent, presets="PPO"):
     """PPO for discrete, multi-discrete and continuous actions.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
@@ -130,7 +130,6 @@ class PPO(Agent):
     976
     """
 
-    presets_of: ClassVar[str] = "PPO"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment

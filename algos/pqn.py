@@ -45,7 +45,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(Agent):
+class PQN(Agent, presets="PQN"):
     """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/dqn.py`).
 
     Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers.
@@ -58,7 +58,6 @@ class PQN(Agent):
     244
     """
 
-    presets_of: ClassVar[str] = "PQN"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment

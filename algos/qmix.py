@@ -9,7 +9,6 @@ Letters in shapes: `N` rows of any origin, `A` agents, `S` numbers of a state, `
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -22,7 +21,7 @@ from fdg.settings.fields import float_or_array, hyperparameter, require, require
 
 
 @dataclasses.dataclass(frozen=True)
-class QMIX(ValueDecomposition):
+class QMIX(ValueDecomposition, presets="QMIX"):
     """QMIX for discrete actions of several agents, feed-forward or recurrent (`memory`).
 
     The state that the mixing network sees are the observations of all agents side by side, as MAPPO's central
@@ -35,8 +34,6 @@ class QMIX(ValueDecomposition):
     >>> QMIX(env=envs.make("probe:agents")).mixer_size
     32
     """
-
-    presets_of: ClassVar[str] = "QMIX"
 
     mixer_size: int = hyperparameter(32, "units of the mixing network's hidden layer")
     hypernetwork: tuple[int, ...] = hyperparameter(

@@ -24,7 +24,7 @@ from algos.layers import PolicyLayers
 from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
 from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
-from algos.on_policy import Trajectory
+from algos.on_policy import LEARNED, Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
 from algos.recurrent import recurrent_actor_critic, with_memory
 from algos.rollout import (
@@ -80,7 +80,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentPPO(Agent):
+class RecurrentPPO(Agent, presets="RecurrentPPO"):
     """PPO with a memory in the actor and one in the critic: a GRU, or what `memory` says.
 
     Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
@@ -94,7 +94,6 @@ class RecurrentPPO(Agent):
     488
     """
 
-    presets_of: ClassVar[str] = "RecurrentPPO"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
     env: Environment
@@ -197,19 +196,15 @@ class RecurrentPPO(Agent):
         bonus, time_steps, paid = self._paid(state.bonus, time_steps)
         trajectory = Trajectory(observations, actions, decisions, time_steps)
         learned, running_return, past, metrics = self.learn(
-            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            tuple(getattr(state, name) for name in LEARNED[:4]),
             state.running_return,
             state.recollection.memory,
             state.past,
             self.transforming.rows(trajectory, state.parameters, shuffle_key),
             shuffle_key,
         )
-        parameters, optimizer_state, observation_statistics, return_statistics = learned
-        state = State(
-            parameters=parameters,
-            optimizer_state=optimizer_state,
-            observation_statistics=observation_statistics,
-            return_statistics=return_statistics,
+        state = state._replace(
+            **dict(zip(LEARNED[:4], learned, strict=True)),
             running_return=running_return,
             env_state=env_state,
             observation=observation,

@@ -13,7 +13,7 @@ Letters in shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,11 +27,9 @@ from algos.distributions import TanhNormal
 from algos.layers import Layers, Trunk, features
 from algos.losses import quantile_error
 from algos.networks import Network
-from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition
+from algos.replay import ReplayUpdates, Transition
 from algos.sac import Apart, Entropy, Parameters
-from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -149,14 +147,9 @@ class SoftEnsemble(Agent, driver=off_policy):
     discount: float = hyperparameter(0.99, "gamma")
     entropy = Entropy()
     ensemble = Ensemble()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
-    replays = StepReplay()
-    explorer = ExplorerChoice()
-    transforming = Transforming()
 
     _keys = len(Keys._fields)  # of each sample of a gradient step
 
@@ -267,7 +260,7 @@ class SoftEnsemble(Agent, driver=off_policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class REDQ(SoftEnsemble):
+class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
     Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics for
@@ -280,8 +273,6 @@ class REDQ(SoftEnsemble):
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration
     20
     """
-
-    presets_of: ClassVar[str] = "REDQ"
 
     replaying = ReplayUpdates(
         buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=20.0
@@ -315,7 +306,7 @@ class REDQ(SoftEnsemble):
 
 
 @dataclasses.dataclass(frozen=True)
-class DroQ(REDQ):
+class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
     Defaults are those of the paper: a hidden layer of a critic is dense, then dropout of 0.01, layer
@@ -326,13 +317,11 @@ class DroQ(REDQ):
       FdgError: (construction) a field out of range, or actions without bounds.
     """
 
-    presets_of: ClassVar[str] = "DroQ"
-
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
-class TQC(SoftEnsemble):
+class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
     Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
@@ -341,8 +330,6 @@ class TQC(SoftEnsemble):
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
     """
-
-    presets_of: ClassVar[str] = "TQC"
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))
     quantiles: int = hyperparameter(25, "K, of each critic")

@@ -8,7 +8,7 @@ Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` sam
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,9 @@ from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
 from algos.layers import Layers
-from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition
-from algos.values import ExplorerChoice, MemoryChoice, ObservationNormalizer, Transforming
+from algos.replay import ReplayUpdates, Transition
+from algos.values import MemoryChoice
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
@@ -215,7 +214,7 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(Agent, driver=off_policy):
+class SAC(Agent, driver=off_policy, presets="SAC"):
     """SAC for continuous actions within bounds.
 
     Defaults are those of the paper (table 1), but for four environments and a start as in CleanRL (Huang et
@@ -230,8 +229,6 @@ class SAC(Agent, driver=off_policy):
     (8, 125000)
     """
 
-    presets_of: ClassVar[str] = "SAC"
-
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
     replaying = ReplayUpdates(
@@ -241,13 +238,8 @@ class SAC(Agent, driver=off_policy):
     discount: float = hyperparameter(0.99, "gamma")
     entropy = Entropy()
     grid = ReturnGrid()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    transforming = Transforming()
-    replays = StepReplay()
-    explorer = ExplorerChoice()
     remembering = MemoryChoice()
 
     _keys = 2  # of each sample of a gradient step

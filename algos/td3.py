@@ -9,7 +9,7 @@ Letters in shapes: `B` environments, `D` components of an action, `N` samples of
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,10 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import Normal
 from algos.layers import Layers
 from algos.networks import Network
-from algos.off_policy import ActorAndCritics
 from algos.optimizers import OptimizerSettings
-from algos.replay import ReplayUpdates, StepReplay, Transition
+from algos.replay import ReplayUpdates, Transition
 from algos.sac import ReturnGrid
-from algos.values import ExplorerChoice, MemoryChoice, ObservationNormalizer, Transforming
+from algos.values import MemoryChoice, ObservationNormalizer
 from envs import Environment
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 from fdg.settings.parts import Part
@@ -81,7 +80,7 @@ class DelayedTargets(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(Agent, driver=off_policy):
+class TD3(Agent, driver=off_policy, presets="TD3"):
     """TD3 for continuous actions within bounds.
 
     Defaults are those of the paper (section 6.1 and its supplement C) as CleanRL has them, but for four
@@ -95,8 +94,6 @@ class TD3(Agent, driver=off_policy):
     8
     """
 
-    presets_of: ClassVar[str] = "TD3"
-
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
     replaying = ReplayUpdates(
@@ -106,12 +103,7 @@ class TD3(Agent, driver=off_policy):
     discount: float = hyperparameter(0.99, "gamma")
     delayed = DelayedTargets()
     grid = ReturnGrid()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
-    transforming = Transforming()
-    replays = StepReplay()
-    explorer = ExplorerChoice()
     remembering = MemoryChoice()
 
     _each = 1  # number that the actor gives for a component of an action
@@ -204,7 +196,7 @@ class TD3(Agent, driver=off_policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class FastTD3(TD3):
+class FastTD3(TD3, presets="FastTD3"):
     """FastTD3 for continuous actions within bounds.
 
     Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
@@ -219,8 +211,6 @@ class FastTD3(TD3):
     >>> FastTD3(env=envs.make("Pendulum-v1")).updates_per_iteration
     2
     """
-
-    presets_of: ClassVar[str] = "FastTD3"
 
     rollouts = Rollouts(num_envs=128, num_steps=1, total_steps=12_800_000)
     replaying = ReplayUpdates(

@@ -333,7 +333,7 @@ class ValueDecomposition(Agent):
 
 
 @dataclasses.dataclass(frozen=True)
-class VDN(ValueDecomposition):
+class VDN(ValueDecomposition, presets="VDN"):
     """VDN for discrete actions of several agents, feed-forward or recurrent (`memory`).
 
     Raises:
@@ -343,8 +343,6 @@ class VDN(ValueDecomposition):
     >>> VDN(env=envs.make("probe:agents")).steps_per_iteration
     256
     """
-
-    presets_of: ClassVar[str] = "VDN"
 
     def _mixed(self, mixer, values: jax.Array, observation) -> jax.Array:
         """The sum (the paper's section 3, "the joint action-value function")."""

@@ -42,7 +42,7 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BC(Agent):
+class BC(Agent, presets="BC"):
     """Maximum likelihood of the actions of a data set, for discrete actions and those within bounds.
 
     Raises:
@@ -53,7 +53,6 @@ class BC(Agent):
     32
     """
 
-    presets_of: ClassVar[str] = "BC"
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
     steps_are: ClassVar[str] = "gradient steps"
     discount: ClassVar[float] = 1.0  # of replay; imitation does not use it

@@ -9,7 +9,7 @@ Letters in shapes: `N` samples of a minibatch, `K` actions drawn for each, `D` c
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,17 @@ import jax.numpy as jnp
 from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.layers import Layers
-from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Entropy, Parameters, ReturnGrid
-from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Box, Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class CQL(Agent, driver=learning):
+class CQL(Agent, driver=learning, presets="CQL"):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics
@@ -38,8 +36,6 @@ class CQL(Agent, driver=learning):
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
     """
-
-    presets_of: ClassVar[str] = "CQL"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -50,11 +46,7 @@ class CQL(Agent, driver=learning):
     num_actions: int = hyperparameter(10, "K: actions drawn of each of three kinds, for each sample")
     entropy = Entropy()
     grid = ReturnGrid()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
-    networks = ActorAndCritics()
-    explorer = ExplorerChoice()
-    transforming = Transforming()
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
 
     def __post_init__(self):

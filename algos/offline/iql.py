@@ -8,7 +8,7 @@ Letters in shapes: `N` samples of a minibatch, `D` components of an action.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,11 @@ from algos.agent import Agent, Rollouts
 from algos.layers import Layers
 from algos.losses import value_error
 from algos.networks import Network
-from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Learned
-from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
@@ -39,7 +37,7 @@ class Parameters(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class IQL(Agent, driver=learning):
+class IQL(Agent, driver=learning, presets="IQL"):
     """IQL for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion, but for standard deviations that depend on the observation
@@ -53,8 +51,6 @@ class IQL(Agent, driver=learning):
     32
     """
 
-    presets_of: ClassVar[str] = "IQL"
-
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
     data = Data()
@@ -64,11 +60,7 @@ class IQL(Agent, driver=learning):
     advantage_scale: float = hyperparameter(3.0, "beta of equation 7: weights are exp(beta * advantage)")
     largest_weight: float = hyperparameter(100.0, "what these weights are cut off at")
     target_rate: float = hyperparameter(0.005, "alpha: the part of the way that targets go at an update")
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
-    explorer = ExplorerChoice()
-    transforming = Transforming()
 
     def __post_init__(self):
         off_policy.check(self)

@@ -233,7 +233,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
 
 
 MEMBERS = {
-    **off_policy.MEMBERS,
+    **{name: value for name, value in off_policy.MEMBERS.items() if name != "replays"},
     "steps_are": "steps",
     "updates_per_iteration": property(updates),
     "learning_starts": property(learning_starts),

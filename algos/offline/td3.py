@@ -10,7 +10,7 @@ Letters in shapes: `B` environments, `n` samples of each, `N` samples of a minib
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,19 @@ from algos import off_policy
 from algos.agent import Agent, Rollouts
 from algos.layers import Layers
 from algos.networks import Network
-from algos.off_policy import ActorAndCritics
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
 from algos.sac import ReturnGrid
 from algos.td3 import TD3, DelayedTargets, Parameters
-from algos.values import ExplorerChoice, ObservationNormalizer, Transforming
+from algos.values import ObservationNormalizer
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_not_negative
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3BC(Agent, driver=learning):
+class TD3BC(Agent, driver=learning, presets="TD3BC"):
     """TD3+BC for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper (its table 5): observations are normalised by the statistics of the data.
@@ -44,8 +43,6 @@ class TD3BC(Agent, driver=learning):
     >>> TD3BC(env=envs.make("Pendulum-v1"), num_steps=2).updates_per_iteration
     16
     """
-
-    presets_of: ClassVar[str] = "TD3BC"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -59,9 +56,6 @@ class TD3BC(Agent, driver=learning):
     grid = ReturnGrid()
     normalizers = ObservationNormalizer(normalize_observation=True)
     layers = Layers(hidden=(256, 256), activation="relu")
-    networks = ActorAndCritics()
-    explorer = ExplorerChoice()
-    transforming = Transforming()
 
     def __post_init__(self):
         off_policy.check(self)
@@ -106,7 +100,7 @@ class Pairs(Replay):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReBRAC(Agent, driver=learning):
+class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     """ReBRAC for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion (appendix B), which chooses both penalties by data set.
@@ -114,8 +108,6 @@ class ReBRAC(Agent, driver=learning):
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
     """
-
-    presets_of: ClassVar[str] = "ReBRAC"
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
@@ -130,14 +122,10 @@ class ReBRAC(Agent, driver=learning):
     )
     delayed = DelayedTargets()
     grid = ReturnGrid()
-    normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
     critic_layer_norm: bool = hyperparameter(
         True, "normalise each layer of the critics before its activation"
     )
-    networks = ActorAndCritics()
-    explorer = ExplorerChoice()
-    transforming = Transforming()
 
     def __post_init__(self):
         off_policy.check(self)

@@ -24,7 +24,7 @@ _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str) -> DecoderConfig:
-    """The configuration of the checkpoint in a folder, with all files or only its `config.json` (for plans)."""
+    """The configuration of the checkpoint in a folder; for plans its `config.json` is enough."""
     return weights.check(path) if weights.has_tensors(path) else weights.planned_config(path)
 
 

@@ -5,7 +5,7 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class DPO(PreferenceAgent, JudgedAgent):
+class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
     """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
     The best and the worst of `group_size` responses form a pair; prompts with equal rewards do not count. As
@@ -31,8 +31,6 @@ class DPO(PreferenceAgent, JudgedAgent):
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
-
-    presets_of: ClassVar[str] = "DPO"
 
     respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
     beta: float = hyperparameter(0.1, "how strongly the reference holds")

@@ -10,7 +10,7 @@ a minibatch or a micro-batch.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(JudgedAgent):
+class GRPO(JudgedAgent, presets="GRPO"):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) and its relatives.
 
     `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values take
@@ -78,8 +78,6 @@ class GRPO(JudgedAgent):
     >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
     0.28
     """
-
-    presets_of: ClassVar[str] = "GRPO"
 
     token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(16, "prompts of an iteration")

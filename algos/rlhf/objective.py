@@ -260,18 +260,6 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
     return Objective(**{**own, **habits, **values})
 
 
-GRPO = objective("grpo")
-DR_GRPO = objective("dr_grpo")
-DAPO = objective("dapo")
-GSPO = objective("gspo")
-GMPO = objective("gmpo")
-CISPO = objective("cispo")
-SAPO = objective("sapo")
-RLOO = objective("rloo")
-REINFORCE_PLUS_PLUS = objective("reinforce_plus_plus")
-REINFORCE_PLUS_PLUS_BASELINE = objective("reinforce_plus_plus_baseline")
-
-
 # --- advantages ---
 
 

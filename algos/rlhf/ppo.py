@@ -9,7 +9,7 @@ a minibatch or a micro-batch.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,14 +66,12 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(JudgedAgent):
+class PPORLHF(JudgedAgent, presets="PPORLHF"):
     """PPO for language models with the KL penalty in the reward.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
-
-    presets_of: ClassVar[str] = "PPORLHF"
 
     token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(64, "prompts of an iteration")

@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardModel(PreferenceAgent):
+class RewardModel(PreferenceAgent, presets="RewardModel"):
     """Trains a decoder with a scalar head to rank two responses.
 
     Pairs come from a file (`text:preferences`), or are responses of the initial network, which is kept,
@@ -47,7 +47,6 @@ class RewardModel(PreferenceAgent):
     32
     """
 
-    presets_of: ClassVar[str] = "RewardModel"
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
     # Who responds is the policy that the run begins with; what learns begins as it, without a head.

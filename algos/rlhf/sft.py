@@ -39,7 +39,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SFT(LanguageAgent):
+class SFT(LanguageAgent, presets="SFT"):
     """Cross-entropy of the answers' tokens given their prompts; with `loss_on="assistant"` also of the
     assistant's earlier turns in the prompts (TRL's `assistant_only_loss`).
 
@@ -51,7 +51,6 @@ class SFT(LanguageAgent):
     20
     """
 
-    presets_of: ClassVar[str] = "SFT"
     steps_are: ClassVar[str] = "demonstrations"
     _imitates: ClassVar[bool] = True
 

@@ -31,8 +31,10 @@ class HasPresets(_AnyFields):
         "run.export(path), of the run that fdg.fit(algorithm, total_steps=N) returns"
     )
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Replaces parts by their fields."""
+    def __init_subclass__(cls, presets: str | None = None, **options: Any) -> None:
+        """Replaces parts by their fields; `presets` is `presets_of` of the class."""
+        if presets is not None:
+            cls.presets_of = presets
         super().__init_subclass__(**options)
         flattened(cls)
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from algos.language import Decoder, DecoderConfig, weights
-from algos.language.packing import pack, pack_rows
+from algos.language.packing import pack_rows
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
@@ -143,37 +143,32 @@ def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
     assert not (tmp_path / "odd").exists()
 
 
-def test_a_program_packs_as_the_host_does():
+def first_fit_decreasing(lengths, width):
+    """Tokens and segments of packed rows `[rows, width]`; all tokens of sequence i are i + 1."""
+    rows = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((row for row in rows if len(row) + lengths[i] <= width), None)
+        if row is None:
+            rows.append(row := [])
+        row += [(i + 1, row[-1][1] + 1 if row else 1)] * lengths[i]
+    full = np.array([row + [(0, 0)] * (width - len(row)) for row in rows])
+    return full[..., 0], full[..., 1]
+
+
+def test_a_program_packs_by_first_fit_decreasing():
     draw = np.random.default_rng(1)
     lengths = draw.integers(1, 7, 20)
     tokens = np.zeros((20, 9), np.int32)
     for i, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
         row[draw.permutation(9)[:length]] = i + 1  # padding anywhere
-    want = pack([[i + 1] * n for i, n in enumerate(lengths)], 8)
-    found = pack_rows(tokens, tokens > 0, len(want.tokens), 8)
-    np.testing.assert_array_equal(found.tokens, want.tokens)
-    np.testing.assert_array_equal(found.segments, want.segments)
-    np.testing.assert_array_equal(found.moved(jax.numpy.asarray(tokens)), want.tokens)
+    want, segments = first_fit_decreasing(lengths.tolist(), 8)
+    found = pack_rows(tokens, tokens > 0, len(want), 8)
+    np.testing.assert_array_equal(found.tokens, want)
+    np.testing.assert_array_equal(found.segments, segments)
+    np.testing.assert_array_equal(found.moved(jax.numpy.asarray(tokens)), want)
     few = pack_rows(tokens, tokens > 0, 3, 8)
     counted = [int((few.tokens == i + 1).sum()) for i in range(20)]
     assert counted == list(np.where(few.fits, lengths, 0)) and 0 < few.fits.sum() < 20
-
-
-def test_sequences_are_packed_whole_and_apart():
-    words = np.random.default_rng(0)
-    sequences = [list(words.integers(1, 9, words.integers(1, 7))) for _ in range(40)]
-    packed = pack(sequences, 8, rows=30)
-    for sequence, row, start in zip(sequences, packed.row, packed.start, strict=True):
-        place = slice(start, start + len(sequence))
-        assert packed.tokens[row, place].tolist() == sequence
-        (number,) = set(packed.segments[row, place].tolist())
-        assert (packed.segments[row] == number).sum() == len(sequence)
-    assert (packed.segments > 0).sum() == sum(map(len, sequences))
-    assert packed.row.max() < 1.25 * sum(map(len, sequences)) / 8
-    with pytest.raises(FdgError, match="sequence 1 has 9 tokens: rows hold 1 to length=8"):
-        pack([[1], [2] * 9], 8)
-    with pytest.raises(FdgError, match="3 sequences take 3 rows of 8, and rows=2"):
-        pack([[1] * 8] * 3, 8, rows=2)
 
 
 def altered(folder, file="config.json", **changes):
