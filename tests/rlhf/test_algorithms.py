@@ -276,6 +276,17 @@ def test_ratios_over_what_was_drawn_need_no_second_look_at_it():
     assert float(also["log_prob_difference_max"]) < 1e-5 > float(also["log_prob_difference"])
 
 
+@pytest.mark.parametrize("whose, ratio", [("learner", 1.0), ("actor", 1.1)])
+def test_ratios_are_over_the_policy_that_is_asked_for(whose, ratio):
+    """The actor gave each token 1 / 1.1 of the probability that the learner gives it."""
+    algorithm = made("grpo", group_size=2, num_minibatches=1, old_log_prob=whose)
+    state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
+    log_prob = scores(algorithm.network, state.parameters, batch.responses, algorithm.temperature)[0]
+    batch = batch._replace(sampled_log_prob=log_prob - jnp.log(1.1))
+    *_, measures = jax.jit(algorithm.learn)(state.parameters, state.optimizer_state, 0, batch, state.key)
+    assert float(measures["ratio_max"]) == pytest.approx(ratio, abs=1e-5)
+
+
 def test_the_gradient_is_that_of_reinforce_written_by_hand():
     """-1 / (N R) sum of A log pi over tokens that were said, A a reward less its group's mean."""
     algorithm = made("grpo", group_size=4, variant="dr_grpo", temperature=0.7)
