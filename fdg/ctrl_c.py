@@ -77,6 +77,33 @@ def signal_handler(handler: Callable[[int, Any], object], grace: float | None = 
         set_grace_period(0)
 
 
+@contextlib.contextmanager
+def collected_signals(
+    end: Callable[[int], object], most: int = 1, grace: float | None = None
+) -> Iterator[list[int]]:
+    """A context that collects SIGINT and SIGTERM in a list; those after the first `most` are given to `end`.
+
+    `grace` is as in `set_grace_period`, and continues after the context if a signal came. Outside the main
+    thread nothing is collected.
+    """
+    caught: list[int] = []
+
+    def keep(number: int, _: Any) -> None:
+        caught.append(number)
+        if len(caught) > most:
+            end(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    try:
+        with signal_handler(keep, grace):
+            yield caught
+    finally:
+        if caught and grace:
+            set_grace_period(grace)
+
+
 def set_peer_notifier(notify: Callable[[str], None]) -> None:
     """Sets the function that tells the other processes of a run; it may end this process too."""
     global _notify_peers

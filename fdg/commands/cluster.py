@@ -17,6 +17,7 @@ from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
 from fdg.training.job import Job, steps_of
 from fdg.training.settings import AUTO_LAG
+from fdg.training.settling import chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         algorithm, graph = _grown(job.algorithm, given, count, graphs)
 
         def choose(one: Cluster) -> Any:
-            return _chosen(job.policy, algorithm, one, graph, job.agents)
+            return chosen(job.policy, algorithm, graph, one, job.agents, all_devices=True)
 
         said.append(sensitivity_table(sensitivity(choose, cluster.of(count))))
     return said
@@ -194,20 +195,6 @@ def _named(policy: Any) -> dict[str, Any]:
 
 def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
-
-
-def _chosen(policy: Any, algorithm: Any, cluster: Cluster, graph: fdg.FDG, agents: int | None) -> Any:
-    """The fastest policy on all devices of a cluster, within the limits of an `Auto`."""
-    allowed = policy if isinstance(policy, policies.Auto) else policies.Auto()
-    return policies.auto(
-        algorithm,
-        cluster,
-        max_staleness=allowed.max_staleness,
-        may_change=allowed.changeable,
-        num_seeds=agents,
-        graph=graph,
-        all_devices=True,
-    )
 
 
 def _grown(
@@ -241,7 +228,7 @@ def _point(
     algorithm, graph = _grown(job.algorithm, given, count, graphs)
     cluster = whole.of(count)
     if isinstance(policy, policies.Auto):
-        policy = _chosen(policy, algorithm, cluster, graph, job.agents).policy
+        policy = chosen(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
     elif job.described.get("lag") == AUTO_LAG:
         choice = quickest_lag(graph, policy, count, cluster, job.agents)
         policy = dataclasses.replace(policy, lag=choice.lag)

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c, ray_cluster
@@ -100,7 +100,7 @@ class OnRay:
 
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
-        with _signals() as asked:
+        with ctrl_c.collected_signals(_end, 2) as asked:  # forwarded to the processes, which save first
             started: list[_Started] = []
             try:
                 started, meeting = self._place()
@@ -259,17 +259,5 @@ def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:
     return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {has}"
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects signals to forward to the processes, which save first. A third one ends this process at
-    once.
-    """
-    asked: list[int] = []
-
-    def keep(number: int, _: Any) -> None:
-        asked.append(number)
-        if len(asked) > 2:
-            os._exit(128 + number)
-
-    with ctrl_c.signal_handler(keep):
-        yield asked
+def _end(number: int) -> None:
+    os._exit(128 + number)

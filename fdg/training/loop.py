@@ -5,10 +5,9 @@ import dataclasses
 import io
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import jax
 
@@ -43,34 +42,13 @@ from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
 from fdg.training.sweep_results import write_sweep
 
 
-class Signals:
-    """Catches SIGINT and SIGTERM, so that the loop can save and stop; a second one raises KeyboardInterrupt.
+def _interrupt(_: int) -> NoReturn:
+    raise KeyboardInterrupt
 
-    In a command, the loop has `ctrl_c.GRACE_SECONDS` to save. Outside the main thread nothing is caught.
-    """
 
-    def __init__(self) -> None:
-        self.caught: int | None = None
-        self._handling = contextlib.ExitStack()
-
-    def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():
-            self._handling.enter_context(ctrl_c.signal_handler(self._catch, ctrl_c.GRACE_SECONDS))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handling.close()
-        if self.caught is not None:  # the grace period continues
-            ctrl_c.set_grace_period(ctrl_c.GRACE_SECONDS)
-
-    def agreed(self) -> int | None:
-        """The signal that any process caught, so that all stop at the same iteration. A collective."""
-        return next((caught for caught in distributed.exchange(self.caught) if caught is not None), None)
-
-    def _catch(self, number: int, _: Any) -> None:
-        if self.caught is not None:
-            raise KeyboardInterrupt
-        self.caught = number
+def _agreed(caught: Sequence[int]) -> int | None:
+    """The signal that any process caught, so that all stop at the same iteration. A collective."""
+    return next((each[0] for each in distributed.exchange(caught[:1]) if each), None)
 
 
 _STEPS_PER_CALL = 65_536  # the most steps of one agent in a call: half a second at 130,000 steps/s
@@ -221,7 +199,7 @@ class _Session:
         evaluating = PeriodicEvaluation(job, engine, run)
         try:
             with (
-                Signals() as signals,
+                ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
                 Progress(total, job.steps_per_iteration * agents, start, file) as progress,
             ):
                 recorder = Recorder(
@@ -291,14 +269,19 @@ class _Session:
         return outcome
 
     def _iterations(
-        self, state: Any, start: int, recorder: Recorder, evaluating: PeriodicEvaluation, signals: Signals
+        self,
+        state: Any,
+        start: int,
+        recorder: Recorder,
+        evaluating: PeriodicEvaluation,
+        signals: Sequence[int],
     ) -> tuple[Any, int, int | None]:
         """Runs the remaining iterations; returns the state, the iteration and the signal that ended them."""
         job, total = self.job, self.job.num_iterations
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
         periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
-        iteration, caught, ended = start, signals.agreed(), False
+        iteration, caught, ended = start, _agreed(signals), False
         while iteration < total and caught is None and not ended:
             boundary = min((iteration // period + 1) * period for period in periods)
             state, metrics = self.engine.start(state, min(size, boundary - iteration, total - iteration))
@@ -308,7 +291,7 @@ class _Session:
                 recorder.annotate(evaluating.evaluate(state, iteration, recorder.failed))
             if job.stop_at is not None or self.callbacks:
                 ended = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
-            caught = signals.agreed()
+            caught = _agreed(signals)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )

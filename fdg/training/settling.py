@@ -47,20 +47,15 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
     Host devices share one thread pool. It is sized here, before anything is compiled
     (`running.host_devices`).
     """
-    devices, why = _chosen_devices(job, graph)
-    count = job.devices_chosen or job.devices or (len(devices) if why else None)
-    if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
+    devices, count, why = available_devices(job.devices), job.devices_chosen or job.devices, ""
+    on_cpu = devices[0].platform == "cpu"
+    if count is None and job.cores is not None and on_cpu:
+        count, why = quickest_count(job, graph, devices[: job.cores])
+    if count is not None and on_cpu and distributed.count() == 1:
         if threads := threads_of(side_by_side(graph, job.agents), job.policy, count):
             restart_cpu_backend(count, threads)
-        devices = available_devices(None)[:count]
-    return with_host(job.policy, devices), why
-
-
-def _chosen_devices(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
-    devices, count, why = available_devices(job.devices), job.devices_chosen, ""
-    if job.devices is None and count is None and job.cores is not None and devices[0].platform == "cpu":
-        count, why = quickest_count(job, graph, devices[: job.cores])
-    return devices[:count], why
+        devices = available_devices(None)
+    return with_host(job.policy, devices[:count]), why
 
 
 def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> tuple[int, str]:
@@ -183,6 +178,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
 
 
 _Found = tuple[Any, int, str]  # policy, number of devices, reason
+_ChoiceJson = dict[str, Any]  # the same as JSON: what `describe_policy` says, "devices", "reason"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,22 +198,22 @@ def ready(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: boo
     `devices` are given ones. With `plans_only`, the devices of `--devices` need not exist.
     """
     settled, why = settle(job, fdg.trace(job.algorithm), plans_only), ""
-    job = settled.job
+    job, said = settled.job, settled.said
     found: Any = job.devices if devices is None and plans_only else devices
     if found is None:
         found, why = devices_of(job, settled.graph)
     if why:  # stored, so that a resumed run uses the same number
         job = dataclasses.replace(job, devices_chosen=len(found))
-    return Settled(job, settled.graph, settled.said, found, why)
+    if job.described.get("lag") == AUTO_LAG:
+        job, said = _with_lag(job, settled.graph, found)
+    return Settled(job, settled.graph, said, found, why)
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
-    """Chooses a job's policy if it is `auto`, or its lag. A collective: process 0 chooses for all.
+    """Chooses a job's policy if it is `auto`. A collective: process 0 chooses for all.
 
     With `plans_only`, the devices of `--devices` need not exist.
     """
-    if job.described.get("lag") == AUTO_LAG:
-        return _with_lag(job, graph, plans_only)
     if not isinstance(job.policy, policies.Auto):
         return Settled(job, graph, "")
     devices: Any = job.devices if plans_only and job.devices else available_devices(job.devices)
@@ -225,56 +221,41 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         devices = devices[: job.cores]
     if not job.explains:
         return _by_default(job, graph, devices)
-    choice = _chosen(job, graph, devices, job.devices is not None or distributed.count() > 1)
+    all_devices = job.devices is not None or distributed.count() > 1
+    choice = chosen(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
     if job.policy.measure and not plans_only:
         choice = measured(choice, devices, num_seeds=job.agents)
     changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
-    (policy, count, _), changes = _of_all(((choice.policy, choice.devices, ""), changes))
+    said, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
     is_other = any(getattr(job.algorithm, name) != value for name, value in changes.items())
     algorithm = dataclasses.replace(job.algorithm, **changes) if is_other else None
-    job = _with_policy(job, policy, count, algorithm)
+    job = _with_policy(job, rebuild_policy(said, CALLER), said["devices"], algorithm)
     same = job.algorithm == choice.algorithm
     return Settled(job, choice.graph if same else fdg.trace(job.algorithm), choice.table)
 
 
-def _with_lag(job: Job, graph: fdg.FDG, plans_only: bool) -> Settled:
-    """Chooses the smallest lag within 5% of the best prediction; process 0 chooses for all."""
+def _with_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
+    """The job with the smallest lag within 5% of the best prediction, and the candidates to print.
+
+    Process 0 chooses for all.
+    """
     if job.policy.staleness:
         raise FdgError(
             f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
             " are: give one of them"
         )
-    devices: Any = job.devices
-    if not plans_only or devices is None:
-        devices = with_host(job.policy, _chosen_devices(job, graph)[0])
     choice = quickest_lag(graph, job.policy, devices, cluster_for(devices), job.agents)
-    lag, said = choice.lag, choice.table
-    if distributed.count() > 1:
-        lag, said = distributed.exchange([lag, said])[0]
-    return Settled(job.changed(policy=dataclasses.replace(job.policy, lag=lag)), graph, said)
+    lag, said = distributed.exchange([choice.lag, choice.table])[0]
+    return job.changed(policy=dataclasses.replace(job.policy, lag=lag)), said
 
 
-def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """Process 0's choice and changes of the algorithm, in all processes. A collective."""
-    if distributed.count() == 1:
-        return mine
-    found, changes = mine
-    said, changes = distributed.exchange([None if found is None else _as_json(*found), changes])[0]
-    return None if said is None else _from_json(said), changes
-
-
-def _chosen(job: Job, graph: fdg.FDG, devices: Any, all_devices: bool, further: bool = True) -> Choice:
-    assert isinstance(job.policy, policies.Auto)
-    return policies.auto(
-        job.algorithm,
-        devices,
-        max_staleness=job.policy.max_staleness,
-        may_change=job.policy.changeable,
-        num_seeds=job.agents,
-        graph=graph,
-        all_devices=all_devices,
-        further=further,
-    )
+def chosen(
+    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, **how: Any
+) -> Choice:
+    """`policies.auto` within the limits of an `Auto` (the default ones, if `policy` is another)."""
+    limits = policy if isinstance(policy, policies.Auto) else policies.Auto()
+    how |= {"max_staleness": limits.max_staleness, "may_change": limits.changeable}
+    return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **how)
 
 
 def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
@@ -286,24 +267,24 @@ def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
         return plain
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return plain
-    found, _ = _of_all((_found(job, graph, devices), {}))
+    found = distributed.exchange(_found(job, graph, devices))[0]
     if found is None:
         return plain
-    policy, count, why = found
+    policy = rebuild_policy(found, CALLER)
     # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     on_host = not isinstance(devices, int) and devices[0].platform == "cpu"
-    chosen = count if on_host or not isinstance(policy, policies.GPUOnly) else None
-    return Settled(_with_policy(job, policy, chosen), graph, f"policy: {why}")
+    count = found["devices"] if on_host or not isinstance(policy, policies.GPUOnly) else None
+    return Settled(_with_policy(job, policy, count), graph, f"policy: {found['reason']}")
 
 
-def _found(job: Job, graph: fdg.FDG, devices: Any) -> _Found | None:
+def _found(job: Job, graph: fdg.FDG, devices: Any) -> _ChoiceJson | None:
     """The cached or new choice; None if nothing can be predicted."""
     try:
         cached = _cache_file(job, graph, devices)
         found = _read(cached)
         if found is None:
-            found = _quickest(job, graph, devices)
-            _write(cached, *found)
+            found = _choice_json(*_quickest(job, graph, devices))
+            _write(cached, found)
     except FdgError:  # such as a kind of device without known rates
         return None
     return found
@@ -317,7 +298,8 @@ def _quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Found:
         if count == 1:
             return plain, count, why
         devices = devices[:count]
-    return _worth_it(_chosen(job, graph, devices, all_devices=True, further=False))
+    how = {"all_devices": True, "further": False}
+    return _worth_it(chosen(job.policy, job.algorithm, graph, devices, job.agents, **how))
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs: above the predictions' usual error
@@ -366,26 +348,23 @@ def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -
     return directory / "choices" / f"{known.hexdigest()[:32]}.json"
 
 
-def _read(file: Path | None) -> _Found | None:
+def _read(file: Path | None) -> _ChoiceJson | None:
     """The cached choice; None if there is none, or the file is invalid."""
     if file is None:
         return None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-        return _from_json(json.loads(file.read_text()))
+        said = json.loads(file.read_text())
+        return _choice_json(rebuild_policy(said, CALLER), int(said["devices"]), str(said["reason"]))
     return None
 
 
-def _write(file: Path | None, policy: Any, devices: int, reason: str) -> None:
+def _write(file: Path | None, said: _ChoiceJson) -> None:
     if file is None or not distributed.is_first():
         return
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        files.write(file, json.dumps(_as_json(policy, devices, reason)).encode())
+        files.write(file, json.dumps(said).encode())
 
 
-def _as_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
+def _choice_json(policy: Any, devices: int, reason: str) -> _ChoiceJson:
     return {**describe_policy(policy), "devices": devices, "reason": reason}
-
-
-def _from_json(said: Any) -> _Found:
-    return rebuild_policy(said, CALLER), int(said["devices"]), str(said["reason"])

@@ -14,7 +14,8 @@ from fdg.costs.choosing import Candidate
 from fdg.costs.machine import REFERENCE
 from fdg.errors import FdgError
 from fdg.training import settling
-from fdg.training.settling import settle
+from fdg.training.description import describe_policy
+from fdg.training.settling import ready, settle
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
 
@@ -142,33 +143,34 @@ def test_a_job_that_has_a_policy_keeps_it():
     assert settle(job, graph).job is job
 
 
-def test_of_several_processes_the_first_one_decides(monkeypatch):
+@pytest.mark.parametrize("words", ["", " --policy auto --may-change shuffle"])
+def test_of_several_processes_the_first_one_decides(directory, monkeypatch, words):
     """What they exchange goes through JSON, policies and fields of the algorithm too."""
-    said = []
+    coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
 
     def exchange(value):
-        said.append(json.loads(json.dumps(value)))
-        return said[:1]
+        """What process 0 found in place of what this one did."""
+        found = json.loads(json.dumps(value))
+        other = {**describe_policy(coarse), "devices": 4, "reason": "quick"}
+        return [[{**found[0], **other}, {"shuffle": "time"}] if isinstance(found, list) else other, found]
 
-    monkeypatch.setattr(settling.distributed, "count", lambda: 2)
     monkeypatch.setattr(settling.distributed, "exchange", exchange)
-    coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
-    first = settling._of_all(((coarse, 4, "quick"), {"shuffle": "time"}))
-    assert first == ((coarse, 4, "quick"), {"shuffle": "time"})
-    assert settling._of_all(((policies.GPUOnly(), 2, "another"), {"shuffle": "all"})) == first
-    said.clear()
-    assert settling._of_all((None, {})) == (None, {})
+    job = parse(f"--env probe:value --num-envs 12 --devices 4 --total-steps 4096{words}")
+    settled = settle(job, fdg.trace(job.algorithm)).job
+    assert settled.policy == coarse and settled.config["policy"] == "single_learner_coarse"
+    if words:
+        assert settled.algorithm.shuffle == settled.config["hyperparameters"]["shuffle"] == "time"
 
 
 def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
     """So that a run's numbers follow from its file, and not from the machine."""
     job = parse(f"{PUPIL} --policy single_learner_coarse --lag auto --devices 2")
     assert job.described["lag"] == "auto"
-    settled = settle(job, fdg.trace(job.algorithm))
+    settled = ready(job, plans_only=True)
     lag = settled.job.policy.lag
     assert type(lag) is int and settled.job.config["lag"] == lag and lag in range(5)
     assert f"lag: {lag} of 2 micro-batches an iteration" in settled.said
-    again = settle(settled.job, fdg.trace(job.algorithm))
+    again = ready(settled.job, plans_only=True)
     assert (again.job.policy, again.said) == (settled.job.policy, "")
 
 
@@ -177,4 +179,4 @@ def test_a_lag_is_not_chosen_where_there_is_a_staleness():
     with pytest.raises(
         FdgError, match="--lag auto and --staleness 1: both say how old actors' parameters are"
     ):
-        settle(job, fdg.trace(job.algorithm))
+        ready(job, plans_only=True)
