@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +28,15 @@ os.environ["XLA_FLAGS"] = " ".join(
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
     ]
 )
+
+# Temporary files in memory, where there is room: each checkpoint waits until the disk has its files, which is
+# half of the time of tests that train.
+if (
+    "TMPDIR" not in os.environ
+    and os.access("/dev/shm", os.W_OK)
+    and shutil.disk_usage("/dev/shm").free > 2**32
+):
+    os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
 
 # Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
 # and the next run too if a directory is given. (Who listens for compilations still hears a program that is
