@@ -42,18 +42,12 @@ def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | Non
     good = sorted((row for row in timed if row.prediction is not None), key=lambda row: row.seconds)
     if not good:
         raise FdgError(f"none of the best {len(timed)} candidates could be compiled: {timed[0].refused}")
-    best = good[0]
+    variant = dict(good[0].candidate.variant)
     rest = [row for row in choice.rows if row not in takeable[:_TIMED]]
     refused = [row for row in timed if row.prediction is None]
-    assert best.prediction is not None
     return dataclasses.replace(
         choice,
-        policy=best.candidate.policy,
-        devices=best.candidate.devices,
-        algorithm=dataclasses.replace(choice.algorithm, **dict(best.candidate.variant))
-        if best.candidate.variant
-        else choice.algorithm,
-        prediction=best.prediction,
+        algorithm=dataclasses.replace(choice.algorithm, **variant) if variant else choice.algorithm,
         rows=(*good, *rest, *refused),
         took=choice.took + time.perf_counter() - begun,
     )

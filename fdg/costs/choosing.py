@@ -63,11 +63,8 @@ class Row:
 class Choice:
     """The chosen candidate and the others."""
 
-    policy: Any  # the chosen policy
-    devices: int  # the number of devices to use
     algorithm: Any  # the algorithm, with the allowed changes
     graph: FDG
-    prediction: Prediction  # of an iteration
     rows: tuple[Row, ...]  # all candidates: the chosen one, then by time, refused ones last
     took: float  # seconds that choosing took
     cluster: Cluster
@@ -75,7 +72,23 @@ class Choice:
     @property
     def candidate(self) -> Candidate:
         """The chosen candidate."""
-        return _takeable(self.rows)[0].candidate
+        return self.rows[0].candidate
+
+    @property
+    def policy(self) -> Any:
+        """The chosen policy."""
+        return self.candidate.policy
+
+    @property
+    def devices(self) -> int:
+        """The number of devices to use."""
+        return self.candidate.devices
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction of an iteration."""
+        assert self.rows[0].prediction is not None
+        return self.rows[0].prediction
 
     @property
     def seconds(self) -> float:
@@ -175,18 +188,7 @@ def choose(
     known = [row for row in taken if row.prediction.complete] or taken
     best = known[preferred([(row.seconds, len(row.prediction.busy), row.candidate.devices) for row in known])]
     rows = [best, *(row for row in rows if row is not best)]
-    chosen, graph = graph_of(best.candidate.variant)
-    took = time.perf_counter() - begun
-    return Choice(
-        best.candidate.policy,
-        best.candidate.devices,
-        chosen,
-        graph,
-        best.prediction,
-        tuple(rows),
-        took,
-        cluster,
-    )
+    return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - begun, cluster)
 
 
 def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.extend import core
 
+from fdg.jaxprs.classes import CLASSES, VIEWS
 from fdg.jaxprs.read import bodies, walk
 
 
@@ -62,12 +63,9 @@ _ELEMENTWISE = 100
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
-_MOVES = frozenset(
-    """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
-    concatenate stack unstack split tile pad rev iota empty empty2 copy convert_element_type
-    bitcast_convert_type stop_gradient fragment_boundary random_wrap random_unwrap random_bits random_split
-    random_fold_in random_seed random_clone sharding_constraint device_put name pvary tie
-    optimization_barrier""".split()
+_MOVES = VIEWS.union(
+    CLASSES["copy"],
+    "gather scatter convert_element_type random_bits random_split random_fold_in random_seed".split(),
 )
 
 

@@ -4,7 +4,6 @@ All devices work at once; on a CPU with more cores than devices, one copy per co
 product is timed as it is and with either operand transposed, and the best counts.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fdg.cores import usable_cores
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product
@@ -25,7 +25,7 @@ def lanes(devices: Sequence[jax.Device]) -> int:
     """Concurrent copies of a program per device that the host's cores allow."""
     if devices[0].platform != "cpu":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // len(jax.local_devices(backend="cpu")))
+    return max(1, usable_cores() // len(jax.local_devices(backend="cpu")))
 
 
 class Rates:
