@@ -9,7 +9,7 @@ from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
-from fdg.training.writable import check_writable, writing
+from fdg.training.writable import check_results, writing
 
 FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed", int, 0, "of all numbers"))
 _ABOUT = "Trains PPO on CartPole-v1 on one device and on four, and shows the plan, both curves and the agent."
@@ -21,10 +21,7 @@ def _demo(given: dict[str, Any]) -> None:
     out, seed, begun = Path(given["out"]), given["seed"], time.perf_counter()
     if not 0 <= seed < 2**32:
         raise FdgError(f"--seed {seed}: give a whole number from 0 to {2**32 - 1}")
-    for name in ("curves.png", "agent.gif"):
-        check_writable(out / name)
-    if (out / "config.json").exists():
-        raise FdgError(f"--out {out} is a run directory: give another folder")
+    check_results(out, ("curves.png", "agent.gif"))
     keep_programs(None)
     make_host_devices(_DEVICES)
 

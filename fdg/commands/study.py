@@ -31,7 +31,7 @@ from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
 from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
-from fdg.training.writable import check_writable
+from fdg.training.writable import check_results
 
 _KNOWN = (
     *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
@@ -230,9 +230,7 @@ def carry_out_study(study: Study, out: Path) -> int:
 
 def _check(study: Study, out: Path) -> None:
     """Checks all cells before any training; writes `study.json`."""
-    check_writable(out / "study.json")
-    if (out / "config.json").exists():
-        raise FdgError(f"--out {out} is a run directory: give another folder for the study")
+    check_results(out, ["study.json"], " for the study")
     begun = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
     if not isinstance(begun, dict):
         why = "remove it, and runs in cells/ are taken as they are"

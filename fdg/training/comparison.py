@@ -30,7 +30,7 @@ from fdg.training.statistics import (
     probability_of_improvement,
     stratified_interval,
 )
-from fdg.training.writable import check_writable, writing
+from fdg.training.writable import check_results, writing
 
 _MOST = 6  # sides, or environments, that a sentence names
 
@@ -401,8 +401,5 @@ def _area(x: np.ndarray, y: np.ndarray) -> float:
 def check_folder(folder: str | Path) -> Path:
     """Checks that a comparison can be written to a folder."""
     path = Path(folder)
-    for name in FILES:
-        check_writable(path / name)
-    if (path / "config.json").exists():
-        raise FdgError(f"--out {path} is a run directory: give another folder for the comparison")
+    check_results(path, FILES, " for the comparison")
     return path

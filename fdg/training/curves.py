@@ -92,7 +92,7 @@ def draw_run(
     figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN
     name = metric.replace("_", " ")
-    steps, values, weights = _columns(rows, "env_steps", metric)
+    steps, values, weights = columns(rows, "env_steps", metric)
     agents = values.shape[1]
     lost = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
     values[:, lost] = np.nan
@@ -284,7 +284,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         if not any(metric in row for row in rows):
             known = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
             raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(known) or 'none yet'}")
-        times, values, weights = _columns(rows, x, metric)
+        times, values, weights = columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
         lost = np.zeros(values.shape[1], bool)
@@ -366,7 +366,7 @@ def _differ(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
     return len({kind.get(name) for kind in kinds}) > 1
 
 
-def _columns(
+def columns(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps or seconds `[rows]`, the metric `[rows, agents]`, and the weight of each row `[rows]`."""

@@ -39,6 +39,7 @@ class Deployed:
         self.memory: Any = None  # of `N` environments; None before the first call
         self._count: int | None = None  # environments that the memory is of
         self._going_on = np.zeros(0, bool)
+        self._calls = 0  # whose number seeds sampled actions
 
     def reset(self) -> None:
         """Clears the memory: the next observation starts an episode."""
@@ -64,6 +65,7 @@ class Deployed:
         else:
             begins = np.array(np.broadcast_to(np.asarray(start, bool), count))
         results, self.memory = call(arrays, mask, self.memory, begins)
+        self._calls += 1
         found = [np.asarray(result) for result in results]
         if self._outputs is None or self._action is None:
             return found[0][0] if single else found[0]
@@ -261,7 +263,7 @@ class Acting(Deployed):
         self._algorithm, self._state = algorithm, state
         self._programs: dict[Any, Callable[..., Any]] = {}
         key = jax.random.key(seed)
-        self._key, self._kind, self._calls = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key), 0
+        self._key, self._kind = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
 
     def __call__(self, observation: Any, greedy: bool | None = None, start: Any = None) -> Any:
         """An action for an observation, or actions for a batch of them.
@@ -291,9 +293,7 @@ class Acting(Deployed):
                 program = self._programs[chosen, given[1] is None] = self._compiled(chosen, given)
             return program(*given, self._key, np.uint32(self._calls))
 
-        found = self._answer(observation, start, call)
-        self._calls += 1
-        return found
+        return self._answer(observation, start, call)
 
     def _empty_memory(self, count: int) -> Any:
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)

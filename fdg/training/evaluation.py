@@ -146,7 +146,8 @@ class Evaluation:
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
     """Whether the algorithm has a method `evaluate`, or an `actor` and an `env`."""
-    return (_has_own(algorithm) and (greedy or _takes_greedy(algorithm))) or has_actor(algorithm)
+    acts = callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
+    return acts or (_has_own(algorithm) and (greedy or _takes_greedy(algorithm)))
 
 
 def episodes_of(algorithm: Any, asked: int | None) -> int:
@@ -158,11 +159,6 @@ def episodes_of(algorithm: Any, asked: int | None) -> int:
     if rows is None:
         return _EPISODES if asked is None else asked
     return rows if asked is None else min(asked, rows)
-
-
-def has_actor(algorithm: Any) -> bool:
-    """Whether the algorithm has a method `actor` and an environment."""
-    return callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
 
 
 def require_actor(algorithm: Any, what: str) -> None:
@@ -206,11 +202,15 @@ def start(
     keys: jax.Array,
     episodes: int,
     greedy: bool,
-    several: bool,
+    seed: int,
+    agents: int | None,
     failed: Sequence[int] = (),
-    seeds: Sequence[int] = (),
 ) -> Callable[[], Evaluation]:
-    """Dispatches an evaluation; the returned function waits for its result."""
+    """Dispatches an evaluation of a run's agents; the returned function waits for its result.
+
+    `seed` and `agents` are those of the run.
+    """
+    several = agents is not None
     try:
         program = _program(algorithm, episodes, greedy, several)
     except TypeError:  # the algorithm is not hashable
@@ -221,7 +221,7 @@ def start(
         there = jax.tree.map(lambda x: np.asarray(x) if several else np.asarray(x)[None], dict(found))
         returns, lengths = there.get("returns"), there.get("lengths")
         infos = there.get("infos", {})
-        of_each = tuple(failed), tuple(seeds)
+        of_each = tuple(failed), tuple(agent_seeds(algorithm, seed, agents))
         return Evaluation(greedy, there["return"], episodes, returns, lengths, several, infos, *of_each)
 
     return result
@@ -268,7 +268,7 @@ def evaluate(
     elif job.agents is None:
         # On one device: with a replicated state, every device would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
-    how = job.agents is not None, failed, agent_seeds(job.algorithm, job.seed, job.agents)
+    how = job.seed, job.agents, failed
     started = [start(job.algorithm, state, keys, episodes, kind, *how) for kind in kinds]
     return [result() for result in started]
 
@@ -309,7 +309,7 @@ def _takes_greedy(algorithm: Any) -> bool:
         return False
 
 
-def random_returns(env: Any, episodes: int, seed: int = 0) -> np.ndarray:
+def random_returns(env: Any, episodes: int) -> np.ndarray:
     """Returns of whole episodes with random actions (`env.action_space.sample`): `[episodes]` float32.
 
     With several agents in the environment, their mean.
@@ -329,7 +329,7 @@ def random_returns(env: Any, episodes: int, seed: int = 0) -> np.ndarray:
 
     actor = Actor(empty_memory, act)
     return np.asarray(
-        jax.jit(lambda key: play_episodes(env, actor, key, episodes)["returns"])(jax.random.key(seed))
+        jax.jit(lambda key: play_episodes(env, actor, key, episodes)["returns"])(jax.random.key(0))
     )
 
 
@@ -355,7 +355,7 @@ class PeriodicEvaluation:
                 (row["eval_return"], row["iteration"]) for row in rows if row.get("eval_return") is not None
             ]
             self._best = max(known, key=lambda pair: (pair[0], -pair[1]), default=None)
-        self._checkpoints: Checkpoints | None = Checkpoints(run.best) if job.eval_every else None
+        self._checkpoints = Checkpoints(run.best)
 
     def evaluate(self, state: Any, iteration: int, failed: Sequence[int] = ()) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
@@ -375,7 +375,6 @@ class PeriodicEvaluation:
             return said
         if self._best is None or value > self._best[0]:
             self._best = value, iteration
-            assert self._checkpoints is not None
             self._checkpoints.save(iteration, state)
         if job.stop_at is not None and value >= job.stop_at and self.stopped is None:
             self.stopped = f"its evaluation return, {format_numbers(value)[0]}, has reached {job.stop_at:g}"
@@ -389,5 +388,4 @@ class PeriodicEvaluation:
 
     def close(self) -> None:
         """Waits until the best checkpoint is written."""
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        self._checkpoints.close()

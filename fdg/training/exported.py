@@ -45,7 +45,6 @@ class Exported(Deployed):
         super().__init__(facts["environment"], facts["observation"], facts.get("action"))
         self.facts = facts
         self._function, self._empty = jax.jit(function), list(memory)
-        self._calls = 0
 
     def _empty_memory(self, count: int) -> list[np.ndarray]:
         return [np.repeat(leaf, count, axis=0) for leaf in self._empty]
@@ -80,9 +79,7 @@ class Exported(Deployed):
             first = len(results) - len(memory)
             return results[:first], list(results[first:])
 
-        found = self._answer(observation, start, call)
-        self._calls += 1
-        return found
+        return self._answer(observation, start, call)
 
 
 @checked

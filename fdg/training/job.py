@@ -11,8 +11,7 @@ from fdg.training.description import describe_policy
 from fdg.training.settings import Settings, check, flat, kept_settings
 from fdg.training.sweep import agent_count
 
-TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
-Tracker = tuple[str, str | None]  # which, and of wandb and mlflow the project or experiment
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +86,10 @@ class Job(Settings):
         return {**self.described, **run, "hyperparameters": self.described["hyperparameters"]}
 
     @property
-    def loggers(self) -> tuple[Tracker, ...]:
-        """Experiment trackers that receive the metrics too."""
-        files: list[Tracker] = [(TENSORBOARD, None)] if self.tensorboard else []
-        services = ((WANDB, self.wandb), (MLFLOW, self.mlflow))
-        return (*files, *((kind, target) for kind, target in services if target is not None))
+    def loggers(self) -> dict[str, Any]:
+        """Experiment trackers that receive the metrics too, with their project or experiment."""
+        values = {name: getattr(self, name) for name in TRACKERS}
+        return {name: value for name, value in values.items() if value not in (None, False)}
 
     @property
     def rounded(self) -> str | None:

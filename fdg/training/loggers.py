@@ -3,15 +3,14 @@
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg.errors import FdgError, one_line
-from fdg.training.job import MLFLOW, TENSORBOARD, WANDB, Tracker
 from fdg.training.settings import flat
 
-_PACKAGES = {TENSORBOARD: "tensorboardX", WANDB: "wandb", MLFLOW: "mlflow"}
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 class Logger(NamedTuple):
@@ -22,14 +21,14 @@ class Logger(NamedTuple):
 
 
 def open_loggers(
-    wanted: Sequence[Tracker], path: Path, config: Mapping[str, Any], steps: int
+    wanted: Mapping[str, Any], path: Path, config: Mapping[str, Any], steps: int
 ) -> list[Logger]:
-    """Opens the trackers of a job.
+    """Opens the trackers of a job (`Job.loggers`).
 
     `steps` are those of one agent at the start or resume.
     """
     loggers: list[Logger] = []
-    for kind, target in wanted:
+    for kind, target in wanted.items():
         package = package_of(kind)
         try:
             loggers.append(_MAKERS[kind](package, path, target, flat(config), steps))
@@ -43,7 +42,7 @@ def open_loggers(
 def _tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
     # Of a resumed run, what an earlier session logged after its last checkpoint is dropped.
-    writer = package.SummaryWriter(str(path / TENSORBOARD), purge_step=steps + 1 if steps else None)
+    writer = package.SummaryWriter(str(path / "tensorboard"), purge_step=steps + 1 if steps else None)
     summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 
     def log(env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -85,7 +84,11 @@ def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: in
     return Logger(log, lambda: client.set_terminated(run.info.run_id))
 
 
-_MAKERS: Mapping[str, Callable[..., Logger]] = {TENSORBOARD: _tensorboard, WANDB: _wandb, MLFLOW: _mlflow}
+_MAKERS: Mapping[str, Callable[..., Logger]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
 
 
 def package_of(kind: str) -> Any:

@@ -91,7 +91,7 @@ def carry_out(
       HostError: a function on the host failed, such as a reward; checkpoints are kept.
     """
     _check_same(job.config)
-    for kind, _ in job.loggers:  # before anything slow starts
+    for kind in job.loggers:  # before anything slow starts
         loggers.package_of(kind)
     if not (quiet or brief):
         say("tracing ...")
@@ -194,7 +194,7 @@ class _Session:
         for line in unexplained_lines(engine):
             say(line)
 
-        wanted = job.loggers if distributed.is_first() else ()
+        wanted = job.loggers if distributed.is_first() else {}
         trackers = loggers.open_loggers(wanted, run.path, job.config, start * job.steps_per_iteration)
         evaluating = PeriodicEvaluation(job, engine, run)
         try:

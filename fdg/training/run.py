@@ -18,7 +18,7 @@ from fdg.training.deployed import Acting
 from fdg.training.evaluation import Evaluation
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
-from fdg.training.sweep import Sweep, agent_seeds, changed
+from fdg.training.sweep import Sweep, changed
 from fdg.training.sweep_results import read_results
 
 
@@ -133,10 +133,8 @@ class Run:
             evaluation.require_actor(algorithm, "be evaluated")
         first = self.seed if seed is None else seed
         keys = evaluation.evaluation_keys(first, self.agents, algorithm=algorithm)
-        several = self.agents is not None
         with host_errors():
-            seeds = agent_seeds(self.algorithm, self.seed, self.agents)
-            how: Any = (episodes, greedy, several, self.failed, seeds)
+            how: Any = (episodes, greedy, self.seed, self.agents, self.failed)
             return evaluation.start(algorithm, self.state, keys, *how)()
 
     @checked

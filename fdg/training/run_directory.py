@@ -42,23 +42,15 @@ class RunDirectory:
 
     Links inside the directory are never followed for writing; `path` itself may be a link.
 
-    Use `create` or `reopen`.
+    Use `create` or `reopen`. `checkpoints` is the folder of checkpoints, and `best` that of the one with the
+    best evaluation.
     """
 
     def __init__(self, path: Path):
         self.path = path
+        self.checkpoints, self.best = path / CHECKPOINTS, path / BEST
         self._metrics: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def best(self) -> Path:
-        """The folder of the checkpoint with the best evaluation."""
-        return self.path / BEST
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
@@ -220,9 +212,6 @@ class Unwritten(RunDirectory):
         return None
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Does nothing."""
-
-    def check_there(self) -> None:
         """Does nothing."""
 
     def discard(self) -> None:

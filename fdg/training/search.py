@@ -35,7 +35,14 @@ from fdg.training.space import Space, check_choices, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
 from fdg.training.sweep import Sweep, agent_seeds, changed, unswept
-from fdg.training.sweep_results import best_of, first_rows, point_results, shown_interval, shown_return
+from fdg.training.sweep_results import (
+    best_of,
+    final_returns,
+    first_rows,
+    point_results,
+    shown_interval,
+    shown_return,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,23 +348,13 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     said, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
     lost = said.get("failed_seeds") or ()
     failed = [i for i, seed in enumerate(agent_seeds(job.algorithm, job.seed, job.agents)) if seed in lost]
-    means = None
-    if "eval_return" in said:
-        means = np.array(said.get("eval_returns") or [said["eval_return"]], float)
+    means = (said.get("eval_returns") or [said["eval_return"]]) if "eval_return" in said else None
     if isinstance(job.algorithm, Sweep):
         found = point_results(job.algorithm, rows, means, failed, job.seed)
-        best = found[best_of(found)]
-        return best.mean, [float(value) for value in best.returns]
-    if means is not None:
-        means[failed] = math.nan  # settings that lose an agent are no good ones
-        return float(np.mean(means)), [float(value) for value in means]
-    late = [
-        row["episode_return"]
-        for row in rows[-max(1, len(rows) // 10) :]
-        if row.get("episode_return") is not None
-    ]
-    value = float(np.mean(late)) if late else math.nan
-    return value, [value]
+        returns = found[best_of(found)].returns
+    else:  # settings that lose an agent are no good ones: the mean is NaN then
+        returns, _ = final_returns(rows, job.agents or 1, means, failed)
+    return float(np.mean(returns)), returns.tolist()
 
 
 def _run_of(trial: Any) -> str:

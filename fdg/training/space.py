@@ -55,17 +55,12 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
         pairs = [(name, given) for name, given in (values.items() if isinstance(values, Mapping) else values)]
     except (TypeError, ValueError):
         raise FdgError(f"sweep: {values!r:.80}: write {{'learning_rate': [1e-4, 3e-4]}}") from None
-    if not pairs:
-        raise FdgError("sweep: nothing to try: give values, such as learning_rate=1e-4,3e-4,1e-3")
-    grid: dict[str, tuple[float, ...]] = {}
-    for raw_name, given in pairs:
-        name = str(raw_name).replace("-", "_")
-        if name in grid:
-            raise FdgError(f"sweep: {name} is there twice: give all of its values at once")
-        grid[name] = _values(name, given)
-    if math.prod(map(len, grid.values())) > _MOST:
+    names = [str(name).replace("-", "_") for name, _ in pairs]
+    _check_names("sweep", names, "learning_rate=1e-4,3e-4,1e-3")
+    grid = tuple((name, _values(name, given)) for name, (_, given) in zip(names, pairs, strict=True))
+    if math.prod(len(values) for _, values in grid) > _MOST:
         raise FdgError(f"sweep: more than {_MOST:,} points: give fewer values")
-    return tuple(grid.items())
+    return grid
 
 
 def in_programs_of_their_own(*names: str) -> str:
@@ -119,6 +114,23 @@ def _pairs(text: str, of: str, right: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def _check_names(of: str, names: Sequence[str], example: str) -> None:
+    """Checks that there are names, and none twice."""
+    if not names:
+        raise FdgError(f"{of}: nothing to try: give values, such as {example}")
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise FdgError(f"{of}: {twice} is there twice: give all of its values at once")
+
+
+def _check_ends(what: str, low: float, high: float, log: bool, count: str = "") -> None:
+    """Checks the ends of a range."""
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise FdgError(f"{what}: a range goes from the lower number to the higher one{count}")
+    if log and low <= 0:
+        raise FdgError(f"{what}: a range in equal factors begins above zero: use lin:")
+
+
 def _values(name: str, given: Any) -> tuple[float, ...]:
     if isinstance(given, str):
         found = (
@@ -165,12 +177,8 @@ def _grid_range(name: str, text: str) -> list[float]:
         )
     kind, count = match[1], int(match[4])
     low, high = _float(name, match[2]), _float(name, match[3])
-    if not (math.isfinite(low) and math.isfinite(high) and low < high) or not 2 <= count <= _MOST:
-        raise FdgError(
-            f"sweep: {name}={text}: a range goes from the lower number to the higher one, in 2 values or more"
-        )
-    if kind == "log" and low <= 0:
-        raise FdgError(f"sweep: {name}={text}: a range in equal factors begins above zero: use lin:")
+    high = high if 2 <= count <= _MOST else math.nan
+    _check_ends(f"sweep: {name}={text}", low, high, kind == "log", ", in 2 values or more")
     space = np.geomspace if kind == "log" else np.linspace
     return [float(f"{value:.8g}") for value in space(low, high, count)]
 
@@ -189,10 +197,7 @@ class Range:
     whole: bool = False  # integers
 
     def __post_init__(self):
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise FdgError(f"search: {self}: a range goes from the lower number to the higher one")
-        if self.log and self.low <= 0:
-            raise FdgError(f"search: {self}: a range in equal factors begins above zero: use lin:")
+        _check_ends(f"search: {self}", self.low, self.high, self.log)
         if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
             raise FdgError(f"search: {self}: {self.name} is an integer: give whole numbers")
 
@@ -292,12 +297,7 @@ def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space
 
 def named_once(space: Sequence[Range | Choices]) -> Space:
     """Checks that a space is not empty and has no name twice."""
-    if not space:
-        raise FdgError("search: nothing to try: give values, such as hidden=64,64|128,128")
-    names = [one.name for one in space]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise FdgError(f"search: {twice} is there twice: give all of its values at once")
+    _check_names("search", [one.name for one in space], "hidden=64,64|128,128")
     return tuple(space)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import read_json
 from fdg.showing import words
-from fdg.training.curves import figure_of, finish, style
+from fdg.training.curves import RETURN, columns, figure_of, finish, style
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import spelled
 from fdg.training.statistics import finite_mean, format_numbers, interquartile_mean, interval_of_returns
@@ -76,44 +76,45 @@ def point_results(
     `evaluated` has the mean returns `[agents]` of the evaluation after training; None takes the last tenth of
     the training. Agents at positions `failed` have no return.
     """
-    steps, curves = per_agent(rows, sweep.agents)
-    late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
-    final = finite_mean(late, 0) if evaluated is None else np.array(evaluated, float)
-    final[list(failed)] = math.nan
+    final, training = final_returns(rows, sweep.agents, evaluated, failed)
     seeds = sweep.seeds(seed)
-
-    def lost(agents: Sequence[int]) -> list[int]:
-        return [seeds[i] for i in failed if i in agents]
-
-    training = finite_mean(curves, 0)
+    points = [(point, [*sweep.agents_of(i)]) for i, point in enumerate(sweep.points)]
     if sweep.exploit_every is not None:
-        ended = [
-            {name: float(rows[-1][f"{name}_per_seed"][i]) for name, _ in sweep.grid}
-            for i in range(sweep.agents)
-        ]
-        return [
-            PointResult(ended[i], [i], final[[i]], float(training[i]), lost([i])) for i in range(sweep.agents)
-        ]
+        ended = {name: rows[-1][f"{name}_per_seed"] for name, _ in sweep.grid}
+        each = range(sweep.agents)
+        points = [({name: float(values[i]) for name, values in ended.items()}, [i]) for i in each]
     return [
         PointResult(
-            point,
-            sweep.agents_of(i),
-            final[list(sweep.agents_of(i))],
-            float(np.mean(training[list(sweep.agents_of(i))])),
-            lost(sweep.agents_of(i)),
+            values,
+            agents,
+            final[agents],
+            float(np.mean(training[agents])),
+            [seeds[i] for i in failed if i in agents],
         )
-        for i, point in enumerate(sweep.points)
+        for values, agents in points
     ]
 
 
+def final_returns(
+    rows: Sequence[Mapping[str, Any]],
+    agents: int,
+    evaluated: Sequence[float] | np.ndarray | None,
+    failed: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The final return of each agent, and its mean in training, `[agents]` each; see `point_results`."""
+    steps, curves = per_agent(rows, agents)
+    late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
+    final = finite_mean(late, 0) if evaluated is None else np.array(evaluated, float)
+    final[list(failed)] = math.nan
+    return final, finite_mean(curves, 0)
+
+
 def per_agent(
-    rows: Sequence[Mapping[str, Any]], agents: int, metric: str = "episode_return"
+    rows: Sequence[Mapping[str, Any]], agents: int, metric: str = RETURN
 ) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps `[rows]`, and a metric of each agent `[rows, agents]`; NaN if unknown."""
-    each = f"{metric}_per_seed"
-    there = [row for row in rows if len(row.get(each) or ()) == agents]
-    steps = np.array([row["env_steps"] for row in there], float)
-    return steps, np.array([row[each] for row in there], float).reshape(len(there), agents)
+    steps, values, _ = columns(rows, "env_steps", metric)
+    return steps, values if values.shape[1] == agents else np.full((len(steps), agents), math.nan)
 
 
 def best_of(found: Sequence[PointResult]) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fdg.errors import FdgError
@@ -44,6 +44,14 @@ def check_writable(path: Path) -> None:
             raise error
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise _refused(path, error) from None
+
+
+def check_results(folder: Path, names: Iterable[str], what: str = "") -> None:
+    """Checks that files can be written into a folder, which is no run directory; `what` ends its fix."""
+    for name in names:
+        check_writable(folder / name)
+    if (folder / "config.json").exists():
+        raise FdgError(f"--out {folder} is a run directory: give another folder{what}")
 
 
 def _refused(path: Path, error: Exception) -> FdgError:

@@ -155,7 +155,7 @@ def test_mlflow_goes_on_with_the_run_of_that_name_and_no_other(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "mlflow", Experiments)
 
     def logged_to(steps, name="run"):
-        (mlflow,) = loggers.open_loggers([("mlflow", None)], tmp_path / name, {"env": "x"}, steps)
+        (mlflow,) = loggers.open_loggers({"mlflow": ""}, tmp_path / name, {"env": "x"}, steps)
         mlflow.log(steps, {"loss": 1.0})
         return Experiments.logged[-1][0]
 

@@ -95,6 +95,17 @@ def test_fit_takes_settings_as_the_schema_has_them():
         assert inspect.signature(fdg.fit).parameters[name].default == fields[name].default, name
 
 
+def test_a_job_with_another_algorithm_and_policy_says_so_in_its_configuration():
+    """As if the command line had asked for them."""
+    words = "--env probe:value --devices 2 --total-steps 4096"
+    job = parse(f"{words} --policy gpu_only --num-envs 4".split(), "", "")
+    other = parse(f"{words} --policy single_learner_coarse --staleness 1 --num-envs 8".split(), "", "")
+    changed = job.changed(other.algorithm, other.policy, {"policy_asked": "auto"}, devices_chosen=2)
+    assert changed.algorithm == other.algorithm and changed.policy == other.policy
+    assert changed.config == {**other.config, "devices_chosen": 2, "policy_asked": "auto"}
+    assert list(changed.described) == [*job.described, "policy_asked"]
+
+
 def test_each_setting_is_a_flag_with_its_help():
     text = " ".join(JobFlags(has_length=True).parser().format_help().split())
     for flag in (flag for group in GROUPS.values() for flag in fields_of(group)):
