@@ -50,20 +50,6 @@ class NormedNetwork(NamedTuple):
     apply: Callable[..., tuple[Any, Any]]
 
 
-def normed_actor(
-    space: ObservationSpace, size: int, layers: Layers, decay: float | jax.Array
-) -> NormedNetwork:
-    """`algos.networks.gaussian_actor` with each layer's inputs normalised: `[N, *obs]` to `[N, 2 * size]`."""
-    return _normed_network(_NormedActor(space, 2 * size, layers.sized(space)), decay)
-
-
-def normed_critics(
-    space: ObservationSpace, layers: Layers, decay: float | jax.Array, outputs: int = 1
-) -> NormedNetwork:
-    """`algos.networks.twin_critics` with each layer's inputs normalised: two values of each action, `[N]`."""
-    return _normed_network(_NormedCritics(space, layers.sized(space), outputs), decay)
-
-
 def without_statistics(network: Network) -> NormedNetwork:
     """A network that normalises nothing, as one whose statistics are empty."""
 
@@ -129,6 +115,8 @@ class _NormedTrunk(nn.Module):
 
 
 class _NormedActor(nn.Module):
+    """`algos.networks.GaussianActor` with each layer's inputs normalised: `[N, *obs]` to `[N, outputs]`."""
+
     space: ObservationSpace
     outputs: int
     layers: Layers
@@ -140,6 +128,8 @@ class _NormedActor(nn.Module):
 
 
 class _NormedCritics(nn.Module):
+    """`algos.networks.TwinCritics` with each layer's inputs normalised: two values of each action, `[N]`."""
+
     space: ObservationSpace
     layers: Layers
     outputs: int
@@ -356,19 +346,17 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @property
     def _normed_actor(self) -> NormedNetwork:
-        own = self._own("actor_network", "actor")
-        return self._computing(without_statistics(own) if own else normed_actor(
-            self.env.observation_space, math.prod(self.env.action_space.shape),
-            self.layers, self.norm_decay,
-        ))  # fmt: skip
+        own, space = self._own("actor_network", "actor"), self.env.observation_space
+        size, layers = math.prod(self.env.action_space.shape), self.layers.sized(space)
+        default = _normed_network(_NormedActor(space, 2 * size, layers), self.norm_decay)
+        return self._computing(without_statistics(own) if own else default)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
-        own = self._own("critic_network", "critic")
-        return self._computing(without_statistics(own) if own else normed_critics(
-            self.env.observation_space, dataclasses.replace(self.layers, hidden=self.critic_hidden),
-            self.norm_decay, self.grid.reading.outputs,
-        ))  # fmt: skip
+        own, space = self._own("critic_network", "critic"), self.env.observation_space
+        layers = dataclasses.replace(self.layers, hidden=self.critic_hidden).sized(space)
+        module = _NormedCritics(space, layers, self.grid.reading.outputs)
+        return self._computing(without_statistics(own) if own else _normed_network(module, self.norm_decay))
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

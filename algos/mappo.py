@@ -15,8 +15,6 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from algos.memories import RecurrentNetwork
-from algos.recurrent import recurrent_actor_critic, with_memory
 from algos.recurrent_ppo import RecurrentPPO
 from envs import TimeStep, num_agents
 from fdg.settings.fields import hyperparameter, require
@@ -35,7 +33,6 @@ class MultiAgentPPO(RecurrentPPO):
 
     several_agents: ClassVar[bool] = True
     default_env: ClassVar[str] = "MPE_simple_spread_v3"
-    central_value: ClassVar[bool]  # whether the value function sees what all agents see
 
     num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")
     recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
@@ -72,21 +69,6 @@ class MultiAgentPPO(RecurrentPPO):
         assert agents is not None  # checked when constructed
         return (agents,)
 
-    @property
-    def _network(self) -> RecurrentNetwork:
-        return self._computing(
-            with_memory(self._own("network"), leading_axes=3)
-            or recurrent_actor_critic(
-                self.env.observation_space,
-                self.env.action_space,
-                memory_size=self.memory_size if self._has_memory else None,
-                num_agents=num_agents(self.env),
-                central=self.central_value,
-                memory=self._remembers,
-                **vars(self.layers),
-            )
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class IPPO(MultiAgentPPO, presets="IPPO"):
@@ -101,8 +83,6 @@ class IPPO(MultiAgentPPO, presets="IPPO"):
     >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
     2048
     """
-
-    central_value: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)

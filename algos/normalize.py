@@ -139,29 +139,25 @@ def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax
     return jnp.clip(centred / std.reshape(leading + std.shape), -clip, clip)
 
 
-def accumulate_return(
-    running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """One step of the running discounted return, whose standard deviation scales rewards: all `[B]`.
-
-    Returns the next `running_return` (initially zero), zero where the episode is `done`, and this step's
-    return, a sample for the statistics; in the order of a `lax.scan` body. `reward` is unscaled.
-
-    >>> carry, sample = accumulate_return(jnp.array([2.0, 2.0]), jnp.ones(2), jnp.array([False, True]), 0.5)
-    >>> carry.tolist(), sample.tolist()
-    ([2.0, 0.0], [2.0, 2.0])
-    """
-    accumulated = discount * running_return + reward
-    return jnp.where(done, 0.0, accumulated), accumulated
-
-
 def accumulate_rollout_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`accumulate_return` over a rollout `[T, B]`: the next `running_return [B]`, and samples `[T, B]`."""
-    return jax.lax.scan(
-        lambda carry, step: accumulate_return(carry, *step, discount), running_return, (reward, done)
-    )
+    """The running discounted return, whose standard deviation scales rewards, over a rollout `[T, B]`.
+
+    Returns the next `running_return [B]` (initially zero), zero where the episode is `done`, and the returns
+    `[T, B]`, samples for the statistics. `reward` is unscaled.
+
+    >>> done = jnp.array([[False, True]])
+    >>> carry, samples = accumulate_rollout_returns(jnp.array([2.0, 2.0]), jnp.ones((1, 2)), done, 0.5)
+    >>> carry.tolist(), samples.tolist()
+    ([2.0, 0.0], [[2.0, 2.0]])
+    """
+
+    def step(running_return: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        accumulated = discount * running_return + row[0]
+        return jnp.where(row[1], 0.0, accumulated), accumulated
+
+    return jax.lax.scan(step, running_return, (reward, done))
 
 
 def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> jax.Array:

@@ -383,11 +383,6 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
     return learned, (losses, error)
 
 
-def actor_parameters(self: Any, learned: Any) -> Any:
-    """The acting parameters."""
-    return learned.parameters.actor
-
-
 def default_actor(self: Any) -> Network:
     """An actor: with a memory, the user's, or the default, which gives `_each` numbers for a component."""
     make = networks.gaussian_actor if self._each == 2 else networks.deterministic_actor
@@ -405,11 +400,6 @@ def twin_critics(self: Any, layers: Layers | None = None) -> Network:
             self.env.observation_space, outputs=_outputs(self), **vars(layers or self.layers)
         )
     )
-
-
-def for_environment(self: Any, action: jax.Array) -> jax.Array:
-    """Rescales actions from [-1, 1] to the environment's bounds."""
-    return stretched(action, self.env.action_space)
 
 
 def adam(self: Any) -> optax.GradientTransformation:
@@ -430,19 +420,6 @@ def check_outputs(self: Any, state: State) -> None:
     distributions.check_gaussian(actor, space, count, self._each)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
     self._check_critics(jax.eval_shape(self._valued, state.learned, seen, action))
-
-
-# What `check_outputs` needs where networks take parameters alone, and there are two critics.
-
-
-def actor_output(self: Any, actor: Any, observation: Any) -> jax.Array:
-    """The output of the actor's network for observations `[N, *obs]`."""
-    return self._actor.apply(actor, observation)
-
-
-def valued(self: Any, learned: Any, observation: Any, action: jax.Array) -> Any:
-    """The critics' outputs for actions `[N, *action]`: two values, each `[N]`."""
-    return self._critics.apply(learned.parameters.critics, observation, action)
 
 
 def check_twins(self: Any, found: Any) -> None:
@@ -487,10 +464,11 @@ MEMBERS = {
     "_memory": property(memory),
     "_sampled": sampled,
     "_critics": property(twin_critics),
-    "_for_environment": for_environment,
+    "_for_environment": lambda self, action: stretched(action, self.env.action_space),
     "_default_optimizer": property(adam),
-    "_acting": actor_parameters,
-    "_acts": actor_output,
-    "_valued": valued,
+    # Parameters that act, and what `check_outputs` needs of networks that take parameters alone.
+    "_acting": lambda self, learned: learned.parameters.actor,
+    "_acts": lambda self, actor, observation: self._actor.apply(actor, observation),
+    "_valued": lambda self, learned, *inputs: self._critics.apply(learned.parameters.critics, *inputs),
     "_check_critics": check_twins,
 }

@@ -8,7 +8,7 @@ Letters in shapes: `N` rows of any origin, `A` agents, `S` numbers of a state, `
 """
 
 import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -57,44 +57,26 @@ class QMIX(ValueDecomposition, presets="QMIX"):
         return self._mixer.init(key, values, self._state_of(observation))
 
     def _mixed(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
-        """The mixing network (`monotonic_mixer`)."""
+        """The mixing network (`MonotonicMixer`)."""
         return self._mixer.apply(mixer, values, self._state_of(observation))
 
     @property
     def _mixer(self) -> Network:
-        return monotonic_mixer(self.mixer_size, self.hypernetwork, self.mixer_scale)
-
-
-def monotonic_mixer(
-    units: int = 32, hypernetwork: Sequence[int] = (64,), scale: float | jax.Array = 1.0
-) -> Network:
-    """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
-
-    `apply(parameters, values [N, A], state [N, S])` returns the joint value `[N]`. It does not fall with the
-    value of any agent: its weights are absolute values of what hypernetworks make of the state; the biases
-    are free.
-
-    Args:
-        units: `H`, of the one hidden layer, whose activation is an ELU.
-        hypernetwork: widths of the layers, with ReLU, between the state and the weights; the paper has none.
-        scale: of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as the
-            authors had them. With larger ones a mixture of 32 units overestimates, and targets diverge.
-
-    >>> mixer = monotonic_mixer(8)
-    >>> values, state = jnp.ones((5, 3)), jnp.ones((5, 4))
-    >>> parameters = jax.eval_shape(mixer.init, jax.random.key(0), values, state)
-    >>> jax.eval_shape(mixer.apply, parameters, values, state).shape
-    (5,)
-    """
-    module = MonotonicMixer(units, tuple(hypernetwork), float_or_array(scale))
-    return of_module(module)
+        scale: Any = float_or_array(self.mixer_scale)
+        return of_module(MonotonicMixer(self.mixer_size, self.hypernetwork, scale))
 
 
 class MonotonicMixer(nn.Module):
-    """One hidden layer, whose weights come from the state (see `monotonic_mixer`)."""
+    """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    units: int
-    hypernetwork: tuple[int, ...]
+    Values `[N, A]` and a state `[N, S]` to the joint value `[N]`. It does not fall with the value of any
+    agent: its weights are absolute values of what hypernetworks make of the state; the biases are free.
+    """
+
+    units: int  # `H`, of the one hidden layer, whose activation is an ELU
+    hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; the paper has none
+    # Of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as the authors had
+    # them. With larger ones a mixture of 32 units overestimates, and targets diverge.
     scale: float = 1.0
 
     @nn.compact

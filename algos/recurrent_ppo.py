@@ -37,7 +37,16 @@ from algos.rollout import (
     values_after,
 )
 from algos.values import MemorySizes, Normalizers, Transforming
-from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    features_and_mask,
+    num_agents,
+)
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -95,6 +104,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+    central_value: ClassVar[bool] = False  # whether one critic sees the observations of all agents
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=128, total_steps=500_000)
@@ -371,6 +381,10 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return Past(jax.tree.map(lambda x: x[-self.burn_in], before), *last)
 
     @property
+    def _has_memory(self) -> bool:
+        return True
+
+    @property
     def _length(self) -> int:
         return self.num_steps if self.sequence_length is None else self.sequence_length
 
@@ -386,11 +400,13 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     @property
     def _network(self) -> RecurrentNetwork:
         return self._computing(
-            with_memory(self._own("network"))
+            with_memory(self._own("network"), leading_axes=2 + len(self._agents))
             or recurrent_actor_critic(
                 self.env.observation_space,
                 self.env.action_space,
-                memory_size=self.memory_size,
+                memory_size=self.memory_size if self._has_memory else None,
+                num_agents=num_agents(self.env),
+                central=self.central_value,
                 memory=self._remembers,
                 **vars(self.layers),
             )

@@ -54,25 +54,15 @@ class Novelty(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """Random network distillation: its networks and functions.
+    """Random network distillation: its networks and functions."""
 
-    Attributes:
-      observation_space: observations that may be novel, `privileged` parts included.
-      layers: layers of target and value; the predictor has two more dense layers.
-      features: K.
-      discount: of novelty.
-      lambda_: of generalised advantage estimation.
-      share: share of the samples that train the predictor.
-      coefficient, value_coefficient: weights of novelty's advantage, and of its value loss.
-    """
-
-    observation_space: ObservationSpace
-    layers: Layers
-    features: int
-    discount: float
-    lambda_: float
-    share: float
-    coefficient: float = 0.5
+    observation_space: ObservationSpace  # observations that may be novel, `privileged` parts included
+    layers: Layers  # layers of target and value; the predictor has two more dense layers
+    features: int  # K
+    discount: float  # of novelty
+    lambda_: float  # of generalised advantage estimation
+    share: float  # share of the samples that train the predictor
+    coefficient: float = 0.5  # weights of novelty's advantage, and of its value loss
     value_coefficient: float = 0.5
 
     def agent(self, parameters: Parameters) -> Any:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.buffers import n_step_sums
-from algos.layers import Layers, checked_widths, features, head, hidden_layers
+from algos.layers import Layers, features, head, hidden_layers
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import Network, actor_features
 from algos.replay import Replay, ReplayState, Step, Transition
@@ -346,10 +346,12 @@ def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
 
 def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
     kind = MemoryKind.of(algorithm.remembering, algorithm.memory)
-    observed, layers = algorithm.env.observation_space, algorithm.layers
+    layers, space = algorithm.layers, algorithm.env.observation_space
+    hidden = (kind.size,) if layers.hidden is None else layers.hidden
+    layers = dataclasses.replace(layers, hidden=hidden).sized(space)
     if head.of_actions:
-        return remembering_critics(observed, head.outputs, layers, kind)
-    return remembering_trunk(observed, head.outputs, layers, kind, head.scale, head.dueling)
+        return of_module(_RememberingCritics(space, head.outputs, layers, kind))
+    return of_module(_Remembering(space, head.outputs, layers, kind, head.scale, head.dueling))
 
 
 def _last(memories: Any) -> Any:
@@ -359,59 +361,17 @@ def _last(memories: Any) -> Any:
 # --- default networks with a memory: DQN, SAC and TD3 ---
 
 
-def remembering_trunk(
-    observation_space: ObservationSpace,
-    outputs: int,
-    layers: Layers,
-    memory: MemoryKind,
-    scale: float = 1.0,
-    dueling: tuple[int, ...] | None = None,
-) -> RecurrentNetwork:
-    """Dense layers, a memory, a dense layer and a head: `unroll` gives `(output [T, B, n], memories)`.
-
-    What is `privileged` is not seen.
-
-    Of `outputs` n numbers; without widths in `layers`, one layer as wide as the memory; `scale` is of the
-    head's initial weights; `dueling` are numbers of actions of each choice, of which the head gives a value
-    and advantages.
-
-    >>> from envs.spaces import Box
-    >>> network = remembering_trunk(Box(-1.0, 1.0, (4,)), 2, Layers(activation="relu"), MemoryKind(size=16))
-    >>> observation, start = jnp.zeros((5, 8, 4)), jnp.zeros((5, 8), bool)
-    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
-    >>> output, memories = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
-    >>> output.shape, memories.shape
-    ((5, 8, 2), (5, 8, 16))
-    """
-    widths = _sized(observation_space, layers, memory)
-    return of_module(_Remembering(observation_space, outputs, widths, memory, scale, dueling))
-
-
-def remembering_critics(
-    observation_space: ObservationSpace, outputs: int, layers: Layers, memory: MemoryKind
-) -> RecurrentNetwork:
-    """Two critics, each with a memory of the observations; actions join after it.
-
-    `unroll(parameters, memory, observation [T, B, *obs], start [T, B], action [T, B, *action])` gives two
-    values, each `[T, B]` (or of several `outputs` `[T, B, n]`), and memories. So a critic values any action
-    at a step by one memory.
-    """
-    widths = _sized(observation_space, layers, memory)
-    return of_module(_RememberingCritics(observation_space, outputs, widths, memory))
-
-
-def _sized(space: ObservationSpace, layers: Layers, memory: MemoryKind) -> Layers:
-    hidden = (memory.size,) if layers.hidden is None else layers.hidden
-    widths = checked_widths(space, hidden, layers.activation, layers.convolve)
-    return dataclasses.replace(layers, hidden=widths)
-
-
 def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
     return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
 
 
 class _Remembering(nn.Module):
+    """Dense layers, a memory, a dense layer and a head: `(output [T, B, n], memories)`.
+
+    What is `privileged` is not seen. `dueling`: the head gives a value and advantages of each choice.
+    """
+
     observation_space: ObservationSpace
     outputs: int
     layers: Layers
@@ -434,6 +394,11 @@ class _Remembering(nn.Module):
 
 
 class _RememberingCritics(nn.Module):
+    """Two critics, each with a memory of the observations: two values `[T, B]`, or `[T, B, n]`, and memories.
+
+    Actions join after the memory: so a critic values any action at a step by one memory.
+    """
+
     observation_space: ObservationSpace
     outputs: int
     layers: Layers

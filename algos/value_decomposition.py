@@ -15,7 +15,6 @@ minibatch.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
@@ -37,7 +36,7 @@ from algos.dqn import (
     epsilon_greedy,
     iteration,
 )
-from algos.layers import Activation, Layers, Torso, checked_widths
+from algos.layers import Layers
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.optimizers import ClippedOptimizer
@@ -316,16 +315,14 @@ class ValueDecomposition(Agent):
         if own is not None:
             each = without_memory(own, 3, actor_critic=False) if isinstance(own, Network) else own
             return self._computing(each)
-        default = agent_q_network(
-            self.env.observation_space,
-            choices(self.env),
-            self._agents,
-            dueling=self.dueling,
-            memory=self._remembers,
-            identity=self.agent_identity,
-            **vars(self.layers),
-        )
-        return self._computing(default)
+        layers, memory, space = self.layers, self._remembers, self.env.observation_space
+        if memory is not None and layers.hidden is None:
+            layers = dataclasses.replace(layers, hidden=(memory.size,))
+        module = AgentQNetwork(
+            space, sizes(choices(self.env)), self._agents, layers.sized(space),
+            memory, self.dueling, self.agent_identity,
+        )  # fmt: skip
+        return self._computing(of_module(module))
 
     @property
     def _remembers(self) -> MemoryKind | None:
@@ -352,48 +349,13 @@ class VDN(ValueDecomposition, presets="VDN"):
 # --- values of the actions of each agent ---
 
 
-def agent_q_network(
-    observation_space: ObservationSpace,
-    action_space: Discrete | MultiDiscrete,
-    num_agents: int,
-    hidden: Sequence[int] | None = None,
-    activation: Activation = "relu",
-    dueling: bool = False,
-    layer_norm: bool = False,
-    convolve: bool = True,
-    torso: Torso = "dense",
-    memory: MemoryKind | None = None,
-    identity: bool = True,
-) -> RecurrentNetwork:
-    """The value of each action of each agent, whose `unroll` gives `AgentValues`.
+class AgentQNetwork(nn.Module):
+    """The value of each action of each agent, by one trunk of every agent alike.
 
     Dense layers (after a convolution, of an image), a memory and one more dense layer if there is one, and
-    a head: the agent of QMIX (Rashid et al. 2018, figure 2c).
-
-    Spaces are those of one agent, and what is `privileged` is not seen. `hidden` is by default the memory's
-    width, without one as of `networks.actor_critic`; with `identity` each agent also sees its number,
-    one-hot; other arguments are as for `networks.q_network`.
-
-    >>> from envs.spaces import Box
-    >>> network = agent_q_network(Box(-1.0, 1.0, (4,)), Discrete(2), num_agents=3, memory=MemoryKind(size=16))
-    >>> observation, start = jnp.zeros((5, 8, 3, 4)), jnp.zeros((5, 8), bool)
-    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
-    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
-    >>> output.values.shape, output.memory.shape
-    ((5, 8, 3, 2), (5, 8, 3, 16))
+    a head: the agent of QMIX (Rashid et al. 2018, figure 2c). What is `privileged` is not seen; with
+    `identity` each agent also sees its number, one-hot.
     """
-    if memory is not None and hidden is None:
-        hidden = (memory.size,)
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = AgentQNetwork(
-        observation_space, distributions.sizes(action_space), num_agents,
-        Layers(widths, activation, convolve, layer_norm, torso), memory, dueling, identity,
-    )  # fmt: skip
-    return of_module(module)
-
-
-class AgentQNetwork(nn.Module):
-    """One trunk, of every agent alike (see `agent_q_network`)."""
 
     observation_space: ObservationSpace
     choices: tuple[int, ...]

@@ -142,7 +142,7 @@ class Normalizers(ObservationNormalizer):
         False, "divide rewards by the running standard deviation of the discounted return"
     )
 
-    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, jax.Array | None]:
+    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
         """Initial statistics of returns, and running returns of environments `shape`.
 
         Both are None if rewards are not normalised, unless they are kept.

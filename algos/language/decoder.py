@@ -34,20 +34,14 @@ class Cache(NamedTuple):
 
     All rows write their next token at one place, `step % C` after the prompt, whenever each began: a row that
     starts over (another prompt takes it) starts there, and never has more than `C` tokens.
-
-    Attributes:
-      keys, values: of each layer, [N, K, P + C, h].
-      prompt: which tokens of the prompt are there [N, P] bool.
-      position, generated: of the next token, and tokens after the prompt, [N] int32.
-      step: number of calls of `decode` [] int32.
     """
 
-    keys: tuple[jax.Array, ...]
+    keys: tuple[jax.Array, ...]  # of each layer, [N, K, P + C, h]; so are `values`
     values: tuple[jax.Array, ...]
-    prompt: jax.Array
-    position: jax.Array
+    prompt: jax.Array  # which tokens of the prompt are there [N, P] bool
+    position: jax.Array  # of the next token, and tokens after the prompt, [N] int32
     generated: jax.Array
-    step: jax.Array
+    step: jax.Array  # number of calls of `decode` [] int32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,21 +115,15 @@ def log_prob(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 class Samples(NamedTuple):
-    """Answers.
+    """Answers."""
 
-    Attributes:
-      tokens: [N, R] int32, right-padded.
-      mask: [N, R] bool, where there is a token; the stop token is one.
-      log_probs: [N, R] float32, of each token in the distribution that it was drawn from; 0 in padding.
-      policy_log_probs: [N, R] float32, the same at temperature 1, without top-k and top-p.
-      tempered_log_probs: [N, R] float32, the same without top-k and top-p alone: what a learner computes of
-        the same parameters, so what ratios and importance weights are over.
-    """
-
-    tokens: jax.Array
-    mask: jax.Array
+    tokens: jax.Array  # [N, R] int32, right-padded
+    mask: jax.Array  # [N, R] bool, where there is a token; the stop token is one
+    # [N, R] float32, of each token in the distribution that it was drawn from; 0 in padding
     log_probs: jax.Array
-    policy_log_probs: jax.Array
+    policy_log_probs: jax.Array  # [N, R] float32, the same at temperature 1, without top-k and top-p
+    # [N, R] float32, the same without top-k and top-p alone: what a learner computes of the same
+    # parameters, so what ratios and importance weights are over
     tempered_log_probs: jax.Array
 
 
@@ -255,29 +249,18 @@ class Recorded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """Answers to prompts as a `fdg.stream.Source`: a tick is one token of each slot.
+    """Answers to prompts as a `fdg.stream.Source`: a tick is one token of each slot."""
 
-    Attributes:
-      decoder, sampling: as of `generate`; parameters are in the dtype of the computation.
-      prompts: of all responses that may begin, `group` to each.
-      keys: one of each of these responses.
-      also: what is carried along with each prompt.
-      group: responses to a prompt.
-      first: index of the first of these responses in the run.
-      records: whether rows are `Recorded`, or `Samples` alone.
-      dtype: of log-probabilities: the decoder's `logits_dtype`.
-      together: whether all begin in the first tick and are read after the last, so that nothing is gathered.
-    """
-
-    decoder: Decoder
+    decoder: Decoder  # as of `generate`; parameters are in the dtype of the computation
     sampling: Sampling
-    prompts: Prompts
-    keys: jax.Array
-    also: Any = ()
-    group: int = 1
-    first: Any = 0
-    records: bool = False
-    dtype: Any = jnp.float32
+    prompts: Prompts  # of all responses that may begin, `group` to each
+    keys: jax.Array  # one of each of these responses
+    also: Any = ()  # what is carried along with each prompt
+    group: int = 1  # responses to a prompt
+    first: Any = 0  # index of the first of these responses in the run
+    records: bool = False  # whether rows are `Recorded`, or `Samples` alone
+    dtype: Any = jnp.float32  # of log-probabilities: the decoder's `logits_dtype`
+    # whether all begin in the first tick and are read after the last, so that nothing is gathered
     together: bool = False
 
     @property

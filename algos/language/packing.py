@@ -12,21 +12,13 @@ import jax.numpy as jnp
 
 
 class Rows(NamedTuple):
-    """Sequences in rows, made within a program; `M` rows of `L` tokens, of `N` sequences.
+    """Sequences in rows, made within a program; `M` rows of `L` tokens, of `N` sequences."""
 
-    Attributes:
-      tokens: [M, L] int32.
-      segments: [M, L] int32: 1, 2, ... in each row, 0 for padding.
-      source: [M, L] int32, place of each token among the [N, T] that were given; N * T for padding.
-      place: [N, T] int32, the inverse: place of each token among the [M, L]; M * L for padding.
-      fits: [N] bool: sequences that no row had room for are left out.
-    """
-
-    tokens: jax.Array
-    segments: jax.Array
-    source: jax.Array
-    place: jax.Array
-    fits: jax.Array
+    tokens: jax.Array  # [M, L] int32
+    segments: jax.Array  # [M, L] int32: 1, 2, ... in each row, 0 for padding.
+    source: jax.Array  # [M, L] int32, place of each token among the [N, T] that were given; N * T for padding
+    place: jax.Array  # [N, T] int32, the inverse: place of each token among the [M, L]; M * L for padding
+    fits: jax.Array  # [N] bool: sequences that no row had room for are left out
 
     def moved(self, x: jax.Array) -> jax.Array:
         """What belongs to tokens, [N, T] to [M, L]; zero in padding."""

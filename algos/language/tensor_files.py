@@ -29,20 +29,13 @@ _OTHERS = {
 
 
 class Stored(NamedTuple):
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-      path: the file.
-      shape: of the tensor.
-      offset: of its first byte.
-      size: its bytes.
-      decode: bytes `[size] uint8` to numbers, in any shape and float dtype.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
+    path: str  # the file
+    shape: tuple[int, ...]  # of the tensor
+    offset: int  # of its first byte
+    size: int  # its bytes
+    # bytes `[size] uint8` to numbers, in any shape and float dtype
     decode: Callable[[np.ndarray], np.ndarray]
 
     def read(self) -> np.ndarray:

@@ -133,13 +133,9 @@ _MOST_STEPS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set in a folder: a value, which reads its metadata when it is asked, and its arrays in `steps`.
+    """A data set in a folder: a value, which reads its metadata when asked, and its arrays in `steps`."""
 
-    Attributes:
-      path: the folder; that with `metadata.json` in it, or the one above.
-    """
-
-    path: str
+    path: str  # the folder; that with `metadata.json` in it, or the one above
 
     @property
     def folder(self) -> Path:

@@ -25,17 +25,11 @@ _FILES = (control, designs, language, physics, pixels, teams, worlds)
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """The settings of an algorithm for an environment.
+    """The settings of an algorithm for an environment."""
 
-    Attributes:
-      name: the family, or the environment, that they are for.
-      source: where they come from.
-      values: by field of the algorithm.
-    """
-
-    name: str
-    source: str
-    values: Mapping[str, Any]
+    name: str  # the family, or the environment, that they are for
+    source: str  # where they come from
+    values: Mapping[str, Any]  # by field of the algorithm
 
     def without(self, fields: Collection[str]) -> "Preset":
         """The same without the settings of some fields."""

@@ -9,17 +9,12 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Settings of one algorithm for one family of environments, or for one environment.
+    """Settings of one algorithm for one family of environments, or for one environment."""
 
-    Attributes:
-      source: where they come from, and what was changed.
-      values: by field of the algorithm; what is not there keeps its default.
-      on_cpu: those that differ where there is no accelerator: mostly fewer environments, for a CPU steps a
-        few hundred at once as quickly as a few thousand, and would wait for minutes until it learns.
-    """
-
-    source: str
-    values: Mapping[str, Any]
+    source: str  # where they come from, and what was changed
+    values: Mapping[str, Any]  # by field of the algorithm; what is not there keeps its default
+    # those that differ where there is no accelerator: mostly fewer environments, for a CPU steps a few
+    # hundred at once as quickly as a few thousand, and would wait for minutes until it learns
     on_cpu: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def here(self) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import pytest
 import algos
 import envs
 from algos import qmix
+from algos.networks import of_module
 from algos.rollout import Recollection
 from tests.algos.probes import trained
 
 
 def mixture(values, state, weights, key=None):
     """What a mixer of one unit without hypernetworks gives; `weights` by layer, the same for all inputs."""
-    mixer = qmix.monotonic_mixer(1, ())
+    mixer = of_module(qmix.MonotonicMixer(1, ()))
     parameters = jax.jit(mixer.init)(jax.random.key(0), values, state)
     for name, (kernel, bias) in weights.items():
         parameters[name] = jax.tree.map(jnp.ones_like, parameters[name])
@@ -47,7 +48,7 @@ def test_what_all_do_is_worth_no_less_where_one_is_worth_more(broken, monkeypatc
     """Equation 5: no derivative by an agent's value is below zero. Without absolute values many are."""
     if broken:
         monkeypatch.setattr(jnp, "abs", lambda x: x)
-    mixer = qmix.monotonic_mixer(4, (8,))
+    mixer = of_module(qmix.MonotonicMixer(4, (8,)))
     keys = jax.random.split(jax.random.key(0), 3)
     values, state = 9 * jax.random.normal(keys[0], (64, 3)), 9 * jax.random.normal(keys[1], (64, 5))
     parameters = mixer.init(keys[2], values, state)
