@@ -52,21 +52,6 @@ class Alike:
     single: Any
 
     @property
-    def name(self) -> str:
-        """Name of the environment."""
-        return self.single.name
-
-    @property
-    def num_agents(self) -> int:
-        """`A`."""
-        return self.single.num_agents
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Steps after which an episode is truncated."""
-        return self.single.max_episode_steps
-
-    @property
     def observation_space(self) -> ObservationSpace:
         """Of one agent: who it is, and what each kind of agent sees."""
         kinds = self._team.kinds
@@ -147,7 +132,7 @@ class Alike:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "single":
             raise AttributeError(name)
-        return getattr(self.single, name)  # how it is drawn, say
+        return getattr(self.single, name)  # its name, how it is drawn, ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
