@@ -57,7 +57,7 @@ def recurrent_actor_critic(
     torso: Torso = "dense",
     memory: MemoryKind | None = None,
 ) -> RecurrentNetwork:
-    """An actor and a critic that share nothing, each with a memory of its own.
+    """An actor and a critic with separate parameters and separate memories.
 
     Dense layers (after a convolution, of an image), a memory, one more dense layer, and a head: with a gated
     recurrent unit (GRU; Cho et al. 2014, arXiv 1406.1078) the architecture of JaxMARL's and PureJaxRL's
@@ -66,8 +66,8 @@ def recurrent_actor_critic(
     Args:
         observation_space, action_space: of one agent.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the memory, and of the layer after it. None: neither, as
-          `networks.actor_critic`.
+        memory_size: width of the memory and of the layer after it. None: no memory and no such layer, as in
+            `networks.actor_critic`.
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents
             share parameters, and each has a memory. Default: one agent, and no axis `A`.
         central: one critic sees the observations of all agents concatenated, and gives a value for each.
@@ -101,14 +101,15 @@ def recurrent_actor_critic(
 
 
 def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool = True) -> RecurrentNetwork:
-    """A feed-forward network as one with a memory, which is empty: every step is worked out on its own.
+    """Wraps a feed-forward network as a `RecurrentNetwork` with an empty memory; steps are independent.
 
-    `network.apply` sees all steps at once, `[B * T, *obs]`. Of equal networks the results are equal.
+    `network.apply` sees all steps at once, `[B * T, *obs]`. Equal networks have equal results.
 
     Args:
         network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
-        leading_axes: of observations `[T, B, *obs]`; 3 for those of several agents, `[T, B, A, *obs]`.
-      actor_critic: False: `apply` gives values of actions, `[N, n]`, and `unroll` gives `AgentValues`.
+        leading_axes: number of axes before `*obs`: 2 for `[T, B, *obs]`, 3 for agents, `[T, B, A, *obs]`.
+        actor_critic: whether `apply` gives `(policy, value)`. If False, it gives values of actions, `[N, n]`,
+            and `unroll` gives `AgentValues`.
 
     >>> import algos.networks, envs
     >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))

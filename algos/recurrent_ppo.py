@@ -1,9 +1,9 @@
 """PPO whose actor and critic have a memory, for partially observed environments.
 
 It learns from sequences of steps, each with the actor's memory at its start; the network is unrolled over
-them, and forgets where an episode starts. Stored memories become stale while parameters change: hence the
-burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning",
-ICLR, section 3), here for on-policy sequences. A feed-forward network is the special case with an empty
+them, and its memory is reset where an episode starts. Stored memories become stale as parameters change, so a
+sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
+Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is the special case with an empty
 memory (`algos.recurrent.without_memory`).
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
@@ -51,7 +51,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class Past(NamedTuple):
-    """The last steps before a rollout, from which memories are computed anew."""
+    """The last steps before a rollout: the burn-in that recomputes memories."""
 
     memory: Any  # [B, ...] before those steps
     observation: Observation  # [B, K, *obs]
@@ -116,14 +116,14 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     layers = PolicyLayers()
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
+        None, "kind of memory; transformer: a causal one, over a window of steps (None: gru)"
     )
     remembering = MemorySizes(memory_size=128)
     sequence_length: int | None = hyperparameter(
         None, "steps that a gradient flows back through; None: the whole rollout"
     )
     burn_in: int = hyperparameter(
-        0, "steps before each sequence from which its memory is computed anew, without gradient"
+        0, "steps before each sequence from which its memory is recomputed, without gradient"
     )
     transforming = Transforming()
 

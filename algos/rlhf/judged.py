@@ -1,4 +1,4 @@
-"""Learning from rewards of responses, given by the task or a reward model.
+"""Base class of RLHF algorithms whose rewards come from the task or from a reward model.
 
 Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
 """
@@ -28,12 +28,12 @@ class State(NamedTuple):
     """The state of GRPO and DPO."""
 
     parameters: Any
-    reference: Any  # parameters that the policy is kept near to; () where there is none, or adapters
-    reward_model: Any  # () where the task judges
+    reference: Any  # of the KL reference; () without one, or if the policy is adapters on a frozen base
+    reward_model: Any  # () if rewards come from the task
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
-    stream: Any = ()  # responses in the making; () where none begins ahead
+    stream: Any = ()  # unfinished responses; () if ahead=0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,33 +47,40 @@ class JudgedAgent(LanguageAgent):
     # What `fdg.train` says if all responses of several iterations had the same reward.
     iterations_without_rewards: ClassVar[int] = 5
     advice_without_rewards: ClassVar[str] = (
-        "look at samples of it, or begin with imitation: train --algo sft on the same --env, and give its run"
-        " directory to --from"
+        "inspect samples of the policy, or start with supervised fine-tuning: train --algo sft on the same"
+        " --env, and give its run directory to --from"
     )
 
-    # The reward model is the one named here, whatever an earlier run had.
+    # With `--from`, the reward model is this configuration's, never the earlier run's.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {**LanguageAgent.begins_as, ".reward_model": ()}
 
     reward_model: str | None = hyperparameter(
         None,
-        "folder with a reward model in Hugging Face's format, which judges in place of the task (None: the"
-        " task)",
+        "folder with a reward model in Hugging Face's format; its scores replace the task's rewards (None: the"
+        " task's rewards)",
         holds="folder",
     )
     micro_batches: int = hyperparameter(
-        1, "parts of a batch, each judged as soon as its responses are there; changes no number"
+        1,
+        "micro-batches of a batch, each scored as soon as its responses are complete; does not change results",
     )
     ahead: int = hyperparameter(
-        0, "batches whose responses may begin before their turn; the oldest tokens are as many updates old"
+        0,
+        "batches whose generation may start early (0: none); tokens are then up to this many updates"
+        " off-policy",
     )
     order: Literal["finished", "prompt"] = hyperparameter(
-        "finished", "which responses make a batch, of those that began ahead: finished ones, or by prompt"
+        "finished",
+        "which of the responses that started early form a batch; finished: those that are complete first;"
+        " prompt: those of the earliest prompts",
     )
     late: Literal["wait", "mask"] = hyperparameter(
-        "wait", "responses that would be too old are waited for, or tokens that are have no weight"
+        "wait",
+        "what to do about tokens that are too many updates old; wait: finish their responses before the"
+        " update; mask: give these tokens no weight in the loss",
     )
     max_age: int | None = hyperparameter(
-        None, "updates that a token may be old, with late='mask' (None: as many as ahead)"
+        None, "largest age of a token in updates, with late='mask' (None: the value of ahead)"
     )
 
     def __post_init__(self) -> None:
@@ -92,8 +99,8 @@ class JudgedAgent(LanguageAgent):
             require(
                 self,
                 same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
-                f"reward_model={self.reward_model!r} has another tokenizer than task '{env.name}': train one"
-                " on this task's tokens",
+                f"reward_model={self.reward_model!r} uses a different tokenizer from task '{env.name}': train"
+                " one on this task's tokens",
             )
         require(
             self,
@@ -122,12 +129,12 @@ class JudgedAgent(LanguageAgent):
         require(
             self,
             age is None or (age >= 0 and self.late == "mask"),
-            f"max_age={age}: it is zero or above, and of late='mask' alone",
+            f"max_age={age}: it must be zero or above, and needs late='mask'",
         )
         if self.late == "mask" and not ahead:
             warnings.warn(
-                "late='mask' without ahead: no response begins ahead, and none is late: give ahead=1 (--ahead"
-                " 1), or leave late out",
+                "late='mask' has no effect with ahead=0, because no response starts early: give ahead=1"
+                " (--ahead 1), or leave late out",
                 fdg.FdgWarning,
                 stacklevel=2,
             )
@@ -167,7 +174,7 @@ class JudgedAgent(LanguageAgent):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
-        """The share of the gradient, and of the measures, of the responses `[n]` of a minibatch."""
+        """The contribution of a minibatch of responses `[n]` to the gradient and to the metrics."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
@@ -187,8 +194,9 @@ class JudgedAgent(LanguageAgent):
 
     @fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
     def respond_ahead(self, parameters, version, first, problem, keys, stream):
-        """The next micro-batch of a stream, from problems `[(a + 1) B]`, of which `first` is the first index.
+        """Generates the next micro-batch of a stream.
 
+        `problem` has `[(a + 1) B]` problems, `a` being `ahead`; `first` is the index of the first one.
         Returns `Recorded [b G]`; the age of each token `[b G, R]` in updates; the stream's state.
         """
         count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
@@ -206,7 +214,7 @@ class JudgedAgent(LanguageAgent):
         """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
         if self.reward_model is None:
             return responses, reward
-        if reward.given is not None:  # the task's, and the model has something to say of all
+        if reward.given is not None:  # tokens that the task rewards; the model rewards all
             responses = responses._replace(own=responses.mask)
         total = self.rate(state.reward_model, responses)
         return responses, Reward(total, {**reward.parts, "model": total})

@@ -11,10 +11,10 @@ from fdg.jaxprs.read import bodies, walk
 
 
 def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
-    """The sum of a number over all operations of one run.
+    """Sums `of(eqn)` over all equations that one execution of the jaxpr runs.
 
-    Loops count each trip; `while` loops their most trips, or one if that is unknown; of branches the most
-    expensive.
+    Scans count each trip, `while` loops their largest possible number of trips, or one if it is unknown. A
+    `cond` counts its most expensive branch.
     """
     return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
 
@@ -28,8 +28,10 @@ def _total_of(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
 
 
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of one run (`total`): matrix products and convolutions as multiply + add,
-    others as one for each element read or written, whichever is more; none for moving data.
+    """Floating-point operations of one execution, summed as in `total`.
+
+    A matrix product or convolution counts 2 for each multiply-add, any other equation the size of its largest
+    operand or result, and data movement 0.
     """
     return total(jaxpr, _operation_flops)
 
@@ -40,7 +42,10 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
 
 
 def operations_of(jaxpr: core.Jaxpr) -> int:
-    """Equations of one run, counted as in `total`."""
+    """Equations that one execution runs; loops count each trip, and a `cond` all its branches.
+
+    Mapped over agents, a `cond` runs all of them.
+    """
     count = 0
     for eqn in jaxpr.eqns:
         inner = bodies(eqn)
@@ -49,8 +54,10 @@ def operations_of(jaxpr: core.Jaxpr) -> int:
 
 
 def largest_operation(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of the largest single equation, counted as in `flops_of`, but with a hundred
-    for each element: a tanh takes as long as some fifty multiply-adds.
+    """Cost of the most expensive single equation in floating-point operations.
+
+    Counted as in `flops_of`, but elementwise equations count 100 for each element: a tanh takes about as long
+    as fifty multiply-adds.
     """
     alone = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
     weighed = (

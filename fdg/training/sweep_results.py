@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -245,10 +246,9 @@ def draw_schedules(
 
 def read_results(path: Path) -> dict[str, Any]:
     """Reads `sweep.json` of a run."""
-    try:
-        return read_json(path / "sweep.json", 64 << 20)
-    except FdgError as error:
-        raise FdgError(f"{path} has no sweep.json: it is no sweep, or has not ended yet") from error
+    if not os.path.lexists(path / "sweep.json"):
+        raise FdgError(f"{path} has no sweep.json: it is not a sweep, or the sweep has not finished")
+    return read_json(path / "sweep.json", 64 << 20)
 
 
 def _ranked(value: float) -> float:

@@ -141,7 +141,7 @@ def test_a_mask_of_what_is_never_late_is_warned_of():
         ({"ahead": -1, "slots": 2}, "ahead=-1: it must be zero or above"),
         ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
         ({"micro_batches": 0}, "micro_batches=0"),
-        ({"max_age": 1}, "max_age=1: it is zero or above, and of late='mask' alone"),
+        ({"max_age": 1}, "max_age=1: it must be zero or above, and needs late='mask'"),
         ({"ahead": 1, "slots": 2, "env": envs.text.Guess()}, "ahead=1: 'guess' is a game"),
     ],
 )

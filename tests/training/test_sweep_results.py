@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import pytest
 
-from fdg.training.sweep_results import PointResult, points_table
+from fdg.errors import FdgError
+from fdg.training.sweep_results import PointResult, points_table, read_results
 
 
 def point(rate, *returns, training=1.5):
@@ -25,3 +27,11 @@ def test_more_than_twenty_are_counted():
     text = points_table([point(i, float(i)) for i in range(23)], "returns")
     assert text.splitlines()[-1] == "... and 3 more"
     assert "22.0" in text and " 2.00 " not in text
+
+
+def test_damaged_results_are_not_reported_as_missing(tmp_path):
+    with pytest.raises(FdgError, match=r"has no sweep\.json: it is not a sweep, or the sweep has not finished"):
+        read_results(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"best": ')
+    with pytest.raises(FdgError, match=r"sweep\.json: is no JSON"):
+        read_results(tmp_path)
