@@ -23,7 +23,7 @@ def commands() -> Commands:
     found: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         found.setdefault(point.name, []).append(point)
-    return dict(sorted(found.items()))
+    return {name: sorted(points, key=_package) for name, points in sorted(found.items())}
 
 
 def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
