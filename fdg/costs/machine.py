@@ -266,22 +266,21 @@ def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
     """A cluster of this many devices of this machine's kind."""
-    found = calibrated(device_kind)
+    cores, found = usable_cores() if platform_name == "cpu" else None, calibrated(device_kind)
     if found is not None:
-        return Cluster(
-            found.kind, devices_per_host, hosts, found.inside, found.between, cores=found.cores,
-            note=f"rates: this machine's, measured {found.date}{_disturbed(found)}{_crowded(found.cores)}",
-        )  # fmt: skip
-    if platform_name == "cpu":
-        return Cluster(
-            REFERENCE, devices_per_host, hosts, SHARED_MEMORY, SOCKETS, cores=usable_cores(),
-            note=f"rates: of another machine's processor, for this one has no calibration: {FIX}"
-            + _crowded(usable_cores()),
-        )  # fmt: skip
-    try:
-        kind = published.kind(device_kind)
-    except UnknownNameError:
-        raise FdgError(f"no rates are known for devices of kind '{device_kind}': {FIX}") from None
-    inside, between = published.usual_links(kind.name)
-    note = f"rates: published ones of {kind.name}, not measured here: {FIX}"
-    return Cluster(kind, devices_per_host, hosts, inside, between, note=note)
+        kind, links, cores = found.kind, (found.inside, found.between), found.cores
+        note = f"this machine's, measured {found.date}{_disturbed(found)}"
+    elif platform_name == "cpu":
+        kind, links = REFERENCE, (SHARED_MEMORY, SOCKETS)
+        note = f"of another machine's processor, for this one has no calibration: {FIX}"
+    else:
+        try:
+            kind = published.kind(device_kind)
+        except UnknownNameError:
+            raise FdgError(f"no rates are known for devices of kind '{device_kind}': {FIX}") from None
+        links, note = (
+            published.usual_links(kind.name),
+            f"published ones of {kind.name}, not measured here: {FIX}",
+        )
+    note = f"rates: {note}{_crowded(cores)}"
+    return Cluster(kind, devices_per_host, hosts, *links, cores, note=note)

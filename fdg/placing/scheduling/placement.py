@@ -39,7 +39,7 @@ class Placement:
     def __init__(self, opened: Opened, order: Sequence[str], platforms: Mapping[str, str] | None = None):
         """Iterates the backward and forward passes until every operation has groups."""
         self.opened, self.region, self.order = opened, opened.region, order
-        self.groups: dict[Operation, Collection[str]] = {}
+        self.groups: dict[Operation, frozenset[str]] = {}
         self.carry_groups: dict[Region, list[set[str]]] = {}  # that hold what a region carries
         self._platforms = platforms or {}
         self._fixed: dict[Operation, str] = {}
@@ -52,7 +52,6 @@ class Placement:
             if not (placed or self._default_one()):
                 break
         self._place_unused_leaves()
-        self.groups = {op: frozenset(where) for op, where in self.groups.items()}
 
     def ordered(self, groups: Iterable[str]) -> list[str]:
         """Groups in the policy's order."""
@@ -74,7 +73,7 @@ class Placement:
                     found.update(dict.fromkeys(self.read_by(item.body, inner, group)))
         return tuple(found)
 
-    def _first(self, groups: set[str]) -> str:
+    def _first(self, groups: Collection[str]) -> str:
         return next(group for group in self.order if group in groups)
 
     # --- backward pass: the groups that use a value ---
@@ -97,7 +96,7 @@ class Placement:
         for item in reversed(region.items):
             if isinstance(item, Operation):
                 users = set().union(*(need[v] for v in item.outputs if not _is_token(item, v)))
-                self.groups[item] = self._groups_for(item, users)
+                self.groups[item] = frozenset(self._groups_for(item, users))
                 for v in item.inputs:
                     need[v] |= self.groups[item]
                 continue
@@ -193,7 +192,7 @@ class Placement:
                     choice = self._nearest(item, held, preferred.get(item, set()))
                     if choice is not None:
                         self._fixed[item] = choice
-                        self.groups[item] = {choice}
+                        self.groups[item] = frozenset({choice})
                         changed = True
                 held.update((v, set(self.groups[item])) for v in item.outputs)
                 continue
