@@ -86,11 +86,14 @@ def pytest_collection_modifyitems(config, items):
         name, _, parameters = item.nodeid.partition("[")
         families[name][parameters.removesuffix("]")] = item
     narrowed = any("::" in word for word in config.args)
-    for one in tomllib.loads((Path(__file__).parent / "whole.toml").read_text())["repeats"]:
-        found = families.get(one["test"], {})
+    repeats = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
+    for test, one in (
+        (f"{file}::{test}", one) for file, tests in repeats.items() for test, one in tests.items()
+    ):
+        found, one = families.get(test, {}), {} if isinstance(one, str) else one
         listed = one.get("only", []) + one.get("but", [])
         if found and not narrowed and (missing := [name for name in listed if name not in found]):
-            raise pytest.UsageError(f"tests/whole.toml: {one['test']} has no {missing}: those of {[*found]}")
+            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: those of {[*found]}")
         for name, item in found.items():
             if name not in one["only"] if "only" in one else name in one.get("but", [name]):
                 item.add_marker(pytest.mark.whole)

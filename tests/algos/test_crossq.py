@@ -1,4 +1,4 @@
-"""CrossQ: batch renormalisation by hand and beside Flax's, its losses by hand, its delay, and probes.
+"""CrossQ: batch renormalisation by hand and beside Flax's, its losses by hand, its delay.
 
 Batch renormalisation: Ioffe 2017 (arXiv 1702.03275), algorithm 1. CrossQ: Bhatt et al. 2024 (arXiv
 1902.05605), section 3: no target network, one minibatch for both values, normalised critics.
@@ -17,7 +17,6 @@ import envs
 from algos.crossq import BatchRenorm
 from algos.replay import Transition
 from algos.sac import Parameters
-from tests.algos.probes import trained
 
 HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
 
@@ -195,14 +194,4 @@ def test_who_acts_sees_running_statistics():
     np.testing.assert_allclose(act(many)[2:3], act(many[2:3]), rtol=1e-5)
 
 
-# --- a probe environment, and what is refused ---
-
-
-def test_it_finds_the_action_that_is_rewarded():
-    algorithm = algos.CrossQ(
-        env=envs.make("probe:continuous"), num_envs=8, batch_size=32, learning_starts=64, buffer_size=4096,
-        learning_rate=3e-3, updates_per_step=0.25, hidden=(16,), critic_hidden=(16,), renorm_after=100,
-    )  # fmt: skip
-    state = trained(algorithm, 300)
-    score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
-    assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
+# --- what is refused ---

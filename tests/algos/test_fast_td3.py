@@ -1,4 +1,4 @@
-"""FastTD3: noise by environment, targets, the update and windows by hand, its sizes, and a probe.
+"""FastTD3: noise by environment, targets, the update and windows by hand, and its sizes.
 
 Seo et al. 2025 (arXiv 2505.22642), section 2, and the authors' code (github.com/younggyoseo/FastTD3).
 """
@@ -15,7 +15,6 @@ import algos
 import envs
 from algos.replay import Transition
 from algos.td3 import Learned, Parameters
-from tests.algos.probes import trained
 
 
 class OneNumber(algos.FastTD3):
@@ -100,14 +99,3 @@ def test_its_sizes_are_those_of_the_authors():
     kernels = lambda trunk: [trunk[f"Dense_{i}"]["kernel"][1] for i in range(3)]  # noqa: E731
     assert kernels(shapes.actor["actor"]) == [512, 256, 128]
     assert kernels(shapes.critics["critic_1"]) == [1024, 512, 256]
-
-
-def test_it_finds_the_action_that_is_rewarded():
-    algorithm = algos.FastTD3(
-        env=envs.make("probe:continuous"), num_envs=16, batch_size=64, learning_starts=64, buffer_size=4096,
-        learning_rate=3e-3, updates_per_step=0.125, hidden=(16,), critic_hidden=(16,), atoms=21,
-        value_min=-3.0, value_max=1.0,
-    )  # fmt: skip
-    state = trained(algorithm, 200)
-    score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
-    assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)

@@ -13,6 +13,7 @@ import algos
 import envs
 import fdg
 import policies
+from algos.rollout import evaluate
 from envs import games
 from fdg.errors import FdgError
 from tests.conformance.comparison import assert_same
@@ -35,6 +36,7 @@ class Counts:
     env: Any = ENV
     num_envs: int = 6
     steps_per_iteration: int = 6
+    total_steps: int = 640
 
     def init(self, key):
         state, observation = self.env.reset(jax.random.split(key, self.num_envs))
@@ -58,6 +60,9 @@ class Counts:
             return jnp.argmin(free, axis=1).astype(jnp.int32), memory
 
         return algos.Actor(lambda num_envs: (), act)
+
+    def evaluate(self, state, key, episodes, greedy=True):
+        return evaluate(self.env, self.actor(state), key, episodes, greedy)
 
 
 def test_what_is_kept_by_hand(devices):
@@ -107,6 +112,8 @@ def test_a_version_replies_as_its_actor_does():
     second = jax.jit(algorithm.init)(jax.random.key(1))
     versions = [jnp.stack([a[0], b[0]]) for a, b in zip(state.versions, second.versions, strict=True)]
     assert len(versions) < len(jax.tree.leaves(state.learner.parameters)), "the critic is not kept"
+    after, _ = jax.eval_shape(algorithm.iterate, state)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
     trained = games.Trained(GAME, ppo.actor(second.learner), greedy=False)
     env = envs.vectorize(games.Against(GAME, trained))
     keys = jax.random.split(jax.random.key(3), 8)
@@ -146,11 +153,10 @@ def test_ppo_learns_tic_tac_toe_from_itself():
 
 def test_it_is_trained_and_loaded(tmp_path):
     """Annealing ends where the run does; conformance shows that checkpoints have all of the state."""
-    ppo = algos.PPO(env=ENV, num_envs=4, num_steps=2, num_minibatches=1, hidden=(4,), total_steps=640)
-    algorithm = algos.SelfPlay(ppo, size=2, every=2)
-    run = fdg.fit(algorithm, total_steps=24, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
-    assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 24
-    loaded = fdg.load(tmp_path / "run")
+    algorithm = algos.SelfPlay(Counts(), size=2, every=2)
+    run = fdg.fit(algorithm, total_steps=18, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
+    assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 18
+    loaded = fdg.load(tmp_path / "run", trust=True)
     assert loaded.algorithm == run.algorithm
     assert -1 <= loaded.evaluate(episodes=2, env=envs.make("game:tic_tac_toe")).mean <= 1  # a random opponent
     assert int(loaded.state.iteration) == 3 and int(loaded.state.newest) == 1

@@ -1,4 +1,4 @@
-"""TD3: targets, losses and the delayed update by hand, its noise, and a probe environment.
+"""TD3: targets, losses and the delayed update by hand, and its noise.
 
 Equations of Fujimoto et al. 2018 (arXiv 1802.09477): targets are 14, an update is algorithm 1.
 """
@@ -14,7 +14,6 @@ import algos
 import envs
 from algos.replay import Transition
 from algos.td3 import Learned, Parameters
-from tests.algos.probes import trained
 
 
 class OneNumber(algos.TD3):
@@ -118,13 +117,3 @@ def test_exploration_has_the_deviation_it_is_told():
     assert drawn.shape == (4096, 1) and float(jnp.std(drawn)) == pytest.approx(0.1, rel=0.05)
     assert float(jnp.mean(drawn)) == pytest.approx(0.5, abs=0.01)
     np.testing.assert_allclose(policy.mode(), 0.5, rtol=1e-6)
-
-
-def test_it_finds_the_action_that_is_rewarded():
-    algorithm = algos.TD3(
-        env=envs.make("probe:continuous"), num_envs=8, batch_size=64, learning_starts=64, buffer_size=4096,
-        learning_rate=3e-3, target_rate=0.05, updates_per_step=0.25, hidden=(16,),
-    )  # fmt: skip
-    state = trained(algorithm, 150)
-    score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
-    assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)

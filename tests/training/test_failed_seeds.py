@@ -9,32 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
-import envs
 import fdg
 from fdg.errors import FdgWarning
 from fdg.training import curves
 from fdg.training.finite import failed_agents
+from tests.tiny import Walk
 
 
-class Dying(algos.A2C):
-    """A few rewards are not numbers, so that some agents learn from one and others from none."""
+class Dying(Walk):
+    """About half of the agents have a loss that is not a number."""
 
-    def step(self, keys, env_state, action):
-        env_state, step = super().step(keys, env_state, action)
-        bad = jax.random.bernoulli(jax.random.fold_in(keys[0], 3), 0.03)
-        return env_state, step._replace(reward=jnp.where(bad, jnp.nan, step.reward))
-
-
-SIZES = {"num_envs": 2, "num_steps": 8, "hidden": (4,)}
+    def iterate(self, state):
+        bad = jax.random.bernoulli(jax.random.fold_in(state["keys"][0], 3))
+        state, metrics = super().iterate(state)
+        return state, {**metrics, "loss": jnp.where(bad, jnp.nan, 1.0)}
 
 
 @pytest.fixture(scope="module")
 def dying(tmp_path_factory):
     out = tmp_path_factory.mktemp("failed") / "run"
-    algorithm = Dying(env=envs.make("CartPole-v1"), total_steps=64, **SIZES)
+    sizes = {"total_steps": 32, "num_seeds": 4, "eval_episodes": 2, "devices": 1}
     with pytest.warns(FdgWarning, match="not a number for"):
-        return fdg.fit(algorithm, out=out, seed=5, num_seeds=4, eval_episodes=2, devices=1, progress=False)
+        return fdg.fit(Dying(), out=out, seed=5, progress=False, **sizes)
 
 
 def test_failed_seeds_are_named_and_left_out(dying, tmp_path):

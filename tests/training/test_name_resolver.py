@@ -78,9 +78,16 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("case", NAMED)
-@pytest.mark.parametrize("command", ["load", "plan --config", "train --resume", "train --from"])
-def test_what_only_a_file_names_is_refused(case, command, edited, planted, tmp_path):
+# Loading meets every case, each other command one of every kind of name.
+_KINDS = ("a class of the standard library", "a policy", "an environment", "a network", "an optimizer")
+_OTHERS = ("plan --config", "train --resume", "train --from")
+
+
+@pytest.mark.parametrize(
+    ("command", "case"),
+    [*(("load", case) for case in NAMED), *((command, case) for command in _OTHERS for case in _KINDS)],
+)
+def test_what_only_a_file_names_is_refused(command, case, edited, planted, tmp_path):
     path = edited(**json.loads(json.dumps(NAMED[case]).replace("MARK", str(planted))))
     found = driver.attempt(commands(path, tmp_path / "out")[command], [tmp_path / "out", path])
     assert not found.faults and not planted.exists(), found
