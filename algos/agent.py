@@ -137,7 +137,7 @@ class Agent(HasPresets):
         """Checks what needs the state's shapes; `fdg.trace` calls it once."""
 
     @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
+    def step(self, keys, env_state, action) -> tuple[Any, TimeStep]:
         """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
         result = self.env.step(keys, env_state, self._for_environment(action))
         return check_batch_step(self.env, result, keys.shape[0])

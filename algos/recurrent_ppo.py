@@ -26,7 +26,7 @@ from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
 from algos.on_policy import LEARNED, Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.recurrent import recurrent_actor_critic, with_memory
+from algos.recurrent import Output, recurrent_actor_critic, with_memory
 from algos.rollout import (
     Actor,
     Recollection,
@@ -37,16 +37,8 @@ from algos.rollout import (
     values_after,
 )
 from algos.values import MemorySizes, Normalizers, Transforming
-from envs import (
-    Box,
-    Discrete,
-    Environment,
-    MultiDiscrete,
-    Observation,
-    TimeStep,
-    features_and_mask,
-    num_agents,
-)
+from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
+from fdg.arguments import check_members
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -293,6 +285,8 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """Refuses a network whose results do not fit the action space."""
         output = step_types(self._network, state.parameters, state)
         each = (1, self.num_envs, *self._agents)
+        fix = "give an algos.recurrent.Output(policy, value, memory)"
+        check_members("unroll of network: its output", output, Output._fields, fix)
         distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:

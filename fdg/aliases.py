@@ -200,7 +200,7 @@ def _fixes(table: str) -> dict[str, str]:
 
 # Settings that mean something else here, in another unit, or that are not needed.
 _INSTEAD = _fixes("""
-device cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
+device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
     JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none
 track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to
     --wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory

@@ -330,6 +330,19 @@ def check_at_least(least: int, **values: Any) -> None:
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
 
 
+def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None:
+    """Refuses a user's object that lacks some of these attributes and methods.
+
+    >>> check_members("source", 3, ("real", "begin", "tick"), "give an fdg.Source")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: source=3 has no begin or tick: give an fdg.Source
+    """
+    if isinstance(value, type):
+        raise FdgError(f"{what}={value.__name__} is a class: give one of it, {value.__name__}(...)")
+    if missing := [name for name in names if not hasattr(value, name)]:
+        raise FdgError(f"{what}={quoted(value)} has no {listed(missing)}: {fix}")
+
+
 def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     """Checks the types of options against the annotations of what takes them, else against its defaults.
 

@@ -12,7 +12,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.agents import Agents, checked_name, first_start, of_seeds
-from fdg.arguments import check_arguments, checked_names
+from fdg.arguments import check_arguments, checked_names, order_of, quoted
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
 from fdg.garbage import infrequent_gc
@@ -148,7 +148,8 @@ class Engine:
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
         """
-        self.compile(iterations)
+        self._check_iterations(iterations, state=state)
+        self.compile()
         placed = self._check(state)
         self._count(iterations)
         result: tuple[Any, PendingMetrics] | None = None
@@ -194,11 +195,18 @@ class Engine:
         Raises:
           FdgError: `iterations` is no integer of at least 1.
         """
-        whole = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
-        if iterations is not None and not (whole and 1 <= iterations < 2**31):
-            raise FdgError(f"iterations={iterations!r}: give an integer of at least 1, below 2**31")
+        if iterations is not None:
+            self._check_iterations(iterations)
         self._execution.compile()
         self._read_collectives()
+
+    @staticmethod
+    def _check_iterations(iterations: Any, **others: Any) -> None:
+        whole = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
+        if not (whole and 1 <= iterations < 2**31):
+            order = order_of(Engine.run, "iterations", {**others, "iterations": iterations})
+            given = quoted(iterations)
+            raise FdgError(f"iterations={given}: give an integer of at least 1, below 2**31{order}")
 
     def compile_init(self, seed: int = 0) -> None:
         """Compiles the program of `init`; nothing stays on a device."""
@@ -295,7 +303,8 @@ class Engine:
           iterations: at least 1.
         """
         timeline = self._execution.timeline
-        self.compile(iterations)
+        self._check_iterations(iterations, state=state)
+        self.compile()
         if timeline is None:
             return []
         state = jax.block_until_ready(jax.tree.map(jnp.copy, state))

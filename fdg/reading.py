@@ -46,7 +46,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
                 return open(descriptor, "rb")
             os.close(descriptor)
     except FileNotFoundError:
-        raise FdgError(f"{path}: there is no such file") from None
+        raise FdgError(f"{path}: there is no such file: give the place of one") from None
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise FdgError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     raise FdgError(f"{path}: is a {kind}: give a regular file")

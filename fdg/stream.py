@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fdg.arguments import check_fields, checked_names, quoted
-from fdg.errors import FdgError, listed
+from fdg.arguments import check_fields, check_members, checked_names, quoted
+from fdg.errors import FdgError
 from fdg.keys import from_words, words_shape
 
 Order = Literal["prompt", "finished"]
@@ -125,10 +125,7 @@ class Stream:
     def __post_init__(self) -> None:
         check_fields(self, "slots", "batch", "micro_batches", "ahead", "order", "late", "group", "prefills")
         methods = ("idle", "begin", "tick", "done", "refresh", "row")
-        if missing := [name for name in methods if not callable(getattr(self.source, name, None))]:
-            raise FdgError(
-                f"Stream(source={quoted(self.source)}): it has no {listed(missing)}: give an fdg.Source"
-            )
+        check_members("Stream: source", self.source, methods, "give an fdg.Source")
         for name in ("slots", "batch", "micro_batches", "group"):
             if getattr(self, name) < 1:
                 raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be one or above")

@@ -131,13 +131,11 @@ class JudgedAgent(LanguageAgent):
             age is None or (age >= 0 and self.late == "mask"),
             f"max_age={age}: it must be zero or above, and needs late='mask'",
         )
-        if self.late == "mask" and not ahead:
-            warnings.warn(
-                "late='mask' has no effect with ahead=0, because no response starts early: give ahead=1"
-                " (--ahead 1), or leave late out",
-                fdg.FdgWarning,
-                stacklevel=2,
-            )
+        if self.late == "mask" and (not ahead or self.order == "prompt"):
+            why = "order='prompt': every batch waits for its own responses, whose order is to be 'finished'"
+            if not ahead:
+                why = "without ahead: no response begins ahead, and none is late: give ahead=1 (--ahead 1)"
+            warnings.warn(f"late='mask' {why}, or leave late out", fdg.FdgWarning, stacklevel=2)
 
     @property
     def _candidates(self) -> int:

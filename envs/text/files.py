@@ -25,8 +25,6 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
 
     `example` is of an object, in messages.
     """
-    if not os.path.lexists(path):
-        raise FdgError(f"{path}: there is no such file: give the place of one")
     ending = os.path.splitext(path)[1].lower()
     if ending in _SEPARATORS:
         return _of_csv(path, _SEPARATORS[ending])

@@ -28,7 +28,7 @@ from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
-from fdg.arguments import check_takes, checked_names, quoted
+from fdg.arguments import check_members, check_takes, checked_names, quoted
 from fdg.errors import FdgError, FdgWarning
 
 Split: TypeAlias = Literal["train", "test"]
@@ -157,11 +157,12 @@ class TextTask:
         for method, takes in _TAKES.items():
             if callable(own := getattr(self.problem, method, None)):
                 check_takes(own, takes, f"{method} of problem '{self.problem.name}'")
-        if not callable(getattr(self.tokenizer, "decode", None)):
-            raise FdgError(
-                f"task '{self.name}': tokenizer={self.tokenizer!r:.60} is none: give one, such as"
-                " envs.text.HuggingFaceTokenizer(DIR)"
-            )
+        check_members(
+            f"task '{self.name}': tokenizer",
+            self.tokenizer,
+            ("vocab_size", "pad", "stops", "encode", "decode", "encode_rows"),
+            "give one that has, such as envs.text.HuggingFaceTokenizer(DIR)",
+        )
         if not isinstance(self.system, str):
             raise FdgError(f"task '{self.name}': system={self.system!r:.60} must be a text")
         if self.max_response is not None and self.max_response < 1:

@@ -264,7 +264,10 @@ def _fix(flag: Flag, word: str) -> str:
     if "Literal" in str(flag.kind):  # its choices are listed
         return ""
     meaning = re.split(r"[;:(]", flag.help)[0].strip()
-    return f" ({meaning})" if meaning else ""
+    is_number = mentions(flag.kind, float) or mentions(flag.kind, int)
+    example = flag.default if type(flag.default) in (int, float) else 1
+    fix = instead(word) or (f"write {flag.option} {shown(example)}" if is_number else "")
+    return (f" ({meaning})" if meaning else "") + (f": {fix}" if fix else "")
 
 
 def _is_readable(kind: Any, word: str) -> bool:

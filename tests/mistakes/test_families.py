@@ -187,6 +187,16 @@ def test_numbers_with_suffixes_and_units():
     assert "write 4_000 or 4e3" in refused(lambda: small(num_envs="4k"))
 
 
+def test_words_for_numbers():
+    for words, fix in {
+        "--devices cpu": "JAX_PLATFORMS=cpu takes none",
+        "--devices many": "all processes together): write --devices 1",
+        "--num-envs lots": "(environments stepped together): write --num-envs 4",
+        "--discount high": "write --discount 0.99",
+    }.items():
+        assert refused(lambda words=words: parser_of().parse_strictly(words.split())).endswith(fix)
+
+
 # --- methods, places and values ---
 
 
@@ -199,6 +209,11 @@ def test_methods_of_other_libraries():
         assert refused(lambda name=name: getattr(fdg.Run, name)).startswith(f"Run has no {name}: write ")
     for name in ("fit", "train", "learn", "step", "evaluate", "predict", "save"):
         assert refused(lambda name=name: getattr(engine, name)).startswith(f"Engine has no {name}: write ")
+    for run in (engine.run, engine.start, engine.timeline):
+        said = refused(lambda run=run: run(10, {"x": 1}))
+        assert said.startswith("iterations={'x': 1}") and said.endswith(
+            ": the order is run(state, iterations)"
+        )
     for do in (
         lambda: algorithm.learn(total_timesteps=1000),
         lambda: algorithm.learn(1000),

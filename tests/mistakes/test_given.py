@@ -80,6 +80,65 @@ def test_functions_that_give_something_else(algorithm, fields, words):
     assert "\n" not in said and ".py" not in said, "it is our line that failed, and the user's that is wrong"
 
 
+def without_metrics(self, parameters, minibatch):
+    return algos.PPO.loss(self, parameters, minibatch)[0]
+
+
+METHODS = [
+    (
+        {"advantage": lambda self, reward, value, next_value: (reward, value)},
+        "(self, reward, value, next_value,",
+    ),
+    ({"loss": lambda self, minibatch, parameters: (0.0, {})}, "let it take these, in this order"),
+    (
+        {"step": lambda self, env_state, action: (env_state, action)},
+        "called with (self, keys, env_state, action)",
+    ),
+    ({"loss": without_metrics}, "Own.loss gives float32[]: return 2 values, as PPO.loss does"),
+    ({"advantage": lambda self, reward, value, *more: reward}, "Own.advantage gives float32[8, 4]: return 2"),
+    (
+        {"step": lambda self, keys, state, action: state},
+        "return 2 values, as Agent.step does, tuple[Any, TimeStep]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("methods", "words"), METHODS, ids=[words for _, words in METHODS])
+def test_methods_that_take_or_give_something_else(methods, words):
+    with pytest.raises(fdg.FdgError) as caught:
+        own = type("Own", (algos.PPO,), methods)
+        fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
+    assert words in str(caught.value)
+
+
+class Letters:
+    vocab_size, pad = 3, 0
+
+    def encode(self, text):
+        return [1]
+
+
+def test_objects_that_lack_methods():
+    memory = algos.RecurrentNetwork(
+        init=lambda key, observation: jnp.ones((4, 2)),
+        memory=lambda num_envs: jnp.zeros((num_envs, 3)),
+        unroll=lambda weight, memory, observation, start: (observation @ weight, memory),
+    )
+    task = envs.make("text:addition")
+    for make, words in (
+        (lambda: task.with_tokenizer(Letters()), "has no stops, decode or encode_rows: give one that has"),
+        (lambda: task.with_tokenizer(Letters), "tokenizer=Letters is a class: give one of it, Letters(...)"),
+        (lambda: fdg.Stream(Letters(), slots=1, batch=1), "has no idle, begin, tick, done, refresh or row"),
+        (
+            lambda: fdg.trace(algos.RecurrentPPO(env=ENV, num_envs=2, num_minibatches=1, network=memory)),
+            "has no policy, value or memory: give an algos.recurrent.Output(policy, value, memory)",
+        ),
+    ):
+        with pytest.raises(fdg.FdgError) as caught:
+            make()
+        assert words in str(caught.value)
+
+
 def test_an_actor_that_gives_actions_alone():
     actor = algos.Actor(lambda num_envs: (), lambda memory, observation, start, keys, greedy: start)
     with pytest.raises(
