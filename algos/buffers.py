@@ -152,8 +152,8 @@ def hindsight(
     ahead = max(ahead, spec.window)
     if ahead > spec.length:
         raise FdgError(
-            f"hindsight: {spec.length} steps of each environment are kept, and it looks {ahead} ahead: raise"
-            " buffer_size, or lower num_envs"
+            f"hindsight looks {ahead} steps ahead, but the buffer keeps {spec.length} of each"
+            " environment: raise buffer_size, or lower num_envs"
         )
     kept = base(spec._replace(window=ahead))
 

@@ -202,8 +202,8 @@ class TanhNormal:
     def sample_with_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions, as of `sample`, and their log-density `[...]` float32.
 
-        The density is computed from what the tanh is given. `log_prob` has to recover that from the action,
-        which says nothing of it once the tanh rounds to 1.
+        The density is computed from the sample before the tanh. `log_prob` has to invert the tanh, which is
+        inexact where the tanh rounds to 1.
         """
         unsquashed = self._normal.sample(keys)
         return jnp.tanh(unsquashed), self._log_density(unsquashed)
@@ -279,8 +279,8 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
 def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
     """Logits, or values of actions, `[..., n]`, with `-inf` where the action is not allowed.
 
-    Where none is allowed, all stay: that is an observation nobody acts on, after the end of an episode say,
-    and `-inf` throughout would make not-a-number of whatever is computed there and then multiplied by zero.
+    If no action is allowed, the values are unchanged. Nothing acts on such an observation, for example after
+    the end of an episode, and a row of `-inf` would become NaN when it is multiplied by a weight of zero.
 
     >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
     [1.0, -inf]
@@ -338,7 +338,7 @@ def _check_mask(values: jax.Array, action_mask: jax.Array) -> None:
     if action_mask.shape != values.shape:
         raise FdgError(
             f"an action mask of shape {list(action_mask.shape)} for values {list(values.shape)}:"
-            " give one entry an action"
+            " give one entry for each action"
         )
 
 
@@ -375,7 +375,7 @@ def for_space(space: Space) -> Parameterization:
 
 
 def bounded(action: jax.Array, space: Space) -> jax.Array:
-    """Actions `[..., *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
+    """Clips actions `[..., *action]` to the bounds of a `Box`; those of other spaces are unchanged.
 
     >>> bounded(jnp.array([[2.0], [-0.5]]), Box(-1.0, 1.0, (1,))).tolist()
     [[1.0], [-0.5]]
@@ -392,7 +392,7 @@ def bounded(action: jax.Array, space: Space) -> jax.Array:
 
 
 def stretched(action: jax.Array, space: Space) -> jax.Array:
-    """Actions `[B, *action]` in [-1, 1] as the environment takes them: from bound to bound of a `Box`.
+    """Rescales actions `[B, *action]` from [-1, 1] to the bounds of a `Box`; of other spaces: unchanged.
 
     >>> stretched(jnp.array([[-1.0], [0.0], [1.0]]), Box(0.0, 4.0, (1,))).tolist()
     [[0.0], [2.0], [4.0]]
@@ -435,7 +435,7 @@ def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int,
 
 
 def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
-    """What an actor-critic gave, as the two that it is."""
+    """Checks that an actor-critic's output is a pair, and returns `(policy, value)`."""
     expected = f"an actor-critic gives a pair, (policy {_text((*leading, 'P'))}, value {_text(leading)})"
     return check_two("the network", output, expected)
 
@@ -468,7 +468,7 @@ def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
 
 
 def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
-    """As `check_shape`, of values, which often have an axis too many."""
+    """As `check_shape`, for values; suggests `value[..., 0]` for a last axis of size 1."""
     fix = ": take its last axis away, value[..., 0]" if getattr(value, "shape", None) == (*shape, 1) else ""
     check_shape(what, value, shape, why + fix)
 

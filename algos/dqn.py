@@ -249,7 +249,7 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
 
 @dataclasses.dataclass(frozen=True)
 class DQN(Agent, presets="DQN"):
-    """Deep Q-learning for discrete actions; of several choices with a branch for each (BDQ).
+    """Deep Q-learning for discrete actions; with a branch for each choice of `MultiDiscrete` actions (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
     environments. Errors are not clipped: the few large errors of an episode's last steps keep CartPole's

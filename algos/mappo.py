@@ -28,7 +28,7 @@ class MultiAgentPPO(RecurrentPPO):
     what all see. A step of `total_steps` is one of the environment, in which all agents act.
 
     Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
     """
 
     several_agents: ClassVar[bool] = True
@@ -77,7 +77,7 @@ class IPPO(MultiAgentPPO, presets="IPPO"):
     Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
 
     Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
 
     >>> import envs
     >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
@@ -93,7 +93,7 @@ class MAPPO(MultiAgentPPO, presets="MAPPO"):
     JaxMARL's `mappo_rnn_mpe.py`), and gives a value for each agent.
 
     Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
 
     >>> import envs
     >>> MAPPO(env=envs.make("probe:agents"), total_steps=10_000).num_iterations

@@ -56,7 +56,7 @@ class Network(NamedTuple):
     `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
     Critics of actions (`twin_critics`) take an action with the observation, in both.
 
-    Default networks are equal, and hash alike, if their arguments were; others compare by their functions.
+    Default networks of equal arguments are equal and hash alike; others compare by their functions.
     """
 
     init: Callable[..., Any]

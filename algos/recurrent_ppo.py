@@ -3,8 +3,8 @@
 It learns from sequences of steps, each with the actor's memory at its start; the network is unrolled over
 them, and its memory is reset where an episode starts. Stored memories become stale as parameters change, so a
 sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
-Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is the special case with an empty
-memory (`algos.recurrent.without_memory`).
+Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is
+the special case with an empty memory (`algos.recurrent.without_memory`).
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
 sequences.

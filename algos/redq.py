@@ -309,9 +309,9 @@ class REDQ(SoftEnsemble, presets="REDQ"):
 class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
-    Defaults are those of the paper: a hidden layer of a critic is dense, then dropout of 0.01, layer
-    normalisation and ReLU, in the target critics too; 20 gradient steps for each environment step; but for
-    four environments.
+    Defaults are those of the paper, except for four environments. A hidden layer of a critic is dense, then
+    dropout at a rate of 0.01, layer normalisation and ReLU, in the target critics too; there are 20 gradient
+    steps for each environment step.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.

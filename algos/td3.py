@@ -201,8 +201,8 @@ class FastTD3(TD3, presets="FastTD3"):
 
     Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
     github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, two gradient steps on 32,768
-    samples for each step of all of them. Unlike `TD3`, targets have the actor itself and follow the critics
-    at every update, the actor follows the lower critic, and weights decay.
+    samples for each step of all of them. Unlike `TD3`, target values use the current actor, target critics
+    are updated at every update, the actor maximises the minimum of both critics, and weights decay (AdamW).
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.

@@ -67,9 +67,7 @@ def check_spec(env: Any, single: bool = False) -> None:
         made = f"envs.vectorize({env.__name__}())"
         raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
     if inspect.isroutine(env):
-        raise FdgError(
-            f"env={env.__name__} is a function, and an environment is a value: write what it returns"
-        )
+        raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
         raise FdgError(
             f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"

@@ -108,8 +108,9 @@ def _check_traces_alike(env: Any) -> None:
         np.array_equal(a, b, equal_nan=_may_be_nan(a)) for a, b in zip(held, held_again, strict=True)
     ):
         raise FdgError(
-            f"environment '{env.name}': reset and step are another program each time that they are traced:"
-            " take what is random from `key` (not NumPy or random), and what changes from `state` (not self)"
+            f"environment '{env.name}': reset and step give a different jaxpr each time that they are"
+            " traced: draw random numbers from `key` (not by NumPy or random), and keep what changes in"
+            " `state` (not in self)"
         )
 
 

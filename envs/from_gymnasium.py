@@ -282,11 +282,11 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        bare = name.removeprefix(PREFIX)
-        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in bare
-        near = "".join(f"write {PREFIX}{one}; " for one in nearest(bare, gymnasium.registry, count=1))
-        where = f": {near}of a module that registers it, write {PREFIX}MODULE:{bare}" if unknown else ""
-        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}{where}") from error
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name.removeprefix(PREFIX)
+        where = f": if a module registers it, write {PREFIX}MODULE:{name.removeprefix(PREFIX)}"
+        raise FdgError(
+            f"environment '{name}'{given} cannot be made: {raised(error)}{where if unknown else ''}"
+        ) from error
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)

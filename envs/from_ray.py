@@ -39,7 +39,7 @@ _COMPILE_SECONDS = 60.0  # beyond the time of its steps, for a worker's first se
 _LATE_SECONDS = 10.0  # beyond its own time limit, within which a worker must answer
 
 
-Key = tuple[int, int]  # of a share: the number of its pool, and which it is there
+Key = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
 
 
 def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:

@@ -71,7 +71,7 @@ class FdgError(ValueError):
 
 
 class FdgWarning(UserWarning):
-    """Something that runs, but probably not as intended."""
+    """A warning: the program runs, but probably not as intended."""
 
 
 class NoAttributeError(FdgError, AttributeError):
@@ -258,7 +258,7 @@ for _logger in ("jax._src.callback", "jax._src.debugging"):
 
 
 class UnknownNameError(FdgError):
-    """A name that no registry holds."""
+    """An unknown name, for example of an algorithm, environment or policy."""
 
 
 _FEW, _SOME = 300, 500  # characters of names that are listed; of a list that is nowhere else

@@ -293,7 +293,7 @@ def fragment(
 ) -> Callable[[Callable], FragmentFunction]:
     """Marks a pure function as a fragment of the dataflow graph.
 
-    The function is not mapped: it receives and returns whole arrays, with or without an engine. Use one
+    The function is not vmapped: it receives and returns whole arrays, with or without an engine. Use one
     random key per batch element in a fragment whose batch may be split.
 
     Args:

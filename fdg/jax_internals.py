@@ -26,7 +26,7 @@ def internal(module: str, name: str, purpose: str) -> Any:
     except (ImportError, AttributeError):
         raise FdgError(
             f"JAX {jax.__version__} has no jax._src.{module}.{name}, which fdg needs to {purpose}:"
-            f" update fdg, or install a JAX of its requirements"
+            f" update fdg, or install a version of JAX that fdg supports"
         ) from None
 
 

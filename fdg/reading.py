@@ -119,7 +119,7 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
 
     def number(digits: str) -> float:
         if not (any_number or math.isfinite(float(digits))):
-            raise FdgError(f"{where}: {digits[:20]} is no finite number")
+            raise FdgError(f"{where}: {digits[:20]} is not a finite number")
         return float(digits)
 
     large = _LARGE.search(content) is not None  # else no number can be out of range, and parsing is faster

@@ -234,7 +234,7 @@ class DecoderConfig:
             )
         missing = [name for name in _SIZES if config.get(name) is None]
         if missing:
-            raise FdgError(f"config.json: {', '.join(missing)} missing, which a {family} has")
+            raise FdgError(f"config.json: {', '.join(missing)} missing, which {family} needs")
         refuse_others(config, _READ | _OF_FAMILY[family].keys(), "config.json")
         config = {**_DEFAULTS, **_OF_FAMILY[family], **config}
         activation = config["hidden_act"]

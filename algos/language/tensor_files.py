@@ -87,7 +87,7 @@ def _entry(path: str, name: str, said: Any) -> tuple[str, tuple[int, ...], int, 
     said = said if isinstance(said, dict) else {}
     dtype, shape, at = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not (isinstance(dtype, str) and whole(shape) and whole(at) and len(at) == 2 and len(shape) <= 8):
-        raise FdgError(f"{path}: '{name:.{_NAMES}}' has no dtype, shape and data_offsets of a tensor")
+        raise FdgError(f"{path}: '{name:.{_NAMES}}' has no valid dtype, shape and data_offsets")
     known = {**_FLOATS, **_OTHERS}
     if dtype not in known:
         raise FdgError(f"{path}: '{name:.{_NAMES}}' is {dtype[:20]!r}: known are {', '.join(known)}")

@@ -30,8 +30,8 @@ from fdg.settings.fields import hyperparameter, require_not_negative, require_po
 class CQL(Agent, driver=learning, presets="CQL"):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix F), but for one step size of actor and critics
-    and a constant weight.
+    Defaults are those of the paper for locomotion (appendix F), except that actor and critics share one
+    learning rate, and that alpha is constant.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -42,12 +42,12 @@ class CQL(Agent, driver=learning, presets="CQL"):
     data = Data()
     optimizer_settings = OptimizerSettings(learning_rate=1e-4)
     discount: float = hyperparameter(0.99, "gamma")
-    conservatism: float = hyperparameter(5.0, "alpha of equation 4: how far other actions are lowered")
+    conservatism: float = hyperparameter(5.0, "alpha of equation 4: weight of the conservative penalty")
     num_actions: int = hyperparameter(10, "K: actions drawn of each of three kinds, for each sample")
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks at an update")
 
     def __post_init__(self):
         off_policy.check(self)
@@ -91,8 +91,9 @@ class CQL(Agent, driver=learning, presets="CQL"):
     def _gap(
         self, critics: Any, transition: Transition, actions: jax.Array, log_density: jax.Array
     ) -> jax.Array:
-        """The log of the integral of exp(Q) minus the values of the data's actions, of both critics.
+        """The log of the integral of exp(Q) over actions, minus Q of the data's action.
 
+        It is the mean over samples, summed over both critics.
         The integral is estimated by importance sampling from actions `[M, N, *action]` (appendix F).
         """
         given = self._critics.apply(critics, transition.observation, transition.action)

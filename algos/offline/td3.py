@@ -103,7 +103,7 @@ class Pairs(Replay):
 class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     """ReBRAC for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix B), which chooses both penalties by data set.
+    Defaults are those of the paper for locomotion (appendix B), which tunes both penalties for each data set.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.

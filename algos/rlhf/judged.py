@@ -56,13 +56,13 @@ class JudgedAgent(LanguageAgent):
 
     reward_model: str | None = hyperparameter(
         None,
-        "folder with a reward model in Hugging Face's format; its scores replace the task's rewards (None: the"
-        " task's rewards)",
+        "folder with a reward model in Hugging Face's format; its scores replace the task's rewards (None:"
+        " the task's rewards)",
         holds="folder",
     )
     micro_batches: int = hyperparameter(
         1,
-        "micro-batches of a batch, each scored as soon as its responses are complete; does not change results",
+        "micro-batches of a batch, each scored as soon as its responses are complete; results do not change",
     )
     ahead: int = hyperparameter(
         0,
@@ -212,7 +212,7 @@ class JudgedAgent(LanguageAgent):
         """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
         if self.reward_model is None:
             return responses, reward
-        if reward.given is not None:  # tokens that the task rewards; the model rewards all
+        if reward.given is not None:  # of some responses only; the model rewards all
             responses = responses._replace(own=responses.mask)
         total = self.rate(state.reward_model, responses)
         return responses, Reward(total, {**reward.parts, "model": total})

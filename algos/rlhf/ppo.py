@@ -67,7 +67,7 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PPORLHF(JudgedAgent, presets="PPORLHF"):
-    """PPO for language models with the KL penalty in the reward.
+    """PPO for language models; a KL penalty for each token is part of the reward.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.

@@ -304,7 +304,9 @@ def check_images(task: Task, images: Images) -> None:
         )
     if images.is_segmentation != isinstance(build, UNet):
         given, fits = ("masks", "unet") if images.is_segmentation else ("classes", "resnet9")
-        raise FdgError(f"task '{task.name}': labels of '{task.data}' are {given}: write space = '{fits}'")
+        raise FdgError(
+            f"task '{task.name}': labels of '{task.data}' are {given}, which need space = '{fits}'"
+        )
     most = 1 + int(max(images.train_labels.max(), images.test_labels.max()))
     if isinstance(build, ResNet9) and most > build.classes:
         raise FdgError(

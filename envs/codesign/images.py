@@ -158,8 +158,8 @@ def _read(path: Path) -> Images:
         shape = np.shape(images)
         if images.dtype.kind not in "uif" or len(shape) not in (3, 4) or 0 in shape:
             raise FdgError(
-                f"{path}: {what}_images is {images.dtype}{list(shape)}; give numbers [N, rows, columns,"
-                " channels]"
+                f"{path}: {what}_images is {images.dtype}{list(shape)}; give numbers [N, rows, columns] or"
+                " [N, rows, columns, channels], none of the lengths 0"
             )
         if labels.dtype.kind not in "uib" or labels.shape not in (shape[:1], shape[:3]):
             raise FdgError(

@@ -116,7 +116,7 @@ class _Reader:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise FdgError(
                 f"{_place(node)}: this operator is not supported{hint}; export with convolutions, "
-                "pooling, Gemm, MatMul and operations element by element"
+                "pooling, Gemm, MatMul and elementwise operators"
             )
 
     def network(self) -> Network:

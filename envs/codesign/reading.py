@@ -1,4 +1,4 @@
-"""Problems from TOML files: what a file says is data, every key of it is known, and nothing is imported."""
+"""Reads co-design problems from TOML files. Unknown keys are errors, and a file alone imports no code."""
 
 import dataclasses
 import math
@@ -19,9 +19,8 @@ from fdg.reading import read_toml
 WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
 
-# How a network of a task may be given, by the key that says so: (value, or path of the file that it names,
-# shape of the input) -> layers, and pairs (i, j) of layers of which i comes before j, None for one after
-# another.
+# Readers of a task's network, by TOML key: (value or file path, shape of the input) -> layers, dependencies.
+# Dependencies are pairs (i, j): layer i precedes layer j. None: a chain.
 GivenReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]]
 GIVEN: dict[str, GivenReader] = {
     "network": lambda name, _: (networks.get(name), None),
@@ -68,8 +67,8 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
 def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -> Problem:
     """The problem that a TOML file says.
 
-    `copy` is the path of a copy, in a folder with copies of the files that it names, as `Problem.files` calls
-    them; those that the folder lacks are read from where they were. `modules` are as in `from_dict`.
+    `copy` is the path of a copy of it. Files that it names are read from the copy's folder, by their names in
+    `Problem.files`, or from their original places if they are not there. `modules` are as in `from_dict`.
     """
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
@@ -78,7 +77,7 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
 
 
 def modules(path: str) -> tuple[str, ...]:
-    """Values of `module =` in a TOML file, of which nothing is checked or imported; none where it is none."""
+    """Values of `module =` in a TOML file, neither checked nor imported; empty if it cannot be read."""
     try:
         tasks = read_toml(path, "").get("task")
     except FdgError:
@@ -99,7 +98,7 @@ def from_dict(
       said: `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and `[[task]]`.
       name: of the problem, in messages.
       folder: that relative paths of files begin at.
-      modules: those of `module = "MODULE:NAME"` that may be imported, for a file alone may not ask for it.
+      modules: values of `module = "MODULE:NAME"` that may be imported; a file alone cannot cause an import.
     """
     return _from_dict(said, name, _Files(folder or Path()), modules)
 
@@ -132,7 +131,7 @@ def _from_dict(said: Mapping[str, Any], name: str, files: _Files, modules: Seque
         raise of_accuracy.error("source", source, accuracy.SOURCES)
     tasks = whole.value("task", ())
     if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
-        raise FdgError(f"{name}: there is no task: write one [[task]] a network")
+        raise FdgError(f"{name}: there is no task: write one [[task]] for each network")
     if len(tasks) > 8:
         raise FdgError(f"{name}: {len(tasks)} tasks; give at most 8")
     read_tasks = [_task(name, at, one, len(tasks), files, modules) for at, one in enumerate(tasks)]
@@ -329,8 +328,8 @@ def _task(
             raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
         if source == "module" and value not in modules:
             raise FdgError(
-                f"{keys.where}: module '{value}' is code, which no file may import by itself: name it too, "
-                f"by --module {value} (module={value!r}), or say --trust"
+                f"{keys.where}: module '{value}' would import code, and a file cannot do that by itself: "
+                f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
             named = files.place(f"onnx{at + 1}", value) if source == "onnx" else value

@@ -67,8 +67,8 @@ def refuse_calls(rows: Sequence[Row]) -> None:
             if one.get("tool_calls"):
                 raise FdgError(
                     f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and its"
-                    " tokenizer has no chat template to write them by: write the call as its content, leave"
-                    " the row out, or begin with a checkpoint that has a template (model=)"
+                    " tokenizer has no chat template to format them: write the call as its content, leave"
+                    " the row out, or start from a checkpoint that has a template (model=)"
                 )
 
 

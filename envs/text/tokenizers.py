@@ -98,7 +98,9 @@ class CharacterTokenizer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.alphabet, str) or not self.alphabet:
-            raise FdgError(f"CharacterTokenizer({self.alphabet!r:.60}): give the characters, in order")
+            raise FdgError(
+                f"CharacterTokenizer({self.alphabet!r:.60}): give a string of its characters, in order"
+            )
         twice = [c for i, c in enumerate(self.alphabet) if c in self.alphabet[:i]]
         if twice:
             raise FdgError(f"CharacterTokenizer: {twice[0]!r} is twice in its alphabet {self.alphabet!r:.60}")

@@ -1,5 +1,6 @@
-"""Finds the gradient computations of a program: equations whose batch reductions feed no other batched
-equation.
+"""Finds the gradient computations of a program: equations that can run tile by tile over the batch.
+
+Only they read the batched values that they compute, and no batched equation reads their sums over the batch.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -8,8 +9,8 @@ equation.
     g = dot_general e x     [8]     a sum over the batch
     d = mul g 0.000488      [8]
 
-The first three belong together: only they read the batched values that they make, so rows can go through all
-of them in tiles (`lowering.tiles`). Their working set is `x`, `y`, `p` and `e`.
+The first three form the set: nothing else reads `p` or `e`, so they can process the batch in tiles
+(`lowering.tiles`). Their working set is `x`, `y`, `p` and `e`.
 """
 
 import dataclasses
@@ -27,14 +28,14 @@ from fdg.fragment import FragmentMark
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 
-# What may be made of a part of the rows at a time, and brought together.
+# Reductions that can be computed for each tile and combined, by `+` or by max and min.
 _SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
 _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """The equations that compute a jaxpr's gradients."""
+    """Equations that can run in tiles over the batch, and the values that enter and leave them."""
 
     members: frozenset[int]  # their positions
     chosen: tuple[EquationFlow, ...]  # the equations
@@ -106,7 +107,7 @@ def opened(flow: Flow, devices: int) -> Flow:
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """The equations that belong together: from the end, those with all batched readers among them."""
+    """Goes backwards: an equation is a member if all equations that read its batched results are."""
     readers: dict[Any, list[int]] = {}
     for i, each in enumerate(flow.equations):
         for v in jaxprs.variables(each.eqn.invars):
@@ -130,7 +131,7 @@ def _members(flow: Flow) -> frozenset[int]:
 
 
 def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
-    """Includes a transpose of a sum, which XLA fuses into the product."""
+    """The transposes of members' sums: XLA fuses each into its product."""
     sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
     return {
         i

@@ -1,10 +1,10 @@
-"""Numbers of devices that are equivalent for a jaxpr: those that divide the same of its axis lengths.
+"""Two numbers of devices are equivalent for a jaxpr if they divide the same axis lengths in it.
 
     tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32, 64 are equivalent: they divide 4096 and 64, not 12
                                               4 divides all three, 12 divides 12 alone, 128 divides 4096 alone
 
-Propagation of the batch axis depends on the number of devices in no other way. So one result is reused for
-all equivalent numbers: choosing among plans needs many.
+Propagation of the batch axis uses the number of devices only to test divisibility. So one result serves all
+equivalent numbers, which saves time when many plans are compared.
 """
 
 import functools
@@ -16,14 +16,14 @@ from fdg import jaxprs
 from fdg.batch.rules.result import shape_of
 
 
-def smallest_equivalent(unit: int, lengths: frozenset[int]) -> int:
-    """The smallest number that divides the same lengths as `unit` does.
+def smallest_equivalent(devices: int, lengths: frozenset[int]) -> int:
+    """The smallest number that divides the same lengths as `devices` does.
 
     >>> smallest_equivalent(64, frozenset({4096, 12, 64})), smallest_equivalent(6, frozenset({12, 9}))
     (8, 2)
     """
-    others = [length for length in lengths if length % unit]
-    return next(n for n in divisors(unit) if all(length % n for length in others))
+    others = [length for length in lengths if length % devices]
+    return next(n for n in divisors(devices) if all(length % n for length in others))
 
 
 @functools.lru_cache(maxsize=1024)

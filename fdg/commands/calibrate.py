@@ -70,9 +70,9 @@ def _calibrate(given: dict[str, Any]) -> None:
     print(calibration_table(found))
     if found.is_disturbed and not given["disturbed"]:
         raise FdgError(
-            f"calibrate: other programs had this machine meanwhile: repeats of a measurement lie"
-            f" {found.unrest:.0%} apart, and {machine.AT_MOST_UNREST:.0%} is allowed; nothing was kept:"
-            f" run it again once it is quiet, or with --disturbed true"
+            f"calibrate: other programs used this machine meanwhile: repeats of a measurement differ by"
+            f" {found.unrest:.0%}, at most {machine.AT_MOST_UNREST:.0%} is allowed; nothing was saved: run it"
+            f" again once the machine is idle, or with --disturbed true"
         )
     text = json.dumps(found.as_json(), indent=1) + "\n"
     if becomes_a_file:

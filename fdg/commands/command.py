@@ -15,15 +15,13 @@ RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: called with the words after its name (None for those of the process), it returns the exit
-    status.
-    """
+    """A command: called with the arguments after its name (None: `sys.argv[1:]`), it returns the status."""
 
     name: str  # program and command, for `--help`: "fdg pack"
     about: str  # the description for `--help`
     flags: Sequence[Flag]  # the command's flags
-    # called with the values of all flags and positional words by name; returns the exit status, or None for
-    # 0. Its `FdgError`s name flags.
+    # called with the values of all flags and positional arguments by name; returns the exit status (None: 0).
+    # Its `FdgError`s name flags.
     act: Callable[[dict[str, Any]], int | None]
     # positional words by name, with arguments of `argparse.ArgumentParser.add_argument`
     takes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)

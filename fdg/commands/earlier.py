@@ -12,19 +12,19 @@ from fdg.reading import read_json
 from fdg.training import run_directory
 from fdg.training.settings import changes, contradiction, flat
 
-# Of a run's configuration, what a run that begins with it makes itself.
+# Entries of an earlier run's configuration that the new run does not inherit.
 _NOT_TAKEN = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Of the run that `--from` begins with: when to evaluate and to end counts iterations and returns of that one.
+# Not inherited by `--from`: these refer to iterations and returns of the earlier run.
 _OF_EARLIER_RUN = ("eval_every", "stop_at")
 
 
 def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The configuration that a job starts from: of `--resume RUN`, `--from RUN` or `--config FILE`.
 
-    Returns its file and its content; nothing if the command line names no configuration.
+    Returns its path and content: `(Path(), {})` if the command line names no configuration.
     """
     start, config = given.get("start_from"), given.get("config")
     if given.get("out") == "":
@@ -46,7 +46,8 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         return Path(), {}
     if said.get("rebuilds") is False:
         raise FdgError(
-            f"{file} is of a run that was trained from Python with what a file cannot say: use fdg.fit"
+            f"{file} is of a run that was trained from Python with values that a file cannot hold: use"
+            " fdg.fit"
         )
     return file, {name: value for name, value in said.items() if name not in _NOT_TAKEN}
 
@@ -54,7 +55,7 @@ def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
 def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     out, resume = given.get("out"), given["resume"] or given.get("out")
     if resume is None:
-        raise FdgError("--resume: say which run: --resume runs/NAME")
+        raise FdgError("--resume needs a run directory: --resume runs/NAME")
     if out is not None and os.path.abspath(out) != os.path.abspath(resume):
         raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
     if "start_from" in given or "config" in given:
@@ -64,7 +65,7 @@ def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     said = run_directory.read_config(run)
     if said.get("rebuilds") is False:
         raise FdgError(
-            f"--resume {run} was trained from Python, with what a file cannot say: go on from there,"
+            f"--resume {run} was trained from Python, with values that a file cannot hold: resume there,"
             f" with fdg.fit(..., out={str(run)!r}, resume=True)"
         )
     return run / "config.json", said

@@ -240,7 +240,7 @@ class CommandLine:
                 fix = f"{fix}; " if (fix := instead(option)) else ""
                 raise FdgError(
                     f"unknown flag '{option}' under --algo {of.algo}{became}:"
-                    f" {fix}it is a flag of --algo {', '.join(owners)}: take one of these, or leave it out"
+                    f" {fix}it is a flag of --algo {', '.join(owners)}: use one of these, or leave it out"
                 )
 
 

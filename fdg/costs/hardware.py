@@ -78,7 +78,7 @@ class DeviceKind:
     def __post_init__(self) -> None:
         if self.platform not in PLATFORMS:
             raise FdgError(
-                f"device kind {self.name}: platform {self.platform!r} is none of {', '.join(PLATFORMS)}"
+                f"device kind {self.name}: platform {self.platform!r} must be one of {', '.join(PLATFORMS)}"
             )
         for name, figure in self.figures.items():
             if name not in RATES:

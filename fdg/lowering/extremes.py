@@ -1,4 +1,4 @@
-"""Maxima and minima over devices that keep NaN.
+"""Max and min reductions across devices that propagate NaN.
 
 XLA's all-reduce of floats by `max` and `min` drops NaN on CPUs, and so does NCCL's, which uses `fmax` and
 `fmin`. Integers have no such case. So devices reduce integers in the order of the floats, with NaN beyond all
@@ -26,7 +26,7 @@ _IS_MAX = {
     **dict.fromkeys(("min", "reduce_min", "scatter-min", "pmin"), False),
 }
 _SCATTERS = {"scatter-max": lax.scatter_max, "scatter-min": lax.scatter_min}
-_NARROW = 16  # bits: of fewer, NaN has no fixed place among the bits, and float32 holds all numbers
+_NARROW = 16  # bits. Encodings of NaN differ in narrower floats; float32 holds their values exactly
 
 
 def may_lose_nan(eqn: Any) -> bool:
@@ -34,7 +34,7 @@ def may_lose_nan(eqn: Any) -> bool:
     if _name(eqn) not in _IS_MAX:
         return False
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
-    return floats and all(v.aval.size for v in eqn.invars)  # of nothing, an extreme is infinite
+    return floats and all(v.aval.size for v in eqn.invars)  # an empty reduction is infinite, never NaN
 
 
 def _name(eqn: Any) -> str:
@@ -100,6 +100,6 @@ def _floats(order: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _flip_negatives(bits: jax.Array, kind: Any) -> jax.Array:
-    """Reverses the order of negative ones; its own inverse."""
+    """Reverses the order of negative numbers, so integers are in the order of the floats; its own inverse."""
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, kind.bits - 1))
     return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, kind.max)))

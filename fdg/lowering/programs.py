@@ -38,7 +38,7 @@ class TrainingLoop:
 
     # `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
     # most `rows`), and a buffer `[rows, ...]` for each metric, with its first `iterations` rows written.
-    # Random keys among the metrics are words.
+    # Metrics that are random keys are stored as their words (uint32).
     run: Callable[[list, jax.Array, int], tuple[list, list]]
     shardings: list[NamedSharding]  # of the leaves
     buffer_sharding: NamedSharding  # of every buffer
@@ -57,7 +57,7 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         layout_sharding(mesh, split.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
         for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
     ]
-    if group.shards:  # from one iteration to the next too
+    if group.shards:  # an iteration's results must have the shardings of its inputs
         iterate = _kept(iterate, shardings)
     everywhere = batch_sharding(mesh, None)
     metrics = jax.tree.leaves(graph.metrics)
@@ -111,7 +111,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
-    """A single-group program, such as `init`, with the shardings of its results."""
+    """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
     group = plan.groups[0]
     if len(plan.groups) > 1 or not group.shards:
         return keep_nan(jaxpr)
@@ -125,12 +125,12 @@ def one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """A traced program of one agent on a mesh of agents (`of_one`)."""
+    """One agent's program, rewritten for a mesh whose axis is the agents (`prepared_for_vmap`)."""
     return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
 
 
 def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
-    """Prepares a traced program of one agent to be mapped, `together` at a time, or to run alone."""
+    """Rewrites one agent's program: if it is to be mapped (`together > 1`), only hoists its random draws."""
     return hoist_draws(jaxpr) if together > 1 else rewritten(jaxpr, setting)
 
 
@@ -144,7 +144,7 @@ def of_agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
 def by_groups(
     run: Callable[[list, list, Any], tuple[list, list]], agents: int, together: int
 ) -> Callable[[list, list], tuple[list, list]]:
-    """A training loop for all agents of a device, made of one for `together` agents.
+    """A training loop for all agents of a device, which runs them in chunks of `together` agents by `run`.
 
     `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves `[together, ...]`; it writes the
     entries from agent `first` on into `buffers` `[rows, agents, ...]`. `together` divides `agents`, those of
@@ -180,8 +180,8 @@ def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """One program of a schedule, and its arguments.
 
-    It returns an additional byte, which is ready when the program has run: results may be donated to the next
-    program before anyone can wait for them. Programs of one device are lowered without shardings
+    The program returns one more uint8. Block on it to wait for the program: its other results may have been
+    donated to the next program by then. Programs of one device are lowered without shardings
     (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
@@ -234,7 +234,10 @@ def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
 def _iterated(
     iterate: Callable, leaves: list, buffers: list, iterations: jax.Array, first: Any = 0
 ) -> tuple[list, list]:
-    """Leaves after `iterations`, and the buffers with a row for each; for some agents, from `first` on."""
+    """Runs `iterations` iterations; returns the leaves, and the metric buffers with a row for each iteration.
+
+    For a chunk of agents, rows are written from agent `first` on.
+    """
 
     def unfinished(carry: Any) -> jax.Array:
         return carry[0] < iterations

@@ -91,7 +91,7 @@ def check(given: Mapping[str, Any]) -> None:
     there = [name for name in names if given.get(name) is not None]
     option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
     if there and given.get("distributed"):
-        raise FdgError(f"--distributed takes {option(there[0])} from the cluster: leave out one of the two")
+        raise FdgError(f"--distributed detects {option(there[0])} from the cluster: leave out one of the two")
     if there and len(there) < len(names):
         missing = next(name for name in names if name not in there)
         raise FdgError(

@@ -83,7 +83,7 @@ def _fragments(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def in_parts(plan: Plan) -> tuple[str, ...]:
-    """Fragments whose parts the policy places separately."""
+    """Fragments that no program runs whole, because their parts are placed on different groups."""
     whole = {name for program in plan.programs for name in program.fragments}
     return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
 
@@ -157,7 +157,7 @@ def _staleness(plan: Plan) -> list[str]:
     lag, parts = plan.delayed.lag, plan.delayed.micro_batches
     setting = f"lag {lag}" if lag else f"staleness {back}"
     if not plan.delayed.leaves:
-        return [f"{setting}: delays nothing, for no group with an actor reads what another one makes"]
+        return [f"{setting}: has no effect: no group with an actor reads a result of another group"]
     readers = joined_by_and(list(plan.delayed.readers))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
     names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
@@ -172,7 +172,7 @@ def _staleness(plan: Plan) -> list[str]:
     if len(plan.groups) == 1:
         shared = "the one device" if len(plan.groups[0]) == 1 else "all devices"
         lines.append(
-            f"{setting}: actors and learners share {shared}, and never work at the same time: give"
+            f"{setting}: actors and learners share {shared}, so they never run at the same time: use"
             f" more (--devices 2), or leave {setting.partition(' ')[0]} out"
         )
     return lines
@@ -204,7 +204,9 @@ def idle_notes(plan: Plan) -> list[str]:
             f"idle: {span(here, 40)} ({name}: {batches} {divides} over {len(group)} of {asked} devices)"
         )
     if unasked:
-        found.append(f"idle: {span(sorted(unasked), 40)} ({type(plan.policy).__name__} places nothing there)")
+        found.append(
+            f"idle: {span(sorted(unasked), 40)} ({type(plan.policy).__name__} places no fragment there)"
+        )
     return found
 
 

@@ -72,7 +72,9 @@ def collect(
         there = labels.algorithm.env
         # Of a teacher parts may be public that are privileged here.
         if _described(there) != _described(env):
-            raise FdgError(f"labels: {there.name} has other spaces than {env.name}: give a run in {env.name}")
+            raise FdgError(
+                f"labels: {there.name} has different spaces from {env.name}: give a run in {env.name}"
+            )
         teacher = labels.actor()
     of = type(run.algorithm).__name__
     name = of if labels is None else f"{type(labels.algorithm).__name__} of states of {of}"

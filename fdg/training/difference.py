@@ -56,7 +56,7 @@ class Difference:
       where: the border at which the difference was seen.
       arrays: the arrays that differ there, the first one first.
       start: the state that both runs were replayed from; "" without a replay.
-      compared: the number of equal arrays before.
+      compared: the number of arrays that were compared and equal before the first difference.
       notes: differences in metrics, settings and versions, and limits of the comparison.
     """
 

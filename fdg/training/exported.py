@@ -183,7 +183,7 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     if given != expected or len(inputs) != len(expected) or function.in_tree != flat:
         raise FdgError(f"{where}: its arguments are not those of its program")
     if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(done) + len(memory):
-        raise FdgError(f"{where}: its actions or results are not those of its program")
+        raise FdgError(f"{where}: its actions or results do not match its program")
     held = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
     first = inputs[int(drawn) : int(drawn) + len(seen)]
     last = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()

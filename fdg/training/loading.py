@@ -61,7 +61,11 @@ def load_with_names(
     trust: bool = False,
     flags: Collection[str] | None = None,
 ) -> Run:
-    """As `load`; `named` has values that the caller gives too, by field. `flags`: see `NameResolver`."""
+    """As `load`.
+
+    `named` has values that the caller gives explicitly, by field: modules that they name may be imported
+    without `trust`. `flags`: see `NameResolver`.
+    """
     given = algorithm
     if given is not None:
         checked_name(given)
@@ -73,12 +77,12 @@ def load_with_names(
         algorithm, policy = rebuild(config, resolver, str(path))
     elif _is_delayed(config):
         policy = rebuild_policy(config, resolver, str(path))
-    if not isinstance(algorithm, Sweep):  # the caller may have given the algorithm without its sweep
+    if not isinstance(algorithm, Sweep):  # the caller may give a swept run's plain algorithm
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
-    if _is_delayed(config):  # the state then has older versions too
+    if _is_delayed(config):  # the checkpoint then has older versions of leaves too
         plan = fdg.place(graph, policy, device_count(path, config))
         graph, delayed = plan.graph, plan.delayed
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -59,8 +59,8 @@ class Names:
     )
     lag: int | Literal["auto"] = setting(
         0,
-        "the same in micro-batches, so that it may be part of an iteration; auto: the smallest lag that is"
-        " predicted to be within 5% of the fastest, and config.json has its number",
+        "staleness counted in micro-batches, so that it can be less than an iteration; auto: the smallest lag"
+        " that is predicted to be within 5% of the fastest (config.json records it)",
         least=0,
     )
 
@@ -148,14 +148,15 @@ class Settings:
     )
     eval_episodes: int | None = setting(
         None,
-        "episodes of the evaluation after training; 0: none (None: 128; of a file, each held-out row once)",
+        "episodes of the evaluation after training; 0: no evaluation (None: 128; for a data file, each"
+        " held-out row once)",
         least=0,
         most=MOST_EPISODES,
         free=True,
     )
     checkpoint_every: int | None = setting(
         None,
-        "write a checkpoint every this many iterations, or slightly more (None: twenty checkpoints in a run;"
+        "write a checkpoint every this many iterations, or slightly more (None: 20 checkpoints in a run,"
         " fewer if writing them would take over 1% of the time)",
         least=1,
         free=True,
@@ -167,8 +168,8 @@ class Settings:
     )
     eval_every: int | None = setting(
         None,
-        "evaluate every this many iterations, with greedy and with sampled actions; the state with the best"
-        " greedy return is kept as well as the last (None: never)",
+        "evaluate every this many iterations, with greedy and with sampled actions; keep the checkpoint with"
+        " the best greedy return besides the last one (None: never)",
         least=1,
         free=True,
     )
@@ -192,7 +193,8 @@ class Settings:
     )
     timeline: bool = setting(
         False,
-        "after training, draw what each device group ran when, over six iterations (in the run directory)",
+        "after training, draw a timeline of what each device group ran in six iterations (in the run"
+        " directory)",
         kept=False,
         free=True,
     )
@@ -286,10 +288,10 @@ def check(settings: Mapping[str, Any]) -> None:
 
 
 def check_divides(devices: int | None, processes: int) -> None:
-    """Refuses a number of devices that does not divide by the number of processes."""
+    """Refuses a number of devices that is not divisible by the number of processes."""
     if devices is not None and devices % processes:
         raise FdgError(
-            f"--devices {devices} does not divide by the {processes} processes:"
+            f"--devices {devices} is not divisible by the number of processes, {processes}:"
             f" use --devices {nearest_multiples(devices, processes)}"
         )
 

@@ -54,8 +54,8 @@ def open_run(job: Job) -> RunDirectory:
         if done > job.num_iterations:
             run.close()
             raise FdgError(
-                f"{path} has done {done:,} iterations, and --total-steps makes {job.num_iterations:,}:"
-                f" give more"
+                f"{path} has already run {done:,} iterations, but --total-steps asks for"
+                f" {job.num_iterations:,}: give a larger --total-steps"
             )
         before = read_config(path)
         changed = changes(before, job.config)
@@ -124,7 +124,7 @@ def compiled_and_begun(engine: fdg.Engine, seed: int) -> Any:
 
 
 def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
-    """Reads the weights of the run `job.start_from`; None if the job has none.
+    """Reads the weights of the run `job.start_from`; returns None if `start_from` is None.
 
     Copied are floating-point leaves without a batch axis that are not in an optax state: parameters, target
     networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. From
@@ -150,7 +150,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     }
     if not arrays:
         raise FdgError(
-            f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}: it is a run"
+            f"--from {job.start_from}: no learned array of it matches the state of {graph.name}: it is a run"
             f" of {type(earlier.algorithm).__name__}; give one of {graph.name}, or leave out --algo"
         )
     said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
@@ -183,7 +183,7 @@ def _by_name(state: Any) -> dict[str, Any]:
 
 
 def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
-    """Maps the name of each leaf to that of the earlier run's leaf which initialises it; "" for none.
+    """Maps the name of a leaf to the name of the earlier run's leaf that initialises it; "" if there is none.
 
     The names are equal, unless the algorithm's `begins_as` has a prefix of the name: it lists the prefixes to
     look for instead.
@@ -207,7 +207,7 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
         if why := _other_spaces(job.algorithm, earlier.algorithm):
             raise FdgError(f"--from {job.start_from}: it is of {why}")
         raise FdgError(
-            f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
+            f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} in that run and"
             f" {here.dtype}{list(here.shape)} here: {_other_network(job.algorithm, earlier.algorithm)}"
         )
     if job.agents is None or earlier.agents == job.agents:

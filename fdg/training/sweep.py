@@ -205,7 +205,7 @@ class Sweep:
         """
         if count != self.agents:
             raise FdgError(
-                f"this sweep is of {self.agents} agents ({len(self.points)} points of {self.num_seeds}"
+                f"this sweep has {self.agents} agents ({len(self.points)} points of {self.num_seeds}"
                 f" seeds), not {count}: give num_seeds={self.agents} to fdg.compile"
             )
         values = np.repeat(

@@ -37,7 +37,7 @@ def sweep(
     `sweep.csv` and `sweep.png`.
 
     Args:
-      algorithm: as for `fdg.fit`; all agents share what is not swept.
+      algorithm: as for `fdg.fit`; all agents share hyperparameters that are not swept.
       values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
       policy: as for `fdg.fit`.
       num_seeds: agents of each combination, with seeds `seed`, `seed + 1`, ...
@@ -46,8 +46,8 @@ def sweep(
       settings: further arguments of `fdg.fit`.
 
     Returns:
-      The run: `run.best` has the agents of the best combination, `run.member(learning_rate=1e-3)` of any
-      other.
+      The run: `run.best` has the agents of the best combination, `run.member(learning_rate=1e-3)` those of
+      any other.
 
     Raises:
       FdgError: an argument is invalid; nothing has been written.
@@ -106,7 +106,7 @@ def search(
     """Searches hyperparameters with Optuna; each trial is compiled and trained as a separate run.
 
     Use it for hyperparameters that change the program, such as sizes. For floats a sweep is faster;
-    `algorithm` may be one (`fdg.Sweep`), and a trial then has the return of its best point.
+    `algorithm` may be a sweep (`fdg.Sweep`); a trial's return is then that of its best combination.
 
     Args:
       algorithm: as for `fdg.fit`.

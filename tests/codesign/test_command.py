@@ -168,7 +168,7 @@ WRONG = {
     "PEs above the budget": file("[0, 32, 64]", "[0, 128]", "is in the budget of 64 PEs"),
     "too little bandwidth": file("bandwidth_gb_s = 16", "bandwidth_gb_s = 12", "give smaller options"),
     "a budget as text": file("pes = 64", 'pes = "64"', "pes is '64'; give a whole number"),
-    "no task": file(TOML[TOML.index("[[task]]") :], "", "there is no task: write one [[task]] a network"),
+    "no task": file(TOML[TOML.index("[[task]]") :], "", "write one [[task]] for each network"),
     "one name twice": file('"two"', '"one"', "two tasks are called 'one'"),
     "an unknown space": file('"unet"', '"unit"', "did you mean 'unet'?"),
     "two networks": file(ONNX, ONNX + '\nspace = "unet"', "both space and onnx: write one of"),

@@ -128,7 +128,7 @@ ERRORS = {
     "--algo tests.tiny:Walk --devices 1 --out /proc/nowhere": "--out /proc/nowhere cannot be written to",
     "--out \udcff": "\\udcff: its name is no UTF-8: give another directory",
     "--resume \udcff": "\\udcff: its name is no UTF-8: give another directory",
-    "--resume": "--resume: say which run: --resume runs/NAME",
+    "--resume": "--resume needs a run directory: --resume runs/NAME",
     "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
     "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory",
     "--resume a --out b": "--resume a and --out b are two directories",
@@ -203,7 +203,7 @@ def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run
     assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
     assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])
     assert "--num-seeds 2 contradicts the run's None" in refuse(capsys, [*resume, "--num-seeds", "2"])
-    assert "has done 2 iterations, and --total-steps makes 1" in refuse(
+    assert "has already run 2 iterations, but --total-steps asks for 1" in refuse(
         capsys, [*resume, "--total-steps", "8"]
     )
     assert "--algo ppo contradicts the run's tests.tiny:Walk" in refuse(capsys, [*resume, "--algo", "ppo"])

@@ -79,7 +79,7 @@ def test_a_staleness_that_delays_nothing_says_so():
 
     plan = delayed_graph(program, START, TWO, 2, Looped())
     assert plan.delayed.leaves == () and plan.delayed.readers == ()
-    assert "staleness 2: delays nothing, for no group with an actor reads what another one makes" in str(plan)
+    assert "staleness 2: has no effect: no group with an actor reads a result of another group" in str(plan)
 
 
 # --- what cannot be delayed ---

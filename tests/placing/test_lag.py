@@ -226,7 +226,7 @@ class Twice(Counting):
 
 
 WRONG = [
-    (Once(1), {"lag": 3}, "lag=3 counts micro-batches, and no scan calls 'respond': use staleness=3"),
+    (Once(1), {"lag": 3}, "lag=3 counts micro-batches, but no scan calls 'respond': use staleness=3"),
     (Twice(2), {"lag": 3}, r"calls actors in 2 scans \(of 2 and 2 trips\)"),
     (
         Counting(2),

@@ -61,4 +61,4 @@ def test_groups_without_a_fragment_are_idle():
     """PPO has no reference: its device is named, and nothing is refused."""
     plan = fdg.place(algos.PPO(env=envs.make("CartPole-v1"), num_envs=12), Standalone(), 4)
     assert plan.idle == (2,) and [group.devices for group in plan.groups] == [(0, 1), (3,)]
-    assert "idle: 2 (Standalone places nothing there)" in str(plan)
+    assert "idle: 2 (Standalone places no fragment there)" in str(plan)

@@ -290,7 +290,7 @@ def test_processes_that_trace_different_programs(tmp_path):
 ERRORS = {
     "--num-processes 2": "--coordinator-address is missing: --coordinator-address, --num-processes, --p",
     "--coordinator-address localhost:1 --process-id 0": "--num-processes is missing",
-    "--distributed --process-id 0": "--distributed takes --process-id from the cluster",
+    "--distributed --process-id 0": "--distributed detects --process-id from the cluster",
     "--coordinator-address localhost --num-processes 2 --process-id 0": "localhost: write HOST:PORT",
     "--coordinator-address a:1 --num-processes 0 --process-id 0": "--num-processes 0: it must be at least 1",
     "--coordinator-address a:1 --num-processes 2 --process-id 2": "--process-id 2: with --num-processes 2 it",

@@ -45,7 +45,7 @@ def plans(graphs):
 
 def test_a_plan_whose_groups_share_their_device_in_spite_of_staleness(graphs):
     stale = policies.SingleLearnerCoarse(staleness=1)
-    said = "staleness 1: actors and learners share the one device, and never work at the same time: give"
+    said = "staleness 1: actors and learners share the one device, so they never run at the same time: use"
     assert said in str(fdg.place(graphs[0], stale, 1))
     assert said not in str(fdg.place(graphs[0], stale, 2))
 
@@ -77,7 +77,7 @@ def test_programs_have_names_of_their_own(plans):
         (
             policies.SingleLearnerFine(workers=2, learners=1),
             5,
-            ["idle: 3-4 (SingleLearnerFine places nothing there)"],
+            ["idle: 3-4 (SingleLearnerFine places no fragment there)"],
         ),
         (policies.SingleLearnerFine(), 5, []),
         (policies.SingleLearnerFine(), 8, ["idle: 4-6 (workers: a batch of 16 divides over 4 of 7 devices)"]),
@@ -87,7 +87,7 @@ def test_programs_have_names_of_their_own(plans):
             [
                 "idle: 8 (environments_of_the_simulation_cluster: a batch of 16 divides over 4 of 5 devices)",
                 "idle: 16 (gradients: a batch of 96 divides over 6 of 7 devices)",
-                "idle: 1, 3, 5, 7 (Scattered places nothing there)",
+                "idle: 1, 3, 5, 7 (Scattered places no fragment there)",
             ],
         ),
     ],

@@ -167,7 +167,7 @@ def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
         ({"num_envs": -1}, "num_envs=-1: give an integer"),
         (
             {"labels": "MountainCarContinuous-v0"},
-            "labels: MountainCarContinuous-v0 has other spaces than Pendulum",
+            "labels: MountainCarContinuous-v0 has different spaces from Pendulum",
         ),
         ({"out": "full"}, "full: is no data set, and not empty: give a new folder, or a data set to add to"),
         ({"out": "other"}, r"other: has observations Box\[2\].*, and Pendulum-v1 has Box\[3\]"),

@@ -110,7 +110,7 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path, capsys):
     config = json.loads((run.path / "config.json").read_text())
     assert config["total_steps"] == 40 and config["resumes"][0]["changes"]["total_steps"] == [16, 40]
     assert fitted(tmp_path / "run", Walk(), total_steps=40, resume=True).iteration == 5
-    with pytest.raises(FdgError, match="has done 5 iterations, and --total-steps makes 2"):
+    with pytest.raises(FdgError, match="has already run 5 iterations, but --total-steps asks for 2"):
         fitted(tmp_path / "run", Walk(), total_steps=16, resume=True)
     assert train_main(["--resume", str(run.path), "--total-steps", "48", "--trust"]) == 0
     assert "resuming at iteration 5 of 6" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     config = json.loads((second.path / "config.json").read_text())
     assert config["from"]["run"] == str(first.path)
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
-    with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*hidden=8 \(here 16\)"):
+    with pytest.raises(FdgError, match=r"\[8\] in that run and float32\[16\] here: .*hidden=8 \(here 16\)"):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
     other = dataclasses.replace(changed, env=envs.make("Pendulum-v1"))
     with pytest.raises(

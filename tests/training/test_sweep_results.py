@@ -30,7 +30,9 @@ def test_more_than_twenty_are_counted():
 
 
 def test_damaged_results_are_not_reported_as_missing(tmp_path):
-    with pytest.raises(FdgError, match=r"has no sweep\.json: it is not a sweep, or the sweep has not finished"):
+    with pytest.raises(
+        FdgError, match=r"has no sweep\.json: it is not a sweep, or the sweep has not finished"
+    ):
         read_results(tmp_path)
     (tmp_path / "sweep.json").write_text('{"best": ')
     with pytest.raises(FdgError, match=r"sweep\.json: is no JSON"):

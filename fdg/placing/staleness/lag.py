@@ -29,8 +29,8 @@ class Ages(NamedTuple):
     of: dict[str, int]  # iterations by fragment
     lag: int = 0  # in micro-batches; 0 for a staleness in iterations
     micro_batches: int = 0  # `M`, trips of the scan that calls the actors; 0 for a staleness in iterations
-    # fragments in the second part of a scan that is cut. They wait for newer parameters than those of the
-    # first part, so no program has both.
+    # names of the fragments in the second scan. They read newer parameters than those in the first, so no
+    # program has fragments of both.
     newer: frozenset[str] = frozenset()
 
     @property
@@ -54,7 +54,7 @@ class Ages(NamedTuple):
 
 
 def micro_batches(graph: FDG) -> int | None:
-    """`M`, the trips of the scan between fragments that calls actors; None without one."""
+    """`M`, the trips of the scan that is outside all fragments and calls actors; None without one."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     found = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
     if len(found) > 1:
@@ -69,16 +69,16 @@ def micro_batches(graph: FDG) -> int | None:
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     """Cuts the scan over micro-batches at trip `lag mod M`; returns the graph and the ages.
 
-    Code before the scan reads what its first micro-batch reads, code after it what its last one reads. A lag
-    that is a multiple of `M` cuts nothing.
+    Code before the scan reads the parameters of its first micro-batch, code after it those of its last one.
+    If `M` divides the lag, the scan is not cut.
     """
     trips = micro_batches(graph)
     if not trips:
         actors = [f.name for f in graph.fragments if f.role == "actor" and f.parent is None]
         what = f"no scan calls '{actors[0]}'" if actors else f"{graph.name} has no actor"
         raise PlanError(
-            f"{where}: lag={lag} counts micro-batches, and {what}: use staleness={lag}, which counts"
-            " iterations, or two micro_batches or more"
+            f"{where}: lag={lag} counts micro-batches, but {what}: use staleness={lag}, which counts"
+            " iterations, or set micro_batches to 2 or more"
         )
     older, first = divmod(lag, trips)
     if not first:
@@ -99,7 +99,7 @@ _CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(most=32)
 
 
 def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
-    """The outermost scans between fragments that call actors."""
+    """The outermost scans that are outside all fragments and call an actor."""
     for eqn in equations:
         if FragmentMark.of(eqn) is not None or actors.isdisjoint(fragments_in([eqn])):
             continue
@@ -110,7 +110,7 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
 
 
 def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """The graph with the scan cut at trip `first`, the fragments before the second scan, and in it."""
+    """The graph with the scan cut at trip `first`; the numbers of fragments before and in the second scan."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     inside_it = len(fragments_in([scan]))
