@@ -100,10 +100,13 @@ def recurrent_actor_critic(
     return of_module(module)
 
 
-def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool = True) -> RecurrentNetwork:
+def as_recurrent(
+    network: RecurrentNetwork | Network | None, leading_axes: int = 2, actor_critic: bool = True
+) -> RecurrentNetwork | None:
     """Wraps a feed-forward network as a `RecurrentNetwork` with an empty memory; steps are independent.
 
-    `network.apply` sees all steps at once, `[B * T, *obs]`. Equal networks have equal results.
+    `network.apply` sees all steps at once, `[B * T, *obs]`. Equal networks have equal results. A
+    `RecurrentNetwork` and None are returned as they are.
 
     Args:
         network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
@@ -113,7 +116,7 @@ def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool =
 
     >>> import algos.networks, envs
     >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
-    >>> network = without_memory(feed_forward)
+    >>> network = as_recurrent(feed_forward)
     >>> observation = jnp.zeros((5, 8, 4))
     >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
     >>> start = jnp.zeros((5, 8), bool)
@@ -121,13 +124,13 @@ def without_memory(network: Network, leading_axes: int = 2, actor_critic: bool =
     >>> output.policy.shape, output.value.shape, output.memory
     ((5, 8, 2), (5, 8), ())
     """
+    if not isinstance(network, Network):
+        return network
     unroll = _UnrollSteps(network, leading_axes, actor_critic)
     return RecurrentNetwork(_InitOfSteps(network, leading_axes), _no_memory, unroll)
 
 
-def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 2) -> RecurrentNetwork | None:
-    """A network of either kind as one with a memory; None stays None. Arguments as for `without_memory`."""
-    return without_memory(network, leading_axes) if isinstance(network, Network) else network
+without_memory = as_recurrent  # its old name; deprecated
 
 
 class Memory(NamedTuple):

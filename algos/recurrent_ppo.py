@@ -4,7 +4,7 @@ It learns from sequences of steps, each with the actor's memory at its start; th
 them, and its memory is reset where an episode starts. Stored memories become stale as parameters change, so a
 sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is
-the special case with an empty memory (`algos.recurrent.without_memory`).
+the special case with an empty memory (`algos.recurrent.as_recurrent`).
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
 sequences.
@@ -26,7 +26,7 @@ from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
 from algos.on_policy import LEARNED, Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.recurrent import Output, recurrent_actor_critic, with_memory
+from algos.recurrent import as_recurrent, recurrent_actor_critic
 from algos.rollout import (
     Actor,
     Recollection,
@@ -394,7 +394,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     @property
     def _network(self) -> RecurrentNetwork:
         return self._computing(
-            with_memory(self._own("network"), leading_axes=2 + len(self._agents))
+            as_recurrent(self._own("network"), leading_axes=2 + len(self._agents))
             or recurrent_actor_critic(
                 self.env.observation_space,
                 self.env.action_space,

@@ -40,7 +40,7 @@ from algos.layers import Layers
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import NETWORK, Network, actor_features, of_action
 from algos.optimizers import ClippedOptimizer
-from algos.recurrent import AgentValues, without_memory
+from algos.recurrent import AgentValues, as_recurrent
 from algos.replay import ReplayState
 from algos.returns import lambda_returns
 from algos.rollout import Actor, Recollection, environment_major, time_first, time_major
@@ -313,8 +313,7 @@ class ValueDecomposition(Agent):
     def _network(self) -> RecurrentNetwork:
         own = self._own("network", "actor")
         if own is not None:
-            each = without_memory(own, 3, actor_critic=False) if isinstance(own, Network) else own
-            return self._computing(each)
+            return self._computing(as_recurrent(own, leading_axes=3, actor_critic=False))
         layers, memory, space = self.layers, self._remembers, self.env.observation_space
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))

@@ -37,8 +37,8 @@ _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 class GradientSums:
     """Equations that can run in tiles over the batch, and the values that enter and leave them."""
 
-    members: frozenset[int]  # their positions
-    chosen: tuple[EquationFlow, ...]  # the equations
+    members: frozenset[int]  # positions of the equations
+    equations: tuple[EquationFlow, ...]
     inputs: tuple[Any, ...]  # the outer values that they read
     outputs: tuple[Any, ...]  # their results that are read outside
     batched: tuple[Any, ...]  # the batched values that they read and make
@@ -53,7 +53,7 @@ class GradientSums:
 def gradient_sums(flow: Flow) -> GradientSums | None:
     """The gradient computations at the end of a jaxpr; None if there are none."""
     members = _members(flow)
-    if not any(adds_up_a_gradient(flow.equations[i]) for i in members):
+    if not any(contracts_batch(flow.equations[i]) for i in members):
         return None
     chosen = [flow.equations[i] for i in sorted(members)]
     axis_of = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
@@ -83,7 +83,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
     def of(flow: Flow) -> GradientBytes:
-        found = gradient_sums(opened(flow, 1)) if any(map(adds_up_a_gradient, flow.equations)) else None
+        found = gradient_sums(calls_inlined(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
         here = 0 if found is None else found.bytes
         largest, together = here, here
         for each in flow.equations:
@@ -99,7 +99,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     return of(follow(jaxpr, axes, 1))
 
 
-def opened(flow: Flow, devices: int) -> Flow:
+def calls_inlined(flow: Flow, devices: int) -> Flow:
     """A flow with calls inlined, except fragments."""
     axes = [axis for axis, _ in flow.inputs]
     jaxpr: Any = jaxprs.inlined(flow.jaxpr, _called)
@@ -149,7 +149,7 @@ def _can_be_tiled(each: EquationFlow) -> bool:
     return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
 
 
-def adds_up_a_gradient(each: EquationFlow) -> bool:
+def contracts_batch(each: EquationFlow) -> bool:
     """Whether an equation is a product or a convolution that contracts the batch."""
     return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 

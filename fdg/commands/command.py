@@ -18,25 +18,25 @@ class Command:
     """A command: called with the arguments after its name (None: `sys.argv[1:]`), it returns the status."""
 
     name: str  # program and command, for `--help`: "fdg pack"
-    about: str  # the description for `--help`
+    description: str  # the description for `--help`
     flags: Sequence[Flag]  # the command's flags
     # called with the values of all flags and positional arguments by name; returns the exit status (None: 0).
     # Its `FdgError`s name flags.
-    act: Callable[[dict[str, Any]], int | None]
+    handler: Callable[[dict[str, Any]], int | None]
     # positional words by name, with arguments of `argparse.ArgumentParser.add_argument`
-    takes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    positionals: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Parses the words and runs the command."""
         return guarded(self._run, argv)
 
     def _run(self, argv: Sequence[str]) -> int:
-        parser = Parser(prog=self.name, description=self.about, allow_abbrev=False)
-        for name, settings in self.takes.items():
+        parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
+        for name, settings in self.positionals.items():
             parser.add_argument(name, **settings)
         add_flags(parser, self.flags)
         given = parser.parse_strictly(normalise(argv))
         try:
-            return self.act({**{flag.name: flag.default for flag in self.flags}, **given}) or 0
+            return self.handler({**{flag.name: flag.default for flag in self.flags}, **given}) or 0
         except FdgError as error:
             raise type(error)(as_flags(str(error), [flag.name for flag in self.flags])) from error

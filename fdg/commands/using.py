@@ -38,15 +38,16 @@ SUMMARIES: dict[str, str] = {}  # a line of `fdg --help` for each command that i
 
 
 def _command(
-    about: str, *flags: Flag, takes: Mapping[str, Any] = RUN, summary: str = ""
+    description: str, *flags: Flag, positionals: Mapping[str, Any] = RUN, summary: str = ""
 ) -> Callable[[Callable[[dict[str, Any]], int | None]], Command]:
     """Makes a command of a function `_NAME`."""
 
-    def register(act: Callable[[dict[str, Any]], int | None]) -> Command:
-        name = act.__name__.removeprefix("_")
+    def register(handler: Callable[[dict[str, Any]], int | None]) -> Command:
+        name = handler.__name__.removeprefix("_")
         if summary:
             SUMMARIES[name] = summary
-        COMMANDS[name] = Command(f"{'fdg ' if summary else 'python -m fdg.'}{name}", about, flags, act, takes)
+        program = f"{'fdg ' if summary else 'python -m fdg.'}{name}"
+        COMMANDS[name] = Command(program, description, flags, handler, positionals)
         return COMMANDS[name]
 
     return register
@@ -105,7 +106,7 @@ def _evaluate(given: dict[str, Any]) -> None:
     _MEMBER,
     _CHECKPOINT,
     _TRUST,
-    takes={**RUN, "prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}},
+    positionals={**RUN, "prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}},
 )
 def _answer(given: dict[str, Any]) -> None:
     prompts = given.get("prompt") or sys.stdin.read().splitlines()
@@ -173,7 +174,7 @@ def _export(given: dict[str, Any]) -> None:
     Flag("x", str, "env_steps", "over env_steps or wall_s"),
     Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
     _LABEL,
-    takes=RUNS,
+    positionals=RUNS,
 )
 def _plot(given: dict[str, Any]) -> None:
     from fdg.training import curves
@@ -227,7 +228,7 @@ def _collect(given: dict[str, Any]) -> None:
     " folder of runs, all are taken.",
     Flag("out", str | None, None, "a folder for Markdown, LaTeX, JSON and pictures (None: print alone)"),
     _LABEL,
-    takes=RUNS,
+    positionals=RUNS,
     summary="tables of algorithms by environment, with intervals, and what was unequal between them.",
 )
 def _compare(given: dict[str, Any]) -> None:
@@ -252,7 +253,7 @@ def _compare(given: dict[str, Any]) -> None:
     Flag("limit_mb", int, 64, "of --record: mebibytes of arrays to keep; of the others digests alone"),
     _AGENT,
     _TRUST,
-    takes={"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}},
+    positionals={"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}},
     summary="finds where two runs part: the iteration, the fragment and the array.",
 )
 def _diff(given: dict[str, Any]) -> int:

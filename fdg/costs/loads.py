@@ -14,7 +14,7 @@ from fdg.batch.collective import Collective
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.programs import of_agents, of_one
+from fdg.lowering.programs import prepare_for_vmap, vmapped_program
 from fdg.lowering.rewriting import Setting, rewritten
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
@@ -97,7 +97,7 @@ def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
         yield group, _work(graph.jaxpr, graph.state_axes, graph.output_axes, group, target)
         return
     setting = _setting(graph.state_axes, graph.output_axes, group, target)
-    one = of_one(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
+    one = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
     agents = plan.agents_here
     yield group, work_of(one) if agents == 1 else _agents(one, agents, plan.together)
 
@@ -105,7 +105,7 @@ def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
 @functools.lru_cache(maxsize=64)
 def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
     """The work of several agents on one device."""
-    return work_of(of_agents(jaxpr, agents, together))
+    return work_of(vmapped_program(jaxpr, agents, together))
 
 
 def _shared(work: Work, group: Group) -> Work:

@@ -41,7 +41,7 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
     return _total_of(eqn, _operation_flops)
 
 
-def operations_of(jaxpr: core.Jaxpr) -> int:
+def equation_count(jaxpr: core.Jaxpr) -> int:
     """Equations that one execution runs; loops count each trip, and a `cond` all its branches.
 
     Mapped over agents, a `cond` runs all of them.
@@ -49,11 +49,11 @@ def operations_of(jaxpr: core.Jaxpr) -> int:
     count = 0
     for eqn in jaxpr.eqns:
         inner = bodies(eqn)
-        count += sum(body.trips * operations_of(body.jaxpr) for body in inner) if inner else 1
+        count += sum(body.trips * equation_count(body.jaxpr) for body in inner) if inner else 1
     return count
 
 
-def largest_operation(jaxpr: core.Jaxpr) -> int:
+def largest_cost(jaxpr: core.Jaxpr) -> int:
     """Cost of the most expensive single equation in floating-point operations.
 
     Counted as in `flops_of`, but elementwise equations count 100 for each element: a tanh takes about as long

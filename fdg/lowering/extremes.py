@@ -64,12 +64,12 @@ def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:
     together = lax.pmax if is_max else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return together(x, axis)
-    return _floats(together(_ordered(x, is_max), axis), x.dtype)
+    return _as_floats(together(_as_ints(x, is_max), axis), x.dtype)
 
 
 def _by_integers(eqn: Any, *operands: Any) -> Any:
     is_max, dtype = _IS_MAX[_name(eqn)], eqn.outvars[0].aval.dtype
-    whole: list[Any] = [_ordered(x, is_max) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands]
+    whole: list[Any] = [_as_ints(x, is_max) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands]
     made: Any
     if eqn.primitive.name in _SCATTERS:
         names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
@@ -79,10 +79,10 @@ def _by_integers(eqn: Any, *operands: Any) -> Any:
         made = lax.reduce(array, start, lax.max if is_max else lax.min, eqn.params["dimensions"])
     else:
         made = eqn.primitive.bind(*whole, **eqn.params)
-    return jax.tree.map(lambda order: _floats(order, dtype), made)
+    return jax.tree.map(lambda order: _as_floats(order, dtype), made)
 
 
-def _ordered(x: jax.Array, is_max: bool) -> jax.Array:
+def _as_ints(x: jax.Array, is_max: bool) -> jax.Array:
     """Floats as integers in the same order, with the same bits for positive ones."""
     if jnp.finfo(x.dtype).bits < _NARROW:
         x = lax.convert_element_type(x, jnp.float32)
@@ -92,8 +92,8 @@ def _ordered(x: jax.Array, is_max: bool) -> jax.Array:
     return lax.select(lax.ne(x, x), last, order)
 
 
-def _floats(order: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `_ordered`."""
+def _as_floats(order: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `_as_ints`."""
     kind = jnp.iinfo(order.dtype)
     wide = dtype if jnp.finfo(dtype).bits == kind.bits else jnp.float32
     return lax.convert_element_type(lax.bitcast_convert_type(_flip_negatives(order, kind), wide), dtype)

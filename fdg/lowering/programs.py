@@ -58,7 +58,7 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
     ]
     if group.shards:  # an iteration's results must have the shardings of its inputs
-        iterate = _kept(iterate, shardings)
+        iterate = _with_stable_shardings(iterate, shardings)
     everywhere = batch_sharding(mesh, None)
     metrics = jax.tree.leaves(graph.metrics)
 
@@ -81,7 +81,9 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
     here, together = plan.agents_here, plan.together
-    agent = core.jaxpr_as_fun(one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh))
+    agent = core.jaxpr_as_fun(
+        rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh)
+    )
     if graph.between_agents is None:
         iterate = mapped(agent, together, together)
     else:  # in step
@@ -100,7 +102,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
             def some(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
                 return _iterated(iterate, leaves, buffers, iterations, first)
 
-            return by_groups(some, here, together)(leaves, _buffers(metrics, rows))
+            return in_chunks(some, here, together)(leaves, _buffers(metrics, rows))
 
         return jax.shard_map(
             all_here, mesh=mesh, in_specs=(split, everywhere), out_specs=(split, record), check_vma=False
@@ -118,30 +120,32 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     return sharding.constrain(jaxpr, group_mesh(group, devices), specs=())
 
 
-def one_agent(
+def rewrite_one_agent(
     jaxpr: ClosedJaxpr,
     axes: Sequence[int | None],
     output_axes: Sequence[int | None],
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """One agent's program, rewritten for a mesh whose axis is the agents (`prepared_for_vmap`)."""
-    return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
+    """One agent's program, rewritten for a mesh whose axis is the agents (`prepare_for_vmap`)."""
+    return prepare_for_vmap(
+        jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh))
+    )
 
 
-def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
+def prepare_for_vmap(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
     """Rewrites one agent's program: if it is to be mapped (`together > 1`), only hoists its random draws."""
     return hoist_draws(jaxpr) if together > 1 else rewritten(jaxpr, setting)
 
 
-def of_agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
+def vmapped_program(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
     """A traced program of one agent, mapped over several, `together` at a time."""
     shapes = jaxprs.shapes_of(jaxprs.open_jaxpr(jaxpr).invars)
     several = [jax.ShapeDtypeStruct((agents, *x.shape), x.dtype) for x in shapes]
     return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*several)
 
 
-def by_groups(
+def in_chunks(
     run: Callable[[list, list, Any], tuple[list, list]], agents: int, together: int
 ) -> Callable[[list, list], tuple[list, list]]:
     """A training loop for all agents of a device, which runs them in chunks of `together` agents by `run`.
@@ -153,7 +157,7 @@ def by_groups(
     if together == agents:
         return lambda leaves, buffers: run(leaves, buffers, 0)
 
-    def group(i: jax.Array, carry: tuple[list, list]) -> tuple[list, list]:
+    def chunk(i: jax.Array, carry: tuple[list, list]) -> tuple[list, list]:
         leaves, buffers = carry
         first = i * together
         mine = [jax.lax.dynamic_slice_in_dim(x, first, together) for x in leaves]
@@ -163,10 +167,10 @@ def by_groups(
         ]
         return leaves, buffers
 
-    return lambda leaves, buffers: jax.lax.fori_loop(0, agents // together, group, (leaves, buffers))
+    return lambda leaves, buffers: jax.lax.fori_loop(0, agents // together, chunk, (leaves, buffers))
 
 
-def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
+def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
     """An iteration whose output leaves have the shardings of its inputs."""
 
     def kept(*leaves):

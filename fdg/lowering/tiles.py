@@ -33,7 +33,7 @@ from jax.sharding import Mesh
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
-from fdg.batch.gradients import GradientSums, adds_up_a_gradient, gradient_sums, opened
+from fdg.batch.gradients import GradientSums, calls_inlined, contracts_batch, gradient_sums
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores, sharing
@@ -198,8 +198,8 @@ class _Region:
 def _tiled(devices: int, cut: bool, flow: Flow, how: None, inside: jaxprs.Inside) -> Any:
     """The jaxpr of a flow, with a region's equations as one call."""
     region = None
-    if any(map(adds_up_a_gradient, flow.equations)):
-        inlined = opened(flow, devices)
+    if any(map(contracts_batch, flow.equations)):
+        inlined = calls_inlined(flow, devices)
         region = _find(inlined, devices, cut)
         flow = flow if region is None else inlined
     equations = [inside(each.eqn, blocks=each.bodies) if each.bodies else each.eqn for each in flow.equations]
@@ -234,9 +234,9 @@ def _find(flow: Flow, devices: int, cut: bool) -> _Region | None:
     tiles = None if found is None else _tiles(found, devices, cut)
     if found is None or tiles is None:
         return None
-    jaxpr = jaxprs.build(found.inputs, found.outputs, [each.eqn for each in found.chosen])
+    jaxpr = jaxprs.build(found.inputs, found.outputs, [each.eqn for each in found.equations])
     axes, output_axes = ([found.axis_of.get(v) for v in side] for side in (found.inputs, found.outputs))
-    if not _fits(follow(jaxpr, axes, devices * tiles, output_axes), found.chosen):
+    if not _fits(follow(jaxpr, axes, devices * tiles, output_axes), found.equations):
         return None
     return _Region(found.members, jaxpr, follow(jaxpr, axes, devices, output_axes), tiles)
 
@@ -245,7 +245,7 @@ def _tiles(found: GradientSums, devices: int, cut: bool) -> int | None:
     """The number of tiles that brings a device's part below `TILE_BYTES`; None if none are needed."""
     lengths = math.gcd(*(v.aval.shape[found.axis_of[v]] for v in found.batched))
     size = found.bytes // devices
-    work = sum(jaxprs.equation_flops(each.eqn) for each in found.chosen) // devices
+    work = sum(jaxprs.equation_flops(each.eqn) for each in found.equations) // devices
     if lengths % devices:
         return None
     large = [k for k in divisors(lengths // devices) if cut and work // k >= TILE_FLOPS]

@@ -73,5 +73,5 @@ def _that_fill_a_cache(graph: FDG, agents: int, cores: float) -> int:
         return agents
     wanted = max(1.0, CACHE_BYTES / largest)
     few = min(divisors(agents), key=lambda count: abs(math.log(count / wanted)))
-    operations = jaxprs.operations_of(jaxprs.open_jaxpr(graph.jaxpr))
+    operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
     return few if few * all_of_them >= cores * OPERATION_BYTES * operations else agents

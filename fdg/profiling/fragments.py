@@ -14,7 +14,7 @@ from fdg.agents import mapped
 from fdg.batch.rules.result import shape_of
 from fdg.lowering import host_calls
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.programs import of_agents, on_mesh, one_agent
+from fdg.lowering.programs import on_mesh, rewrite_one_agent, vmapped_program
 from fdg.placing.layout import Layout
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
@@ -48,7 +48,7 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
             axes = (*site.axes, *site.output_axes)
             border = border_bytes(site.jaxpr, [1 if axis is None else group.rows for axis in axes])
         else:
-            jaxpr = of_agents(site.jaxpr, plan.agents_here, plan.together)
+            jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
         found.append(Placed(site, group, work, border))
     return tuple(found)
@@ -90,7 +90,7 @@ def on_group(
     if (together := plan.together) is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
         agents = PartitionSpec(SEED)
-        one = one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
+        one = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
         function = jax.shard_map(
             mapped(core.jaxpr_as_fun(one), together, together),
             mesh=mesh,

@@ -36,7 +36,14 @@ from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import check_all_busy, ready, too_small_micro_batch
-from fdg.training.starting import Weights, begin_with, compiled_and_begun, open_run, read_weights, run_title
+from fdg.training.starting import (
+    Weights,
+    compile_and_init,
+    load_weights_into,
+    open_run,
+    read_weights,
+    run_title,
+)
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
 from fdg.training.sweep_results import write_sweep
@@ -310,10 +317,10 @@ class _Session:
             if latest < job.num_iterations:
                 engine.compile()
         else:
-            state = compiled_and_begun(engine, job.seed)
+            state = compile_and_init(engine, job.seed)
             if self.weights is not None:
-                state = begin_with(self.weights, engine, state)
-                self.say(self.weights.said)
+                state = load_weights_into(self.weights, engine, state)
+                self.say(self.weights.message)
         jax.block_until_ready(state)
         return state, time.perf_counter() - begun
 

@@ -87,7 +87,7 @@ def threads_of(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
         # Collectives of several programs are unordered; with sharded parameters, their order is unknown.
         in_order = len(groups) <= 1 and not any(group.shards for group in groups)
         return threads_for(devices, in_order)
-    return 1 if (graph.agents or 1) * jaxprs.largest_operation(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
+    return 1 if (graph.agents or 1) * jaxprs.largest_cost(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
 
 
 def available_devices(count: int | None) -> list[jax.Device]:

@@ -111,10 +111,10 @@ class Weights:
     """Weights of an earlier run that initialise a new one."""
 
     arrays: dict[int, np.ndarray]  # arrays on the host, by the position of the leaf in the algorithm's state
-    said: str  # a line to print: where they come from
+    message: str  # a line to print: where they come from
 
 
-def compiled_and_begun(engine: fdg.Engine, seed: int) -> Any:
+def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
     """Returns the engine's initial state; compiles the training programs at the same time."""
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(engine.compile)
@@ -157,7 +157,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     return Weights(jax.device_get(arrays), f"{said}, iteration {earlier.iteration:,}")
 
 
-def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
+def load_weights_into(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
     """Replaces leaves of the engine's initial state by the weights."""
     leaves, structure = jax.tree.flatten(state)
     own = range(len(jax.tree.leaves(engine.algorithm_state(state))))

@@ -13,7 +13,7 @@ import policies
 from fdg import jaxprs
 from fdg.agents import mapped
 from fdg.batch.gradients import gradient_bytes
-from fdg.lowering.programs import by_groups
+from fdg.lowering.programs import in_chunks
 from fdg.placing import agents_per_device
 from fdg.placing.agents_per_device import agents_together
 from fdg.running import metrics
@@ -92,7 +92,7 @@ def counting(leaves, buffers, first):
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_a_group_after_another(together):
     """Agents that start from 0, 10, 20 and 30: each group writes its own columns."""
-    leaves, buffers = by_groups(counting, 4, together)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
+    leaves, buffers = in_chunks(counting, 4, together)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
     assert leaves[0].tolist() == [2, 12, 22, 32]
     assert buffers[0].tolist() == [[1, 11, 21, 31], [2, 12, 22, 32]]
     shapes = []
@@ -158,7 +158,7 @@ def test_small_operations_are_shared_by_all(monkeypatch):
     for cores in (1, 3):
         for more, chosen in ((0, 2), (1, 12)):
             graph = gradient_of(1)
-            operations = cores * jaxprs.operations_of(jaxprs.open_jaxpr(graph.jaxpr))
+            operations = cores * jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
             monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 2 * BYTES // operations + more)
             assert agents_together(graph, 12, on_cpu=True, cores=cores) == chosen
 
@@ -167,7 +167,7 @@ def test_operations_of_loops_count_as_often_as_they_run():
     def three_times(x):
         return jax.lax.scan(lambda x, _: (jnp.sin(x) * 2, None), x + 1, length=3)[0]
 
-    assert jaxprs.operations_of(jax.make_jaxpr(three_times)(1.0).jaxpr) == 1 + 3 * 2
+    assert jaxprs.equation_count(jax.make_jaxpr(three_times)(1.0).jaxpr) == 1 + 3 * 2
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_the_largest_operation_by_hand():
         return y @ w
 
     traced = jax.make_jaxpr(jax.jit(program))
-    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
-    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
+    assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
+    assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
 
 
 def test_a_run_keeps_to_its_choice(tmp_path):

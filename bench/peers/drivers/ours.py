@@ -18,7 +18,7 @@ from bench.peers.serve import Stopwatch
 from fdg.commands.parse import parse
 from fdg.training.job import Job
 from fdg.training.settling import ready
-from fdg.training.starting import compiled_and_begun
+from fdg.training.starting import compile_and_init
 
 
 def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
@@ -27,7 +27,7 @@ def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     settled = ready(job)
     job = settled.job
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, settled.graph)
-    return job, engine, jax.block_until_ready(compiled_and_begun(engine, 0))
+    return job, engine, jax.block_until_ready(compile_and_init(engine, 0))
 
 
 def prepare(config: dict[str, Any]):

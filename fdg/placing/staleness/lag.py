@@ -83,7 +83,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     older, first = divmod(lag, trips)
     if not first:
         return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
-    cut, border, count = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
+    cut, before, count = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
     cut = dataclasses.replace(
         cut,
         parameter_rules=graph.parameter_rules,
@@ -91,8 +91,8 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
         agents=graph.agents,
     )
     names = [fragment.name for fragment in cut.fragments]
-    ages = {name: older + (i < border) for i, name in enumerate(names)}
-    return cut, Ages(ages, lag, trips, frozenset(names[border : border + count]))
+    ages = {name: older + (i < before) for i, name in enumerate(names)}
+    return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
 
 
 _CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(most=32)
@@ -114,13 +114,13 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     inside_it = len(fragments_in([scan]))
-    count, border = 0, 0
+    count, before = 0, 0
 
     def rule(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
-        nonlocal count, border
+        nonlocal count, before
         for eqn in block.eqns:
             if eqn is scan:
-                border = count + inside_it
+                before = count + inside_it
                 yield from _in_two(eqn, first)
             elif list(_scans([eqn], actors)):
                 yield inside(eqn, how=object())
@@ -129,7 +129,7 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
                 count += len(fragments_in([eqn]))
 
     jaxpr = jaxprs.rewrite_blocks(graph.jaxpr, rule)
-    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), border, inside_it
+    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), before, inside_it
 
 
 def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
