@@ -26,7 +26,7 @@ from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.networks import NETWORK, Network
 from algos.on_policy import LEARNED, Trajectory
 from algos.optimizers import ClippedOptimizer, Epochs
-from algos.recurrent import as_recurrent, recurrent_actor_critic
+from algos.recurrent import Output, as_recurrent, recurrent_actor_critic
 from algos.rollout import (
     Actor,
     Recollection,
@@ -37,7 +37,16 @@ from algos.rollout import (
     values_after,
 )
 from algos.values import MemorySizes, Normalizers, Transforming
-from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep, features_and_mask
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    features_and_mask,
+    num_agents,
+)
 from fdg.arguments import check_members
 from fdg.settings.fields import hyperparameter, require, require_positive
 

@@ -37,7 +37,7 @@ from envs.host import HostEnvironment, make_from
 from envs.pools import Failure, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
-from fdg.errors import FdgError, HostError, nearest, raised
+from fdg.errors import FdgError, HostError, raised
 
 PREFIX = "gymnasium:"
 
