@@ -18,7 +18,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.arguments import check_takes, checked, quoted
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, PlanError
 
@@ -210,7 +210,7 @@ def iterate_all(
       state: the pytree of its state, of shapes; `axes` are the batch axes of its leaves.
       between: what agents copy after it.
     """
-    alone = draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # under vmap agents would share these draws
+    alone = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # under vmap agents would share these draws
     iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if alone else count)
     return iterate if between is None else exchanging(iterate, state, axes, between)
 

@@ -1,6 +1,6 @@
 """`python -m fdg.calibrate`: measures this machine's rates, which `--policy auto` and predictions go by."""
 
-from fdg.commands.calibrate import main
+from fdg.commands.calibrate_machine import main
 from fdg.process_exit import exit_with
 
 if __name__ == "__main__":

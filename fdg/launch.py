@@ -1,6 +1,6 @@
 """`python -m fdg.launch --num-processes N`: `fdg.train` as several processes on this machine."""
 
-from fdg.commands.launch import main
+from fdg.commands.launch_processes import main
 from fdg.process_exit import exit_with
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class WithoutRule(NamedTuple):
         )
 
 
-def predict(
+def predict_exchanges(
     jaxpr: Any,
     input_axes: Sequence[Axis] = (),
     devices: int | None = None,

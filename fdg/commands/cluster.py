@@ -11,8 +11,8 @@ from fdg.commands.cluster_file import read_cluster
 from fdg.commands.cluster_report import Point, draw_sweep, point, points_report
 from fdg.commands.flags import Flag
 from fdg.costs.choosing import Choice, check_memory
+from fdg.costs.choosing_lag import quickest_lag
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
-from fdg.costs.lag import quickest_lag
 from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
 from fdg.training.job import Job, steps_of

@@ -54,7 +54,7 @@ class CommandLine:
     def __init__(self, argv: Sequence[str], more: Sequence[Flag] = ()):
         self._argv, self._words = argv, Words(argv)
         self.given = self._words.take(JobFlags().parser(more=more, add_help=False))
-        distributed.check(self.given)
+        distributed.check_flags(self.given)
 
     def join(self) -> None:
         """Joins a multi-process run if the command line says so; before `job`, which may start JAX."""

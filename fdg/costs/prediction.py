@@ -157,7 +157,7 @@ class _Model:
     def transfer(self, move: Move) -> traffic.Sent:
         """The cost of one transfer."""
         source, target = self.groups[move.source], self.groups[move.target]
-        return traffic.transfer(move, source.devices, target.devices, self.cluster)
+        return traffic.transfer_cost(move, source.devices, target.devices, self.cluster)
 
     def costs(self) -> dict[Step, Cost]:
         """The costs of every call and move of the schedule."""

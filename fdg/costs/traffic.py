@@ -67,7 +67,7 @@ def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> Non
     parts[bandwidth] = parts.get(bandwidth, 0.0) + size / link.bandwidth.value
 
 
-def transfer(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
+def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
     """The cost of one transfer between groups."""
     total = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
     homes = [device // cluster.devices_per_host for device in (*source, *target)]

@@ -1,7 +1,7 @@
 """Jaxprs: reading them (`read`), counting (`count`), rewriting (`rewrite`), interpreting (`interpret`)."""
 
 from fdg.jaxprs.count import equation_count, equation_flops, flops_of, largest_cost
-from fdg.jaxprs.interpret import bind, control_flow, evaluate, run_bodies
+from fdg.jaxprs.interpret import bind, control_flow, evaluate_jaxpr, run_bodies
 from fdg.jaxprs.read import (
     Body,
     as_call,

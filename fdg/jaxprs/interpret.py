@@ -8,7 +8,7 @@ call with the given functions as bodies, so that the interpreter applies inside:
         return run_bodies(eqn, functions, values) if functions else bind(eqn, values)
 
     def run(closed, values):
-        return evaluate(open_jaxpr(closed), constants_of(closed), values, equation)
+        return evaluate_jaxpr(open_jaxpr(closed), constants_of(closed), values, equation)
 
 Values may be any pytree of arrays.
 """
@@ -25,7 +25,7 @@ Function: TypeAlias = Callable[[Any], Any]
 """From a list of values to a list of values."""
 
 
-def evaluate(
+def evaluate_jaxpr(
     jaxpr: core.Jaxpr,
     constants: Sequence[Any],
     values: Sequence[Any],

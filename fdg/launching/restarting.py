@@ -86,7 +86,9 @@ class Launcher(Protocol):
         """Starts `fdg.train` with these words in each process, and waits for their end."""
 
 
-def carry_out(launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int) -> int:
+def run_with_restarts(
+    launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int
+) -> int:
     """Runs, and restarts after failures.
 
     `words` takes the original number of processes, the current number, and whether this is a restart. Returns

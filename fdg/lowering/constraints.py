@@ -73,12 +73,12 @@ def constrain(
 ) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
-    The result's collectives are those of `exchanges.predict(jaxpr, axes, rows, output_axes)`, with the mesh's
-    number of rows; with `specs` also those that XLA adds for sharded parameters. `axes` are the batch axes of
-    its first inputs, and `output_axes` those to reshard its outputs to; None leaves them. The mesh's axis
-    `BATCH` divides the batch of every border. If parameters are sharded, `specs` are those of the first
-    inputs. Then only batch axes are constrained, and parameters are gathered over the batch's mesh axis where
-    they meet; XLA decides the rest.
+    The result's collectives are those of `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)`, with
+    the mesh's number of rows; with `specs` also those that XLA adds for sharded parameters. `axes` are the
+    batch axes of its first inputs, and `output_axes` those to reshard its outputs to; None leaves them. The
+    mesh's axis `BATCH` divides the batch of every border. If parameters are sharded, `specs` are those of the
+    first inputs. Then only batch axes are constrained, and parameters are gathered over the batch's mesh axis
+    where they meet; XLA decides the rest.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)

@@ -18,7 +18,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.jax_internals import ClosedJaxpr
 
 
@@ -56,7 +56,7 @@ class _Parts(NamedTuple):
 def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
     """A scan as a call before it and a scan over the call's results; None if nothing is hoisted."""
     (body,) = jaxprs.bodies(eqn)
-    if draws_from_the_batch(body.jaxpr):
+    if has_draws_from_the_batch(body.jaxpr):
         return None
     constants = _constants(eqn)
     carried = {i for i, _ in body.carry}

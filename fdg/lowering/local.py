@@ -45,7 +45,7 @@ class Local:
         def run(step: Any, values: list[Any]) -> list[Any]:
             return self.step(step[0], self._parts(values, step[1]))
 
-        return self._parts(jaxprs.evaluate(flow.jaxpr, consts, values, run, steps), flow.sliced)
+        return self._parts(jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, steps), flow.sliced)
 
     def _bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))

@@ -15,7 +15,7 @@ from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.batch.gradients import gradient_bytes
 from fdg.batch.lengths import divisors
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
@@ -30,7 +30,7 @@ def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
 
     `agents` are those of each device.
     """
-    if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
+    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
         return 1
     if agents == 1 or not on_cpu or graph.between_agents is not None:  # those of a population keep step
         return agents

@@ -170,7 +170,7 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
     }
 
 
-def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
+def largest_dividing(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
     """The group with the largest number of its devices that divides every batch; all if none has one."""
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(

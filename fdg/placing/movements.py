@@ -62,7 +62,7 @@ def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Moveme
     ]
 
 
-def transfer(move: Move, times: int) -> Movement:
+def transferred(move: Move, times: int) -> Movement:
     """A transfer of a schedule that runs some times in an iteration."""
     changes = move.changes or [None] * len(move.pairs)
     size = sum(

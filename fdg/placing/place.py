@@ -7,7 +7,7 @@ else is derived from the graph, so planning needs no devices:
     assign, fit                  act, step -> actors; learn -> learners; device 2 is idle for a batch of 64
     delay                        the iteration with the policy's staleness
     open, partition              a schedule: actors run act+step, a transfer, learners run learn, a transfer
-    predict                      the collectives of each program
+    predict_exchanges            the collectives of each program
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from fdg import jaxprs
 from fdg.agents import of_seeds
 from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
-from fdg.batch.exchanges import WithoutRule, predict
+from fdg.batch.exchanges import WithoutRule, predict_exchanges
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import common_cores
 from fdg.errors import PlanError
@@ -35,7 +35,7 @@ from fdg.placing.agents_per_device import (
 from fdg.placing.assignment import (
     assign,
     check_placement,
-    fitted,
+    largest_dividing,
     largest_divisor,
     merge_shared,
     warn_of_near_roles,
@@ -111,7 +111,7 @@ def place(
     assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
-        fitted(
+        largest_dividing(
             with_rules(group, graph, policy),
             [f for f in graph.fragments if assignment[f.name] == group],
             policy,
@@ -269,7 +269,9 @@ def _exchanged(
         return (), ()
     unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
     ends = tuple(inputs), tuple(outputs)
-    collectives, whole = _EXCHANGED(jaxpr, (unit, *ends), lambda: predict(jaxpr, ends[0], unit, ends[1]))
+    collectives, whole = _EXCHANGED(
+        jaxpr, (unit, *ends), lambda: predict_exchanges(jaxpr, ends[0], unit, ends[1])
+    )
     return collectives, tuple(map(str, whole))
 
 

@@ -49,7 +49,7 @@ def initialize(
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    check(given)
+    check_flags(given)
     if _peers is not None:
         raise FdgError("distributed.initialize was called before")
     local_device_ids = None
@@ -85,7 +85,7 @@ def initialize(
     cores.share_among(_most_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
 
 
-def check(given: Mapping[str, Any]) -> None:
+def check_flags(given: Mapping[str, Any]) -> None:
     """Checks the flags of a multi-process run."""
     names = ("coordinator_address", "num_processes", "process_id")
     there = [name for name in names if given.get(name) is not None]

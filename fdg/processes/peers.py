@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from fdg.addresses import split_address
 from fdg.errors import FdgError
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
-from fdg.processes.rendezvous import Hello, Rendezvous, connect
+from fdg.processes.rendezvous import Hello, Rendezvous, connect_to_first
 
 JOIN_SECONDS = 300.0  # in which all processes must connect; JAX's default
 GRACE_SECONDS = 3.0  # for a process to clean up after another one is lost
@@ -194,7 +194,7 @@ class Peers:
     def _connect(self, host: str, port: int) -> tuple[Line, Any]:
         """Connects to process 0, and waits until all processes have joined. For the other processes."""
         hello = Hello(self.who, self.index, self.count)._asdict()
-        line = connect(host, port, JOIN_SECONDS)
+        line = connect_to_first(host, port, JOIN_SECONDS)
         try:
             line.send(HELLO, json.dumps(hello).encode())
             kind, data = line.read(JOIN_SECONDS, 1)

@@ -90,7 +90,7 @@ class Rendezvous:
             self._places.release()
 
 
-def connect(host: str, port: int, seconds: float) -> Line:
+def connect_to_first(host: str, port: int, seconds: float) -> Line:
     """Connects to process 0; retries until it listens. For the other processes."""
     deadline = time.monotonic() + seconds
     while True:

@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG
@@ -34,7 +34,7 @@ def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[An
         last = max((i for i, eqn in enumerate(jaxpr.eqns) if fragments_in([eqn])), default=-1)
         head = jaxpr.replace(eqns=jaxpr.eqns[: last + 1], outvars=[])
         steps = [(eqn, i < last) for i, eqn in enumerate(head.eqns)]
-        jaxprs.evaluate(head, jaxprs.constants_of(closed), values, equation, steps)
+        jaxprs.evaluate_jaxpr(head, jaxprs.constants_of(closed), values, equation, steps)
 
     def equation(step: tuple[core.JaxprEqn, bool], values: list[Any]) -> Sequence[Any]:
         eqn, is_read = step
@@ -67,6 +67,6 @@ def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]
 
     if graph.agents is not None:
         one = run
-        in_turn = draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr))
+        in_turn = has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr))
         run = (lambda leaves: jax.lax.map(one, leaves)) if in_turn else jax.vmap(one)
     return jax.jit(run)(list(leaves))

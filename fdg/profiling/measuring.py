@@ -22,7 +22,7 @@ from fdg.profiling.fragments import Placed, placed, programs
 from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
-from fdg.profiling.work import Product, Work, total
+from fdg.profiling.work import Product, Work, sum_of_work
 from fdg.showing.plan_outline import in_parts
 from fdg.showing.words import ancestors
 
@@ -148,7 +148,7 @@ def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates |
 def _per_iteration(fragments: Sequence[Placed]) -> Work:
     """The work of an iteration; nested fragments count in their parent on the same group."""
     names = {one.site.fragment.name for one in fragments}
-    return total(
+    return sum_of_work(
         (one.work, one.site.fragment.calls_per_iteration)
         for one in fragments
         if one.site.fragment.parent not in names

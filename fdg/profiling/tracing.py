@@ -32,7 +32,7 @@ class TracedOperation(NamedTuple):
     duration: float
 
 
-def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
+def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Path | None:
     """Traces one iteration from a state, which is copied. A collective: all processes call it.
 
     Args:

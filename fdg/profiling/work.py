@@ -92,10 +92,10 @@ class Work:
 
     def times(self, count: int) -> "Work":
         """The work of `count` runs."""
-        return total([(self, count)])
+        return sum_of_work([(self, count)])
 
 
-def total(parts: Iterable[tuple[Work, int]]) -> Work:
+def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
     """The sum of several pieces of work, each with a count."""
     parts = list(parts)
 
@@ -133,7 +133,9 @@ class _Walk:
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
         pairs = zip(jaxpr.eqns, steps, strict=True)
-        return self.known(flow or jaxpr, None, lambda: total((self.equation(*pair), 1) for pair in pairs))
+        return self.known(
+            flow or jaxpr, None, lambda: sum_of_work((self.equation(*pair), 1) for pair in pairs)
+        )
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
@@ -151,7 +153,7 @@ class _Walk:
         if eqn.primitive.name == "cond":
             most = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
             return dataclasses.replace(most, exact=len(bodies) == 1 and most.exact)
-        whole = total((work, 1) for work in inner)
+        whole = sum_of_work((work, 1) for work in inner)
         loops = eqn.primitive.name in ("scan", "while")
         return dataclasses.replace(
             whole,

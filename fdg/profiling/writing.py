@@ -12,7 +12,7 @@ from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.profiling.measuring import profile as measure
 from fdg.profiling.report import Profile
-from fdg.profiling.tracing import trace
+from fdg.profiling.tracing import profile_iteration
 from fdg.profiling.work import Work
 from fdg.showing.bars import timeline_svg, timeline_trace
 
@@ -76,12 +76,12 @@ def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
 def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     profile = measure(engine, state)
     if not distributed.is_first():
-        trace(engine, state, None)
+        profile_iteration(engine, state, None)
         return []
     directory = files.make_folder(run / DIRECTORY)
     files.write(directory / "profile.txt", f"{profile}\n".encode())
     files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
-    perfetto = trace(engine, state, directory)
+    perfetto = profile_iteration(engine, state, directory)
     return [
         f"\n{profile}\n",
         f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",

@@ -123,7 +123,7 @@ def title(plan: Plan) -> str:
     return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
 
 
-def per_device(plan: Plan, fragment: Fragment) -> int | None:
+def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
     """The batch size (or the number of agents) of one device."""
     share = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
     return None if share is None else share // plan.group_of(fragment.name).rows

@@ -16,11 +16,11 @@ from fdg.showing.plan_outline import (
     RunLine,
     Trips,
     amount,
+    batch_per_device,
     from_to,
     in_parts,
     notes,
     outline,
-    per_device,
     title,
 )
 from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed_within, quantity
@@ -211,7 +211,7 @@ class _Drawing:
     def _fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
         canvas.box(x, y, width, _ROW - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
         canvas.box(x, y, 4, _ROW - 5, _STRONG.get(f.role, "#8c8c8c"), "none", rx="2")
-        share = per_device(self.plan, f)
+        share = batch_per_device(self.plan, f)
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
         canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
         unit = "agents" if self.plan.graph.agents is not None else "batch"

@@ -8,11 +8,11 @@ from fdg.showing.plan_outline import (
     Crossing,
     Line,
     Trips,
+    batch_per_device,
     crossings,
     from_to,
     notes,
     outline,
-    per_device,
     title,
 )
 from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
@@ -26,7 +26,7 @@ def plan_text(plan: Plan) -> str:
     split = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows = []
     for f in plan.graph.fragments:
-        group, share = plan.group_of(f.name), per_device(plan, f)
+        group, share = plan.group_of(f.name), batch_per_device(plan, f)
         indent = "  " * len(ancestors(plan.graph, f.name))
         rows.append(
             (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),

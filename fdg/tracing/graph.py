@@ -130,7 +130,7 @@ class FDG(Drawable):
 # --- checking ---
 
 
-def check(graph: FDG) -> None:
+def check_graph(graph: FDG) -> None:
     """Checks the graph's invariants."""
     by_name: dict[str, Fragment] = {}
     producer: dict[int, Fragment] = {}

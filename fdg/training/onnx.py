@@ -145,7 +145,7 @@ def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
 
     jax2onnx 0.13 supports no loops, and only simple operations in functions with custom gradients.
     """
-    return jaxprs.evaluate(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _equation)
+    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _equation)
 
 
 def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from fdg import costs, files, jaxprs
 from fdg.cores import usable_cores
 from fdg.costs.candidate_times import measured
 from fdg.costs.choosing import Choice
-from fdg.costs.lag import quickest_lag
+from fdg.costs.choosing_lag import quickest_lag
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError, listed
 from fdg.lowering.host_calls import calls_host

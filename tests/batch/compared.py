@@ -8,7 +8,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import unexplained
-from fdg.batch.exchanges import predict
+from fdg.batch.exchanges import predict_exchanges
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 
@@ -37,7 +37,7 @@ def compiled(function, axes, devices, *arguments):
 def assert_as_predicted(function, axes, devices, *arguments):
     """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted, _ = predict(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
+    predicted, _ = predict_exchanges(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
     assert not unexplained(measured, predicted)

@@ -13,7 +13,7 @@ import fdg
 import policies
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import Collective, unexplained
-from fdg.batch.exchanges import WithoutRule, predict
+from fdg.batch.exchanges import WithoutRule, predict_exchanges
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
@@ -112,7 +112,7 @@ def test_one_operation(name):
     function, shapes, expected = CASES[name]
     others = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     axes = [0, 0] if name == "contraction" else [0]
-    found, _ = predict(jax.make_jaxpr(function)(X, *others), axes)
+    found, _ = predict_exchanges(jax.make_jaxpr(function)(X, *others), axes)
     assert [(c.kind, c.bytes, c.calls) for c in found] == expected
 
 
@@ -132,7 +132,7 @@ def test_fragments_and_what_is_between_them(count, devices):
 
     x, square = numbers(B, F), numbers(B, B)
     jaxpr = jax.make_jaxpr(program)(x, square)
-    assert predict(jaxpr, [0, 0])[0] == (
+    assert predict_exchanges(jaxpr, [0, 0])[0] == (
         Collective("all-gather", 2 * WHOLE, 1, ("flip",)),
         Collective("all-gather", WHOLE, 1),
         Collective("all-reduce", 4, 1),
@@ -297,7 +297,7 @@ def test_any_program_exchanges_what_is_predicted(pieces, differentiated):
     arguments = [0.3 * numbers(*shape) for shape in shapes]
     function = gradient if differentiated else program
     jaxpr, compiled_, _ = compiled(function, [0, 1, None], jax.devices("cpu")[:4], *arguments)
-    predicted, _ = predict(jaxpr, [0, 1, None])
+    predicted, _ = predict_exchanges(jaxpr, [0, 1, None])
     measured = hlo.read_collectives(compiled_.as_text())
     assert totals(measured) == totals(predicted)
     assert not unexplained(measured, predicted)
@@ -356,7 +356,7 @@ def test_operations_without_a_rule_are_listed():
         return rows, jnp.sort(x, 0), jnp.fft.fft(x, axis=1), wide
 
     jaxpr = jax.make_jaxpr(program)(X)
-    assert predict(jaxpr, [0])[1] == (
+    assert predict_exchanges(jaxpr, [0])[1] == (
         WithoutRule("ragged_dot_general", "ragged", WHOLE, 3),
         WithoutRule("ragged_dot_general", None, WHOLE, 1),
     )
@@ -384,7 +384,7 @@ def test_what_a_rule_says(name):
     function, expected = RULED[name]
     jaxpr = jax.make_jaxpr(function)(X)
     assert batch_flow.axes(jaxpr, [0]) == expected
-    assert predict(jaxpr, [0])[1] == ()
+    assert predict_exchanges(jaxpr, [0])[1] == ()
 
 
 @pytest.mark.parametrize("of_kernel", [False, True])

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import algos
 import policies
-from fdg.commands import calibrate, cluster, launch, using
+from fdg.commands import calibrate_machine, cluster, launch_processes, using
 from fdg.commands.flags import Flag, JobFlags, fields_of
 from fdg.kinds import is_tuple, shown
 from fdg.training.settings import Processes
@@ -135,7 +135,7 @@ def draw_line(draw: random.Random) -> tuple[str, list[str]]:
                 *draw.choices(("run", "damaged", "nowhere", ""), k=2),
                 *_some(draw, using.COMMANDS["diff"].flags, 4),
             ]
-        return command, _some(draw, calibrate.FLAGS, 3)
+        return command, _some(draw, calibrate_machine.FLAGS, 3)
     words = draw_words(draw)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     if any("tests.tiny:" in word for word in words) and not names & PROCESSES:
@@ -172,7 +172,7 @@ def draw_using(draw: random.Random, command: str) -> list[str]:
 def draw_launch(draw: random.Random) -> list[str]:
     """The launcher's own flags, and a job's after `--` or right behind."""
     between = ["--"] if draw.random() < 0.7 else []
-    return [*_some(draw, launch.FLAGS, 3), *between, *draw_words(draw)]
+    return [*_some(draw, launch_processes.FLAGS, 3), *between, *draw_words(draw)]
 
 
 def _some(draw: random.Random, flags: Sequence[Flag], below: int) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 import policies
 from fdg.commands import parse as command_line
-from fdg.commands.calibrate import main as calibrate_main
+from fdg.commands.calibrate_machine import main as calibrate_main
 from fdg.commands.cli import plan_main, train_main
 from tests.refusing import refused
 

@@ -6,7 +6,7 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
-from fdg.commands.calibrate import main as calibrate_main
+from fdg.commands.calibrate_machine import main as calibrate_main
 from fdg.commands.cli import plan_main, train_main
 from fdg.costs import machine
 from tests.refusing import refused
@@ -115,7 +115,7 @@ def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, mon
     """A device or a pipe does not become a file (who is root would lose /dev/null), nor a link its own."""
     here = machine.fingerprint("cpu")
     found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)
-    monkeypatch.setattr("fdg.commands.calibrate.calibrate", lambda *_: found)
+    monkeypatch.setattr("fdg.commands.calibrate_machine.calibrate", lambda *_: found)
     out, target = tmp_path / "out", tmp_path / "target"
     target.write_text("before")
     if kind == "pipe":

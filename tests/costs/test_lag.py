@@ -8,7 +8,7 @@ import pytest
 
 import fdg
 import policies
-from fdg.costs.lag import quickest_lag
+from fdg.costs.choosing_lag import quickest_lag
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError
 from tests.costs.machines import cluster, link

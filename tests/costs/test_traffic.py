@@ -7,7 +7,7 @@ import pytest
 import fdg
 import policies
 from fdg.batch.collective import Collective
-from fdg.costs.traffic import Handling, collective, handling, transfer
+from fdg.costs.traffic import Handling, collective, handling, transfer_cost
 from fdg.placing.layout import Layout, route
 from fdg.running.exchange import rounds
 from tests.costs.machines import cluster, link
@@ -57,7 +57,7 @@ def test_what_crosses_from_process_to_process_is_a_collective(hosts, seconds):
     move = types.SimpleNamespace(pairs=[(value, value)])
     inside = link("inside", latency=2e-3, call=5e-3)
     between = link("between", latency=4e-3, bandwidth=2e9, call=7e-3)
-    found = transfer(move, [0], [1], cluster(2, hosts, inside=inside, between=between))
+    found = transfer_cost(move, [0], [1], cluster(2, hosts, inside=inside, between=between))
     assert found.seconds == pytest.approx(seconds)
     assert (found.inside, found.between) == ((10**6, 0) if hosts == 1 else (0, 10**6))
 

@@ -103,7 +103,7 @@ def interpreted(closed, values, of_sin=jnp.sin):
         ]
         return jaxprs.run_bodies(eqn, functions, values) if functions else jaxprs.bind(eqn, values)
 
-    return jaxprs.evaluate(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, equation)
+    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, equation)
 
 
 def flattened(x):

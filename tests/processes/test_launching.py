@@ -10,7 +10,7 @@ import time
 import pytest
 
 from fdg import ray_cluster
-from fdg.commands import launch
+from fdg.commands import launch_processes
 from fdg.launching import ray_host
 from fdg.launching.restarting import Ending, Process, ending_of
 from fdg.process_exit import TIED
@@ -75,7 +75,7 @@ class Engine:
 def engine(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     engine = Engine()
-    monkeypatch.setattr(launch, "Here", lambda count: engine)
+    monkeypatch.setattr(launch_processes, "Here", lambda count: engine)
     return engine
 
 
@@ -86,7 +86,7 @@ def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
         (tmp_path / "run").mkdir(exist_ok=True) or (tmp_path / "run" / "config.json").write_text(config)
     )
     words = "--env Pendulum-v1 --devices 8 --hidden 64 64 --config old.json --out run"
-    assert launch.main(["--restarts", "1", *words.split()]) == 0
+    assert launch_processes.main(["--restarts", "1", *words.split()]) == 0
     assert engine.words == [
         words.split(),
         "--env Pendulum-v1 --hidden 64 64 --resume run --devices 4".split(),
@@ -96,7 +96,8 @@ def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
 
 
 def test_a_run_that_had_not_begun_begins_again(engine):
-    assert launch.main("--restarts 3 -- --env Pendulum-v1 --algo sac --seed 5 --devices 8".split()) == 0
+    words = "--restarts 3 -- --env Pendulum-v1 --algo sac --seed 5 --devices 8"
+    assert launch_processes.main(words.split()) == 0
     first, second = engine.words
     assert first[:-1] == "--env Pendulum-v1 --algo sac --seed 5 --devices 8 --out".split()
     assert first[-1].startswith("runs/Pendulum-v1-sac-5-")
@@ -104,7 +105,7 @@ def test_a_run_that_had_not_begun_begins_again(engine):
 
 
 def test_without_restarts_the_words_are_as_given(engine):
-    assert launch.main("--num-steps 4 --resume runs/old".split()) == 137
+    assert launch_processes.main("--num-steps 4 --resume runs/old".split()) == 137
     assert engine.words == ["--num-steps 4 --resume runs/old".split()]
 
 
@@ -117,7 +118,7 @@ def test_processes_that_die_are_started_again(python, monkeypatch, tmp_path, cap
         "if [ $last = 1 ] && [ ! -e again ]; then touch again; kill -9 $$; fi\n[ -e again ] || exec sleep 9\n"
     )
     monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.5)
-    assert launch.main("--restarts 1 --out run".split()) == 0
+    assert launch_processes.main("--restarts 1 --out run".split()) == 0
     assert len((tmp_path / "words1").read_text().splitlines()) == 2
     err = capfd.readouterr().err
     assert "error: process 1 (host " in err and "was killed by SIGKILL\nrestart 1 of 1, with 2 proc" in err
@@ -133,7 +134,7 @@ def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.3)
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", seconds)
-    assert launch.main([]) == 1
+    assert launch_processes.main([]) == 1
     err = capfd.readouterr().err
     assert err.startswith("error: process 1 (host ") and "is gone: it was stopped by a signal" in err
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
@@ -142,7 +143,7 @@ def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkey
 def test_a_process_that_goes_on_after_a_stop_is_no_loss(python, monkeypatch, capfd):
     python("[ $last = 0 ] && sleep 0.5 && exit 0\n(sleep 0.2; kill -CONT $$) &\nkill -STOP $$\nsleep 0.5\n")
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", 0.4)
-    assert launch.main([]) == 0
+    assert launch_processes.main([]) == 0
     assert capfd.readouterr().err == ""
 
 
@@ -152,7 +153,7 @@ def test_a_process_that_goes_on_after_a_stop_is_no_loss(python, monkeypatch, cap
 )
 def test_what_is_wrong_for_all_is_said_once(statuses, said, python, capfd):
     python(f"set {statuses} $@\nshift $last\n[ $1 = 0 ] || echo error: of $last >&2\nexit $1\n")
-    assert launch.main([]) in map(int, statuses.split())
+    assert launch_processes.main([]) in map(int, statuses.split())
     assert capfd.readouterr().err == said
 
 
@@ -176,12 +177,12 @@ ERRORS = {
 
 @pytest.mark.parametrize("words", ERRORS)
 def test_bad_flags_get_one_line(words, capsys):
-    assert refused(capsys, words, launch.main).startswith(f"error: {ERRORS[words]}")
+    assert refused(capsys, words, launch_processes.main).startswith(f"error: {ERRORS[words]}")
 
 
 def test_ray_that_is_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
-    assert launch.main(["--ray"]) == 2
+    assert launch_processes.main(["--ray"]) == 2
     assert capsys.readouterr().err == "error: Ray is not installed: pip install 'fdg[ray]'\n"
 
 
@@ -192,7 +193,7 @@ def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch, tmp_path, caps
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {"localhost:2"})
-    assert launch.main(["--ray"]) == 2
+    assert launch_processes.main(["--ray"]) == 2
     assert capsys.readouterr().err.startswith("error: RAY_ADDRESS=auto: this machine is in no Ray cluster")
 
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from fdg.commands import launch
+from fdg.commands import launch_processes
 from fdg.errors import FdgError
 from fdg.processes import distributed, lines, peers, ports
-from fdg.processes.rendezvous import Hello, Rendezvous, connect
+from fdg.processes.rendezvous import Hello, Rendezvous, connect_to_first
 
 HELLO = json.dumps({"who": "process 1", "process": 1, "processes": 2}).encode()
 
@@ -24,11 +24,11 @@ def port():
 def test_either_may_be_late(port, late):
     """The listener waits for late processes; an early process retries until process 0 listens."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        early = pool.submit(connect, "localhost", port, 10) if late == "listener" else None
+        early = pool.submit(connect_to_first, "localhost", port, 10) if late == "listener" else None
         time.sleep(0.25)
         with Rendezvous("localhost", port) as listener:
             assert early is not None or listener.wait(0.25) is None
-            one = connect("localhost", port, 10) if early is None else early.result(10)
+            one = connect_to_first("localhost", port, 10) if early is None else early.result(10)
             one.send(lines.HELLO, HELLO)
             found = listener.wait(10)
             assert found is not None and found[1] == Hello("process 1", 1, 2) and listener.refused == 0
@@ -38,7 +38,7 @@ def test_either_may_be_late(port, late):
 
 def test_nobody_is_there(port):
     with pytest.raises(FdgError, match=rf"process 0 was not at localhost:{port} within 0 s: .*refused"):
-        connect("localhost", port, 0)
+        connect_to_first("localhost", port, 0)
 
 
 def test_two_listeners_at_one_address(port):
@@ -69,6 +69,6 @@ def test_the_launcher_does_not_wait_for_what_its_processes_leave_behind(python):
     """Here a child that keeps standard error open: what reads it must not keep the launcher alive."""
     python("sleep 3 &")
     before = set(threading.enumerate())
-    assert launch.main(["--num-processes", "2"]) == 0
+    assert launch_processes.main(["--num-processes", "2"]) == 0
     left = set(threading.enumerate()) - before
     assert left and all(thread.daemon for thread in left)

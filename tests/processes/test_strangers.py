@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fdg.addresses import split_address
-from fdg.commands import launch
+from fdg.commands import launch_processes
 from fdg.errors import FdgError
 from fdg.processes import lines, peers, ports, rendezvous
 
@@ -97,7 +97,7 @@ def test_the_launcher_gives_each_run_a_key_of_its_own(python, monkeypatch, capfd
     python("echo $FDG_AUTHKEY")
 
     def keys():
-        assert launch.main(["--num-processes", "2"]) == 0
+        assert launch_processes.main(["--num-processes", "2"]) == 0
         return capfd.readouterr().out.split()
 
     one, two = keys(), keys()

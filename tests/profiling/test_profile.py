@@ -15,7 +15,7 @@ from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
 from fdg.profiling.fragments import placed, programs
 from fdg.profiling.repeating import Sample
-from fdg.profiling.tracing import fragments_of, trace
+from fdg.profiling.tracing import fragments_of, profile_iteration
 from fdg.profiling.writing import as_json
 from tests.oracle.compare import at_most_together
 from tests.tiny import Pupil
@@ -157,14 +157,14 @@ def test_a_trace_says_whose_operations_are(tmp_path, devices):
     # XLA of JAX 0.12 makes one operation of a loop over small arrays.
     engine = fdg.compile(Pupil(num_envs=8192), policies.GPUOnly(), devices[:1])
     state, _ = engine.run(engine.init(0), 1)
-    path = trace(engine, state, tmp_path)
+    path = profile_iteration(engine, state, tmp_path)
     assert {"act", "step", "slope", "update"} <= set(fragments_of([engine.programs[0].hlo()]).values())
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {"act", "step"} <= {event["name"] for event in spans if event["tid"] == 0}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
-    assert trace(engine, state, None) is None
+    assert profile_iteration(engine, state, None) is None
 
 
 def test_training_with_a_profile(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.profiling.work import Product, SizedOperation, Work, total, work_of
+from fdg.profiling.work import Product, SizedOperation, Work, sum_of_work, work_of
 from tests.tiny import Pupil
 
 
@@ -91,7 +91,7 @@ def test_as_much_as_the_graph_says():
 def test_several_pieces():
     product = Product(1, 2, 2, 2, "float32")
     one = Work({"product": 16}, {"product": 48}, {product: 1})
-    both = total([(one, 3), (Work({"sort": 5}, exact=False), 1)])
+    both = sum_of_work([(one, 3), (Work({"sort": 5}, exact=False), 1)])
     assert both == Work({"product": 48, "sort": 5}, {"product": 144}, {product: 3}, False)
     assert one.times(2).products == {product: 2}
     assert str(product) == "2 x 2 x 2" and str(product._replace(batch=4)) == "4 x 2 x 2 x 2"

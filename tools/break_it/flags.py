@@ -19,7 +19,7 @@ from unittest import mock
 import jax
 from jax.extend.backend import clear_backends
 
-from fdg.commands import calibrate, cli, launch, using
+from fdg.commands import calibrate_machine, cli, launch_processes, using
 from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.restarting import Ending
@@ -30,8 +30,8 @@ SECONDS = 120  # of work, in which a command line is done
 MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "train": cli.train_main,
     "plan": cli.plan_main,
-    "launch": launch.main,
-    "calibrate": calibrate.main,
+    "launch": launch_processes.main,
+    "calibrate": calibrate_machine.main,
     **using.COMMANDS,
     "diff": using.COMMANDS["diff"],
 }
@@ -115,9 +115,9 @@ def _rough(*_: Any) -> machine.Calibration:
 def _at_once(folder: str) -> Iterator[None]:
     """Nothing is started or measured, and what is kept for a user is kept in a folder."""
     with (
-        mock.patch.object(launch, "Here", _PlansOnly),
+        mock.patch.object(launch_processes, "Here", _PlansOnly),
         mock.patch.object(on_ray, "OnRay", _PlansOnly),
-        mock.patch.object(calibrate, "calibrate", _rough),
+        mock.patch.object(calibrate_machine, "calibrate", _rough),
         mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}),
     ):
         yield

@@ -3,13 +3,13 @@
 from typing import Any
 
 from fdg import jaxprs
-from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Of the declared splits, takes the one that most operands have; others are gathered or sliced."""
-    if draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
+    if has_draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 
     def fitting(split: Any) -> int:

@@ -23,7 +23,7 @@ def creates(eqn: Any, axis: Axis) -> bool:
     )
 
 
-def draws_from_the_batch(jaxpr: Any) -> bool:
+def has_draws_from_the_batch(jaxpr: Any) -> bool:
     """Whether an open jaxpr draws, at any depth, numbers that depend on the batch of keys."""
     return any(map(keys.draws_from_the_batch, jaxprs.walk(jaxpr.eqns)))
 

@@ -17,9 +17,9 @@ from fdg.batch.lengths import smallest_equivalent
 from fdg.identity_cache import IdentityCache
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
+from fdg.placing.scheduling.grouping import make_schedule
 from fdg.placing.scheduling.liveness import with_names
 from fdg.placing.scheduling.placement import Placement
-from fdg.placing.scheduling.programs import make_schedule
 from fdg.placing.scheduling.schedule import Schedule, Value
 
 

@@ -23,7 +23,7 @@ from fdg import jaxprs
 from fdg.placing.staleness.lag import Ages, micro_batches, with_lag
 from fdg.placing.staleness.readers import Readers
 from fdg.placing.staleness.state import Delay, DelayedState, own_state
-from fdg.placing.staleness.values import Block, Value
+from fdg.placing.staleness.values import Block, Versioned
 from fdg.placing.staleness.versions import Written
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
@@ -57,7 +57,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     values if the group needs its results. A fragment that returns an input unchanged does not count as the
     one that computes it.
     """
-    leaves = [Value(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
+    leaves = [Versioned(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)
     names = [
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)

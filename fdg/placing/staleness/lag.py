@@ -18,7 +18,7 @@ from fdg import jaxprs
 from fdg.errors import PlanError, listed
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.identity_cache import IdentityCache
-from fdg.placing.staleness.values import control_flow
+from fdg.placing.staleness.values import kind_of_control
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
@@ -105,7 +105,7 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
             continue
         if eqn.primitive.name == "scan":
             yield eqn
-        elif control_flow(eqn) == "call":
+        elif kind_of_control(eqn) == "call":
             yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 

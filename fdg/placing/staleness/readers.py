@@ -8,14 +8,14 @@ from jax.extend import core
 from fdg.errors import PlanError
 from fdg.fragment import fragments_in
 from fdg.placing.staleness.lag import Ages
-from fdg.placing.staleness.values import Origins, Value
+from fdg.placing.staleness.values import Origins, Versioned
 from fdg.tracing.graph import Fragment
 
 Reader: TypeAlias = str | None  # the innermost fragment that reads; None: the state, or a metric
 Version: TypeAlias = frozenset[
     tuple[int, int]
 ]  # each leaf of the state that is old, and its age in iterations
-Need: TypeAlias = Mapping[Value, set[Reader]]
+Need: TypeAlias = Mapping[Versioned, set[Reader]]
 
 NEWEST: Version = frozenset()
 
@@ -28,7 +28,7 @@ class Readers:
         fragments: Iterable[Fragment],
         groups: Mapping[str, str],
         ages: Ages,
-        next_leaves: Sequence[Value],
+        next_leaves: Sequence[Versioned],
         leaf_names: Sequence[str],
         where: str,
     ):
@@ -68,35 +68,35 @@ class Readers:
             self._old[reader] = frozenset((i, age) for i, age in own if age and i not in makes)
         return self._old[reader]
 
-    def version(self, value: Value, reader: Reader) -> Version:
+    def version(self, value: Versioned, reader: Reader) -> Version:
         """The version of a value for a reader: the state's version, restricted to the value's origins."""
         key = value.origins, self.old(reader)
         if key not in self._versions:
             self._versions[key] = frozenset(x for x in key[1] if x[0] in self.origins(value))
         return self._versions[key]
 
-    def by_version(self, value: Value, readers: Iterable[Reader]) -> dict[Version, list[Reader]]:
+    def by_version(self, value: Versioned, readers: Iterable[Reader]) -> dict[Version, list[Reader]]:
         """The readers of each version of a value, in a fixed order."""
         found: dict[Version, list[Reader]] = {}
         for reader in sorted(readers, key=lambda reader: reader or ""):
             found.setdefault(self.version(value, reader), []).append(reader)
         return dict(sorted(found.items(), key=lambda item: sorted(item[0])))
 
-    def is_alike(self, fragment: str, operands: Sequence[Value]) -> bool:
+    def is_alike(self, fragment: str, operands: Sequence[Versioned]) -> bool:
         """Whether all fragments nested in a fragment read the same versions of its operands as it does."""
         inner = [name for name, outer in self.around.items() if outer == fragment]
         same = (self.version(v, name) == self.version(v, fragment) for name in inner for v in operands)
         return all(same) and all(self.is_alike(name, operands) for name in inner)
 
-    def origins(self, value: Value) -> Origins:
+    def origins(self, value: Versioned) -> Origins:
         """The leaves and fragments that a value may come from."""
         found = value.origins
         if found not in self._origins:
-            parts = (self.origins(x) if isinstance(x, Value) else {x} for x in found)
+            parts = (self.origins(x) if isinstance(x, Versioned) else {x} for x in found)
             self._origins[found] = frozenset().union(*parts)
         return self._origins[found]
 
-    def late(self, values: Iterable[Value]) -> list[int]:
+    def late(self, values: Iterable[Versioned]) -> list[int]:
         """The delayed leaves (some group reads an older version) that the values may come from."""
         return sorted(self._late.intersection(frozenset().union(*map(self.origins, values))))
 
@@ -120,7 +120,7 @@ class Readers:
                         f" it in every case (jnp.where, not a branch or while loop), or use {self.without}"
                     )
 
-    def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Value], need: Need) -> None:
+    def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: Need) -> None:
         """Checks that code between fragments with a side effect need not be duplicated for an old version."""
         for value, readers in need.items():
             for reader in sorted(name for name in readers if name and self.version(value, name)):
@@ -130,7 +130,7 @@ class Readers:
                     f" {self._named(reader)}: put it into a fragment, or use {self.without}"
                 )
 
-    def check_turns(self, start: Value, end: Value, readers: Iterable[Reader]) -> None:
+    def check_turns(self, start: Versioned, end: Versioned, readers: Iterable[Reader]) -> None:
         """Checks that no actor in a loop uses a value that another group updates in the same loop.
 
         Staleness counts iterations, not trips of a loop.
@@ -150,7 +150,7 @@ class Readers:
                     f" the loop around them end before the update"
                 )
 
-    def check_control(self, eqn: core.JaxprEqn, choice: Value, need: Need) -> None:
+    def check_control(self, eqn: core.JaxprEqn, choice: Versioned, need: Need) -> None:
         """Checks that no reader needs an older version of the predicate of a branch or while loop.
 
         All groups share one predicate, so two versions of it could disagree.
@@ -166,7 +166,7 @@ class Readers:
                 )
 
     def check_unknown(
-        self, eqn: core.JaxprEqn, operands: Sequence[Value], inside: Reader, need: Need
+        self, eqn: core.JaxprEqn, operands: Sequence[Versioned], inside: Reader, need: Need
     ) -> None:
         """Checks that no older version passes through an equation of an unknown kind."""
         affected = [
@@ -184,5 +184,5 @@ class Readers:
     def _named(self, fragment: str) -> str:
         return f"'{fragment}' ({self.groups[fragment]})"
 
-    def _leaves(self, *values: Value) -> str:
+    def _leaves(self, *values: Versioned) -> str:
         return ", ".join(self.leaf_names[i] for i in self.late(values))

@@ -19,12 +19,12 @@ Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragment
 
 
 @dataclasses.dataclass(eq=False)
-class Value:
+class Versioned:
     """A value at one place of the program."""
 
     aval: Any
     origins: Origins = frozenset()  # the leaves and fragments that it may come from
-    same: "Value | None" = None  # the value that it certainly equals, or None
+    same: "Versioned | None" = None  # the value that it certainly equals, or None
     literal: Any = None  # its number, if it is a literal
     constant: Any = None  # its array, if it is a constant of the jaxpr
 
@@ -32,11 +32,11 @@ class Value:
 class Block:
     """A jaxpr at one place of the program; one that is called twice has two blocks."""
 
-    def __init__(self, closed: Any, inputs: Sequence[Value], inside: str | None = None):
+    def __init__(self, closed: Any, inputs: Sequence[Versioned], inside: str | None = None):
         self.jaxpr, self.inputs = jaxprs.open_jaxpr(closed), inputs
         self.inside = inside  # the innermost fragment around it; None between fragments
         constants = [
-            Value(v.aval, constant=x)
+            Versioned(v.aval, constant=x)
             for v, x in zip(self.jaxpr.constvars, jaxprs.constants_of(closed), strict=True)
         ]
         self._values = dict(
@@ -49,12 +49,12 @@ class Block:
             self.inner.append(blocks)
         self.ends = self.of(self.jaxpr.outvars)
 
-    def of(self, atoms: Iterable[Any]) -> list[Value]:
+    def of(self, atoms: Iterable[Any]) -> list[Versioned]:
         """The values of variables and literals."""
-        return [Value(v.aval, literal=v) if jaxprs.is_literal(v) else self._values[v] for v in atoms]
+        return [Versioned(v.aval, literal=v) if jaxprs.is_literal(v) else self._values[v] for v in atoms]
 
 
-def control_flow(eqn: core.JaxprEqn) -> str | None:
+def kind_of_control(eqn: core.JaxprEqn) -> str | None:
     """`scan`, `while`, `cond` or `call`, if the equation's bodies determine its results; else None."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
@@ -64,17 +64,17 @@ def control_flow(eqn: core.JaxprEqn) -> str | None:
 
 
 def _through(
-    eqn: core.JaxprEqn, operands: list[Value], inside: str | None
-) -> tuple[list[Value], list[Block]]:
+    eqn: core.JaxprEqn, operands: list[Versioned], inside: str | None
+) -> tuple[list[Versioned], list[Block]]:
     """An equation's results and its bodies' blocks."""
-    kind, mark = control_flow(eqn), FragmentMark.of(eqn)
+    kind, mark = kind_of_control(eqn), FragmentMark.of(eqn)
     if jaxprs.is_identity(eqn):
-        return [Value(v.aval, v.origins, same=v) for v in operands], []
+        return [Versioned(v.aval, v.origins, same=v) for v in operands], []
     if kind is None:
         made = (
             {inside} if inside is not None else _joined(operands).union(fragments_in([eqn], outermost=True))
         )
-        return [Value(v.aval, frozenset(made)) for v in eqn.outvars], []
+        return [Versioned(v.aval, frozenset(made)) for v in eqn.outvars], []
     if mark is not None:
         inside = mark.name
     if kind in ("scan", "while"):
@@ -86,14 +86,16 @@ def _through(
     for ends in zip(*(block.ends for block in blocks), strict=True):
         first, *others = (_certain(end, operands) for end in ends)
         is_one = all(first is other for other in others) and (kind == "call" or first in operands)
-        results.append(first if is_one else Value(first.aval, choice | _joined(ends)))
+        results.append(first if is_one else Versioned(first.aval, choice | _joined(ends)))
     return results, blocks
 
 
-def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tuple[list[Value], list[Block]]:
+def _loop(
+    eqn: core.JaxprEqn, operands: list[Versioned], inside: str | None
+) -> tuple[list[Versioned], list[Block]]:
     *tests, body = jaxprs.bodies(eqn)
     closed, own = jaxprs.closed_bodies(eqn), None if inside is None else frozenset({inside})
-    inputs = [Value(v.aval) for v in body.jaxpr.invars]
+    inputs = [Versioned(v.aval) for v in body.jaxpr.invars]
     carried = {k: inputs[i] for i, k in body.carry}
     for i, value in enumerate(inputs):
         operand = operands[body.operands[i]]
@@ -132,23 +134,23 @@ def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tupl
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
-            results.append(Value(v.aval, own or _replaced(last.ends[k].origins, every)))
+            results.append(Versioned(v.aval, own or _replaced(last.ends[k].origins, every)))
             continue
         value = carried[k]
         same = value.same if tests else starts[value] if length == 0 else _certain(last.ends[k], operands)
-        results.append(same if same in operands else Value(v.aval, after[value]))
+        results.append(same if same in operands else Versioned(v.aval, after[value]))
     return results, [*blocks, last]
 
 
-def _certain(value: Value, among: Collection[Value]) -> Value:
+def _certain(value: Versioned, among: Collection[Versioned]) -> Versioned:
     """The value that another one certainly equals, or itself."""
-    found: Value | None = value
+    found: Versioned | None = value
     while found is not None and found not in among:
         found = found.same
     return found or value
 
 
-def _joined(values: Iterable[Value]) -> Origins:
+def _joined(values: Iterable[Versioned]) -> Origins:
     return frozenset().union(*(value.origins for value in values))
 
 

@@ -15,9 +15,9 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.placing.staleness.readers import Need, Reader, Readers, Version
-from fdg.placing.staleness.values import Block, Value, control_flow
+from fdg.placing.staleness.values import Block, Versioned, kind_of_control
 
-Pair: TypeAlias = tuple[Value, Version]
+Pair: TypeAlias = tuple[Versioned, Version]
 
 
 class Written:
@@ -26,7 +26,7 @@ class Written:
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
         """Takes the readers of each value at the block's end."""
         self.block, self.readers = block, readers
-        self.need: dict[Value, set[Reader]] = {}  # the readers of each value
+        self.need: dict[Versioned, set[Reader]] = {}  # the readers of each value
         self.names: dict[Pair, Any] = {}  # the variable of each version that is read
         self.made: set[Pair] = set()  # the versions that an equation here computes; others are inputs
         self._equations: list[Any] = []  # the last first; or (function, operands, results), traced when built
@@ -35,7 +35,7 @@ class Written:
         for eqn, inner in reversed(list(zip(block.jaxpr.eqns, block.inner, strict=True))):
             self._write(eqn, inner)
 
-    def read(self, value: Value, readers: Iterable[Reader]) -> Any:
+    def read(self, value: Versioned, readers: Iterable[Reader]) -> Any:
         """The variable of the version for a set of readers."""
         found = value.literal
         for reader in readers if found is None else ():
@@ -65,7 +65,7 @@ class Written:
         ends = jaxprs.renamed(outputs, same)
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
-    def _make(self, value: Value, version: Version) -> Any:
+    def _make(self, value: Versioned, version: Version) -> Any:
         """The variable of a version that an equation computes, possibly unread."""
         pair = value, version
         if pair not in self.names or pair in self.made:
@@ -85,7 +85,7 @@ class Written:
             self._copy(eqn, need, self.block.inside)
         elif mark is not None and self.readers.is_alike(mark.name, operands):
             self._copy(eqn, need, mark.name)
-        elif control_flow(eqn) is None:
+        elif kind_of_control(eqn) is None:
             self.readers.check_unknown(eqn, operands, self.block.inside, need)
             self._copy(eqn, need, self.block.inside)
         else:
@@ -112,7 +112,7 @@ class Written:
                 results = [self._make(v, versions[v]) if v in need else core.Var(v.aval) for v in ends]
                 self._equations.append(one.replace(invars=operands, outvars=results))
 
-    def _without_unread(self, eqn: core.JaxprEqn, read: set[Value], reader: Reader) -> core.JaxprEqn:
+    def _without_unread(self, eqn: core.JaxprEqn, read: set[Versioned], reader: Reader) -> core.JaxprEqn:
         """The equation without unread results, if older values would be read only for them."""
         of = self.block.of
         old = {v for v in of(eqn.invars) if self.readers.version(v, reader)}
@@ -126,7 +126,7 @@ class Written:
 
     def _bodies(self, eqn: core.JaxprEqn, blocks: list[Block], need: Need) -> None:
         """Retraces an equation whose bodies read several versions, with an operand for each."""
-        kind, body, last = control_flow(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
+        kind, body, last = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
         operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), last.inside
         if FragmentMark.of(eqn) is not None:
             need = {v: {inside} if readers else set() for v, readers in need.items()}
@@ -149,7 +149,7 @@ class Written:
                 Written(block, of_test if kind == "while" and block is not last else ends, self.readers)
                 for block in blocks
             ]
-            within: dict[Value, set[Reader]] = {}
+            within: dict[Versioned, set[Reader]] = {}
             for part in parts:
                 for v in (v for v, at in part.names if (v, at) not in part.made):
                     within[v] = within.get(v, set()) | part.need[v]

@@ -21,7 +21,7 @@ from fdg.commands.flags import (
 )
 from fdg.errors import FdgError
 from fdg.launching.here import Here
-from fdg.launching.restarting import carry_out
+from fdg.launching.restarting import run_with_restarts
 from fdg.training.run_directory import read_config
 from fdg.training.settings import Names, Settings
 from fdg.training.starting import free_directory
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             engine = OnRay(given["ray_address"], given["nodes"], given["cpus_per_node"])
         try:
-            return carry_out(engine, plan.of, given["restarts"])
+            return run_with_restarts(engine, plan.of, given["restarts"])
         finally:
             engine.close()
 
