@@ -9,16 +9,12 @@ import fdg
 from tests.conformance.test_algorithms import SMALL
 from tests.test_bfloat16 import products
 
-SEEN_HERE = ("sac",)  # the others, each tracing for itself, with --whole
-
 
 def half(name):
     return dataclasses.replace(SMALL[name](), precision="bfloat16")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in SEEN_HERE else pytest.param(name, marks=pytest.mark.whole) for name in SMALL]
-)
+@pytest.mark.parametrize("name", SMALL)
 def test_networks_compute_in_bfloat16_and_all_that_is_kept_stays_float32(name):
     exact = fdg.trace(dataclasses.replace(SMALL[name](), precision="float32"))
     graph = fdg.trace(half(name))
@@ -33,9 +29,7 @@ def test_networks_compute_in_bfloat16_and_all_that_is_kept_stays_float32(name):
     assert len(now) <= len(before) + 2
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in SEEN_HERE else pytest.param(name, marks=pytest.mark.whole) for name in SMALL]
-)
+@pytest.mark.parametrize("name", SMALL)
 def test_an_iteration_keeps_all_types_with_64_bits_enabled(name):
     """What an algorithm begins with is of the types that its networks and environments give."""
     with jax.enable_x64(True):

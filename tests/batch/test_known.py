@@ -9,11 +9,6 @@ from fdg.errors import FdgError
 from fdg.jaxprs.classes import CLASSES, VIEWS
 
 CLASSIFIED = VIEWS.union(*CLASSES.values())
-# Together they have every operation that one of each kind of algorithm has; all others with --whole.
-SEEN_HERE = {
-    ("ppo", "Breakout-MinAtar"), ("a3c", "CartPole-v1"), ("crossq", "Pendulum-v1"),
-    ("qmix", "MPE_simple_spread_v3"), ("dpo", "text:sorting"),
-}  # fmt: skip
 ALL = [(algorithm, environment) for algorithm in JOBS for environment in JOBS[algorithm].split()]
 
 
@@ -31,10 +26,7 @@ def operations(jaxpr, found=None, seen=None):
     return found
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "environment"),
-    [one if one in SEEN_HERE else pytest.param(*one, marks=pytest.mark.whole) for one in ALL],
-)
+@pytest.mark.parametrize(("algorithm", "environment"), ALL)
 def test_every_operation_of_a_preset_is_known(algorithm, environment):
     try:
         graph = graph_of(algorithm, environment)

@@ -310,17 +310,18 @@ class Search(NamedTuple):
 SETUPS = {
     "4 devices": (policies.GPUOnly(), 4),
     "actors apart": (policies.SingleLearnerFine(workers=2), 3),
-}
-WHOLE = {f"{count} devices": (policies.GPUOnly(), count) for count in (1, 2, 8)} | {
-    f"{name}, 8 devices": (policies.get(name)(), 8)
-    for name in policies.names()
-    if name not in dialogue.POLICIES
+    **{f"{count} devices": (policies.GPUOnly(), count) for count in (1, 2, 8)},
+    **{
+        f"{one}, 8 devices": (policies.get(one)(), 8)
+        for one in policies.names()
+        if one not in dialogue.POLICIES
+    },
 }
 
 
-@pytest.mark.parametrize("name", [*SETUPS, *(pytest.param(one, marks=pytest.mark.whole) for one in WHOLE)])
+@pytest.mark.parametrize("name", SETUPS)
 def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devices, tmp_path):
-    policy, count = {**SETUPS, **WHOLE}[name]
+    policy, count = SETUPS[name]
     search = Search(8)
     start = search.init(jax.random.key(0))
     expected, _ = plain(search, copied(start), 3)

@@ -2,9 +2,8 @@
 
 And goes on from a checkpoint, bit for bit: all of it, replay, priorities, memories and statistics.
 
-One entry of `SMALL` an algorithm; a test says which are missing. An algorithm whose fragments are those of
-another, with other losses, meets one policy here, which cuts its batch, or none where a more involved one of
-its kind does; the others three. All meet all with `--whole`: `make test ARGS="tests/conformance --whole"`.
+One entry of `SMALL` an algorithm; a test says which are missing. The suite has one algorithm a policy
+(tests/whole.toml), `make test ARGS="tests/conformance --whole"` all of them.
 """
 
 import functools
@@ -135,52 +134,6 @@ SMALL = {
     ),
 }  # fmt: skip
 
-# An entry, and the one whose fragments it shares.
-LIKE = {
-    "a2c": "ppo",
-    "ppo rnd": "ppo",
-    "ippo": "recurrent_ppo",
-    "mappo": "recurrent_ppo",
-    "td3": "sac",
-    "crossq": "sac",
-    "redq": "sac",
-    "fast_td3": "sac",
-    "droq": "sac",
-    "tqc": "sac",
-    "qr_dqn": "dqn",
-    "c51": "dqn",
-    "vdn": "dqn",
-    "qmix": "dqn",
-    "pqn": "ppo",
-    "bc": "iql",
-    "td3_bc": "iql",
-    "rebrac online": "sac",
-    "iql online": "sac",
-    "rebrac": "iql",
-    "cql": "iql",
-    "recurrent_ppo transformer": "recurrent_ppo",
-    "recurrent_ppo self play": "recurrent_ppo",
-}
-
-# Of two that are like another in the same way, the more involved one is shown; these meet all with `--whole`.
-SIMPLER = {
-    "a2c": "a3c",
-    "c51": "dqn",
-    "qr_dqn": "dqn",
-    "ppo rnd": "ppo",
-    "ippo": "qmix",
-    "mappo": "qmix",
-    "td3": "crossq",
-    "redq": "droq",
-    "tqc": "droq",
-    "bc": "iql",
-    "td3_bc": "rebrac",
-    "iql online": "rebrac online",
-    "cql": "rebrac",
-    "vdn": "qmix",
-    "recurrent_ppo transformer": "recurrent_ppo",
-}
-
 # They do not act: policies that have devices for acting refuse them. What acts has an entry "... online".
 OFFLINE = ("bc", "iql", "td3_bc", "rebrac", "cql")
 ACTING = ("single_learner_coarse", "single_learner_fine", "environments")
@@ -210,34 +163,11 @@ def test_every_algorithm_meets_every_policy():
     assert set(SETUPS) | dialogue.POLICIES == set(policies.names())
 
 
-def meetings():
-    """An algorithm and a policy; those that only `--whole` has are marked so."""
-    others = [setup for setup in SETUPS if setup != "gpu_only"]
-    bases = [name for name in SMALL if name not in LIKE]
-    for name in SMALL:
-        met = {"gpu_only"}
-        if name in bases:  # and two others in turn, so that each policy meets several
-            met |= {others[(bases.index(name) + i) % len(others)] for i in range(2)}
-        if name in SIMPLER:
-            met = set()
-        if name != "dqn":  # here, where no CPU is beside accelerators, it is the program of gpu_only
-            met -= {"multi_learner"}
-        for setup in SETUPS:
-            if name in OFFLINE and setup in ACTING:
-                continue
-            yield pytest.param(name, setup, marks=[] if setup in met else pytest.mark.whole)
-
-
 @pytest.mark.parametrize("setup", ACTING)
 def test_policies_with_devices_for_acting_refuse_what_does_not_act(setup, devices):
     policy, count = SETUPS[setup]
     with pytest.raises(PlanError, match=r"IQL has no fragment of (that role|those roles)"):
         fdg.compile(SMALL["iql"](), policy, devices[:count])
-
-
-def test_likeness_is_of_algorithms_that_meet_every_policy():
-    assert set(LIKE) <= set(SMALL) and not set(LIKE.values()) & set(LIKE) and set(LIKE.values()) <= set(SMALL)
-    assert set(SIMPLER) <= set(LIKE) and not set(SIMPLER.values()) & set(SIMPLER)
 
 
 def assert_goes_on(engine, state, whole, folder):
@@ -252,7 +182,10 @@ def assert_goes_on(engine, state, whole, folder):
     assert {path: x.tobytes() for path, x in found.items()} == {p: x.tobytes() for p, x in expected.items()}
 
 
-@pytest.mark.parametrize(("name", "setup"), list(meetings()))
+@pytest.mark.parametrize(
+    ("name", "setup"),
+    [(name, setup) for name in SMALL for setup in SETUPS if name not in OFFLINE or setup not in ACTING],
+)
 def test_a_policy_never_changes_the_numbers(name, setup, devices, tmp_path):
     policy, count = SETUPS[setup]
     engine = fdg.compile(SMALL[name](), policy, devices[:count])

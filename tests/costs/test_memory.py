@@ -5,16 +5,9 @@ import pytest
 from bench import costs_memory
 
 _LAID_OUT = [job for job in costs_memory.jobs() if str(job) in costs_memory.kept()]
-_FIRST = ("PPO CartPole-v1 GPUOnly on 1 (num_envs=256, num_steps=32)", "PQN CartPole-v1", "TD3", "C51")
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(job, marks=() if str(job).startswith(_FIRST) else pytest.mark.whole, id=str(job))
-        for job in _LAID_OUT
-    ],
-)
+@pytest.mark.parametrize("job", _LAID_OUT, ids=str)
 def test_what_is_estimated_is_near_what_xla_sets_aside(job):
     """Of programs that XLA laid out once (`python -m bench.costs memory`). Where devices have a core each,
     gradients run in tiles (`lowering.tiles`), and need less than the estimate.

@@ -106,12 +106,20 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     assert calls[2].algorithm == asked and calls[2].out == calls[1].out
 
 
-def test_what_is_behind_is_ended(tmp_path):
-    """One trial in three passes a rung, once three have reached it."""
-    found = fdg.search(
+def halved(out, **settings):
+    return fdg.search(
         Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
-        out=tmp_path / "run", progress=False,
+        out=out, progress=False, checkpoint_every=4, **settings,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return halved(tmp_path_factory.mktemp("halved") / "run")
+
+
+def test_what_is_behind_is_ended(found):
+    """One trial in three passes a rung, once three have reached it."""
     states = {trial.state for trial in found.trials}
     assert states == {"done", "ended early"}
     assert found.best.algorithm.rate == 0.5
@@ -120,16 +128,12 @@ def test_what_is_behind_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, tmp_path, monkeypatch):
+def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, found, tmp_path, monkeypatch):
     """Killed within a trial, or just before its end was recorded: all trials have the same ends."""
     from fdg.training import search as module
 
-    def found(name, **settings):
-        made = fdg.search(
-            Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
-            out=tmp_path / name, progress=False, checkpoint_every=4, **settings,
-        )  # fmt: skip
-        return [(one.values, one.state, one.value, one.returns) for one in made.trials]
+    def ends(search):
+        return [(one.values, one.state, one.value, one.returns) for one in search.trials]
 
     real, calls = module.carry_out, []
 
@@ -144,11 +148,10 @@ def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, tmp_path,
         real(job, devices, [*callbacks, *([stop] if number > 1 else [])], **named)
         raise KeyboardInterrupt
 
-    whole = found("whole")
     monkeypatch.setattr(module, "carry_out", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        found("run")
-    assert found("run", resume=True) == whole
+        halved(tmp_path / "run")
+    assert ends(halved(tmp_path / "run", resume=True)) == ends(found)
 
 
 def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
