@@ -9,6 +9,7 @@ import pytest
 
 import algos
 import envs
+import policies
 from algos import presets
 from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
@@ -20,7 +21,7 @@ from fdg.commands.parse import parse as parse_words
 from fdg.commands.preset_flags import line as presets_line
 from fdg.errors import FdgError
 from fdg.settings.fields import OF_NETWORK
-from fdg.training.search import _changed_integers
+from fdg.training.fit import make_job
 from fdg.training.sweep import Sweep, changed
 
 ENV = envs.make("text:sorting")
@@ -140,7 +141,9 @@ def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
 def test_trials_of_a_search_follow_in_what_changes_no_number():
     grpo = algos.make("grpo", ENV)
     tried = changed(grpo, {"group_size": 5})
-    assert (tried.micro_batch, _changed_integers(grpo, tried)) == (20, {"group_size": 5, "micro_batch": 20})
+    job = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration).changed(tried)
+    said = job.described["hyperparameters"]
+    assert tried.micro_batch == said["micro_batch"] == 20 and said["group_size"] == 5
     swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).changed(group_size=5)
     assert swept.algorithm == tried
     with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):

@@ -1,5 +1,6 @@
 """How many host devices a job gets that names no number, and that a run keeps to it."""
 
+import functools
 import json
 import os
 import re
@@ -35,9 +36,12 @@ sys.exit(status)
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
 
+traced = functools.cache(fdg.trace)
+
+
 def count_of(words, cores, devices):
     job = parse(words.split(), "", "")
-    return quickest_count(job, fdg.trace(job.algorithm), devices[:cores])
+    return quickest_count(job, traced(job.algorithm), devices[:cores])
 
 
 def test_few_environments_stay_on_one_device_and_many_are_split(devices):
