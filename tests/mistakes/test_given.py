@@ -15,6 +15,7 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from algos import buffers, explorers
 from envs import games
 from fdg.training.recorder import NoLoss
@@ -109,6 +110,25 @@ def test_methods_that_take_or_give_something_else(methods, words):
         own = type("Own", (algos.PPO,), methods)
         fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("order", "ahead", "why"), [("prompt", 1, "order='prompt'"), ("finished", 0, "without ahead")]
+)
+def test_lateness_that_cannot_be(order, ahead, why):
+    with pytest.warns(fdg.FdgWarning, match=f"late='mask' {why}.*, or leave late out"):
+        algos.GRPO(env=envs.make("text:addition"), late="mask", order=order, ahead=ahead)
+
+
+def test_an_engine_whose_arguments_are_exchanged():
+    engine = fdg.compile(PPO, policies.GPUOnly(), 1)
+    for run in (engine.run, engine.start, engine.timeline):
+        with pytest.raises(fdg.FdgError) as caught:
+            run(10, {"x": 1})
+        said = str(caught.value)
+        assert said.startswith("iterations={'x': 1}") and said.endswith(
+            ": the order is run(state, iterations)"
+        )
 
 
 class Letters:
