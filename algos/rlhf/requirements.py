@@ -136,15 +136,18 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
 
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
-    """The first character whose token differs between a task and an earlier run's, or None."""
+    """Why the tokens of a task are not those of an earlier run, or None."""
     both = [getattr(task, "tokenizer", None) for task in (env, earlier)]
     alphabets = [one.alphabet for one in both if isinstance(one, CharacterTokenizer)]
     if len(alphabets) < 2 or alphabets[0] == alphabets[1]:
         return None
-    differ = sorted(set(alphabets[0]) ^ set(alphabets[1])) or ["their order"]
+    here, there = alphabets
+    lacking = next((c for c in here if c not in there), None)
+    if lacking is not None:
+        return f"the run has no token for {lacking!r} of task '{env.name}': train it on data with that, too"
     return (
-        f"task '{env.name}' has tokens for other characters than the run's, such as {differ[0]!r}: export"
-        " that run and begin with it by --model, or train it on data of these characters"
+        f"the run has characters that task '{env.name}' has not, or another order of them, so tokens have"
+        " other numbers: export that run and begin with it by --model"
     )
 
 

@@ -309,10 +309,11 @@ def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
         rows = [{**row, "question": str(row["question"]).replace("=", letter)} for row in ROWS]
         return algos.SFT(env=envs.make("text:file", path=file_of(tmp_path, rows, f"{letter}.jsonl")), **SMALL)
 
-    one, two, three = algos.SFT(env=task, **SMALL), learner("é"), learner("ü")
+    one, two, three, more = algos.SFT(env=task, **SMALL), learner("é"), learner("ü"), learner("=é")
     assert one.why_not_from(one) is None and algos.GRPO(env=task, **SMALL).why_not_from(one) is None
-    assert two.network == three.network and "such as 'é'" in three.why_not_from(two)
-    assert "begin with it by --model" in one.why_not_from(two)
+    assert two.network == three.network and "no token for 'ü'" in three.why_not_from(two)
+    assert "no token for 'é'" in more.why_not_from(one)
+    assert "begin with it by --model" in one.why_not_from(more)
 
 
 def test_a_reward_is_a_value():
