@@ -114,7 +114,7 @@ def test_an_episode_that_ended_by_its_own_goal_ends_in_hindsight_too():
         ("Pendulum-v1", {"replay": lambda spec: 1 // 0}, "ZeroDivisionError"),
         ("Pendulum-v1", {"replay": "uniform", "priority_exponent": 0.6}, "give one of them"),
         ("probe:reach", {"replay": "hindsight", "learning_starts": 40}, "make it at least 50"),
-        ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "it looks 25 ahead: raise buffer_size"),
+        ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "hindsight looks 25 steps ahead"),
         ("Pendulum-v1", {"n_step": 3, "learning_starts": 4}, "make it at least 6"),
         ("Pendulum-v1", {"explore": 3}, "explore=3: it must be an algos.Explorer(init, apply)"),
         ("Pendulum-v1", {"normalize": 3}, "normalize=3: it must be an algos.Normalizer(init, apply, update)"),

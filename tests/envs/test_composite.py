@@ -92,7 +92,7 @@ class Spoiled(probe.Parts):
         ("shape", r"gives observation\['told'\]\[1\] of shape \(3,\), but its observation_space has \(1,\)"),
         ("list", "gives an observation of 3 parts, but its observation_space has parts 'bonus'"),
         ("leaves", r"the first observation\['bonus'\] is outside its space: from 4 to 6"),
-        ("numpy", "another program each time that they are traced: take what is random from `key`"),
+        ("numpy", "a different jaxpr each time that they are traced: draw random numbers from `key`"),
     ],
 )
 def test_check_says_what_is_wrong(change, message):

@@ -225,7 +225,7 @@ def tensors_written(path, tensors, cut=0, **header):
         ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "'b' begins at byte 4, where 8"),
         ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 2**40]}}, "'b' is F32 [2], and has"),
         ({"b": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [8, 16]}}, "has 8 bytes in the file"),
-        ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no dtype, shape"),
+        ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no valid dtype, shape"),
         ({"b": {"dtype": "F99", "shape": [2], "data_offsets": [8, 16]}}, "'b' is 'F99': known are F64, F32"),
         ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which a llama"),
         ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is cut: its header says 20 bytes"),

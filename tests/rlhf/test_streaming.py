@@ -131,7 +131,7 @@ def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
 
 
 def test_a_mask_of_what_is_never_late_is_warned_of():
-    with pytest.warns(FdgWarning, match=r"late='mask' without ahead: .* give ahead=1"):
+    with pytest.warns(FdgWarning, match=r"late='mask' has no effect with ahead=0, .* give ahead=1"):
         algos.GRPO(**SMALL, env=envs.make(TASK), group_size=2, late="mask")
 
 
