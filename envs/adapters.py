@@ -30,6 +30,8 @@ def accepting(where: str, package: str, given: Iterable[tuple[str, Any]]) -> Ite
     """For a package's constructor, which may refuse what it is given."""
     try:
         yield
+    except FdgError:  # the package is not installed, say
+        raise
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         values = ", ".join(f"{name}={value!r}" for name, value in given)
         said = " ".join(str(error).split())

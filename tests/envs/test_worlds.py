@@ -16,7 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from envs import from_craftax, from_jumanji, from_octax, from_playground
+from envs import adapters, from_craftax, from_jumanji, from_octax, from_playground
 from envs.contract import random_actions
 from envs.environment import vectorize
 from envs.literals import Literal, as_arrays, hold, hold_pytrees
@@ -115,6 +115,11 @@ def test_without_the_package_the_error_says_what_to_install(module, load, extra,
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(FdgError, match=rf"is not installed: pip install 'fdg\[{extra}\]'"):
         load()
+
+
+def test_a_package_that_is_missing_is_no_refused_parameter():
+    with pytest.raises(FdgError, match="^install it$"), adapters.accepting("here", "Playground", ()):
+        raise FdgError("install it")
 
 
 def test_the_names_are_those_that_the_packages_have():
