@@ -37,7 +37,7 @@ from envs.host import HostEnvironment, make_from
 from envs.pools import Failure, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
-from fdg.errors import FdgError, HostError, raised
+from fdg.errors import FdgError, HostError, nearest, raised
 
 PREFIX = "gymnasium:"
 
@@ -282,11 +282,11 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name.removeprefix(PREFIX)
-        where = f": if a module registers it, write {PREFIX}MODULE:{name.removeprefix(PREFIX)}"
-        raise FdgError(
-            f"environment '{name}'{given} cannot be made: {raised(error)}{where if unknown else ''}"
-        ) from error
+        bare = name.removeprefix(PREFIX)
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in bare
+        near = "".join(f"write {PREFIX}{one}; " for one in nearest(bare, gymnasium.registry, count=1))
+        where = f": {near}if a module registers it, write {PREFIX}MODULE:{bare}" if unknown else ""
+        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}{where}") from error
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)

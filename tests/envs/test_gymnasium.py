@@ -80,7 +80,7 @@ def test_continuous_control():
     ("name", "options", "words"),
     [
         ("NoSuch-v0", {}, "environment 'gymnasium:NoSuch-v0' cannot be made: NameNotFound: .*NoSuch"),
-        ("CartPole-v9", {}, "VersionNotFound.*: write gymnasium:CartPole-v1; of a module that registers it"),
+        ("CartPole-v9", {}, "VersionNotFound.*: write gymnasium:CartPole-v1; if a module registers it"),
         ("no_such_package:Mine-v0", {}, "cannot be made: ModuleNotFoundError"),
         ("CartPole-v1", {"gravity": 3}, "with gravity=3 cannot be made: TypeError"),
         ("CartPole-v1", {"max_episode_steps": [3]}, "must be a number, string or tuple"),
