@@ -132,10 +132,12 @@ class JudgedAgent(LanguageAgent):
             f"max_age={age}: it must be zero or above, and needs late='mask'",
         )
         if self.late == "mask" and (not ahead or self.order == "prompt"):
-            why = "order='prompt': every batch waits for its own responses, whose order is to be 'finished'"
+            why = "order='prompt', because each batch waits for its own responses: use order='finished'"
             if not ahead:
-                why = "without ahead: no response begins ahead, and none is late: give ahead=1 (--ahead 1)"
-            warnings.warn(f"late='mask' {why}, or leave late out", fdg.FdgWarning, stacklevel=2)
+                why = "ahead=0, because no response starts early: give ahead=1 (--ahead 1)"
+            warnings.warn(
+                f"late='mask' has no effect with {why}, or leave late out", fdg.FdgWarning, stacklevel=2
+            )
 
     @property
     def _candidates(self) -> int:

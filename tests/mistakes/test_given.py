@@ -113,10 +113,10 @@ def test_methods_that_take_or_give_something_else(methods, words):
 
 
 @pytest.mark.parametrize(
-    ("order", "ahead", "why"), [("prompt", 1, "order='prompt'"), ("finished", 0, "without ahead")]
+    ("order", "ahead", "why"), [("prompt", 1, "order='prompt'"), ("finished", 0, "ahead=0")]
 )
 def test_lateness_that_cannot_be(order, ahead, why):
-    with pytest.warns(fdg.FdgWarning, match=f"late='mask' {why}.*, or leave late out"):
+    with pytest.warns(fdg.FdgWarning, match=f"late='mask' has no effect with {why}.*, or leave late out"):
         algos.GRPO(env=envs.make("text:addition"), late="mask", order=order, ahead=ahead)
 
 
