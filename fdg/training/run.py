@@ -46,6 +46,11 @@ class Run:
     save = Elsewhere(
         "fdg.load(run.path), for runs are saved as they train, or run.export(path) for the policy"
     )
+    pack = Elsewhere("fdg.training.packing.pack(run.path, DIRECTORY), or fdg pack RUN in a shell")
+    collect = Elsewhere("fdg.training.collecting.collect(run, DIRECTORY, steps=N)")
+    plot = Elsewhere("fdg.training.curves.compare([run.path])")
+    compare = Elsewhere("fdg.compare([run.path, ...])")
+    diff = Elsewhere("fdg.diff(run.path, another)")
 
     def __init__(
         self,

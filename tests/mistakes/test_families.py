@@ -198,7 +198,8 @@ def test_methods_of_other_libraries():
     engine = fdg.compile(algorithm, policies.GPUOnly(), 1)
     for name in ("fit", "train", "predict", "save", "load", "export"):
         assert "fdg." in refused(lambda name=name: getattr(algorithm, name)), name
-    for name in ("fit", "train", "learn", "act", "predict", "save", "load"):
+    commands = "pack", "collect", "plot", "compare", "diff"
+    for name in ("fit", "train", "learn", "act", "predict", "save", "load", *commands):
         assert refused(lambda name=name: getattr(fdg.Run, name)).startswith(f"Run has no {name}: write ")
     for name in ("fit", "train", "learn", "step", "evaluate", "predict", "save"):
         assert refused(lambda name=name: getattr(engine, name)).startswith(f"Engine has no {name}: write ")
