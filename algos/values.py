@@ -190,11 +190,10 @@ class Transform:
     """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
 
     - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches
-    `[U, N]` of
-      `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the same shapes.
+      `[U, N]` of `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the
+      same shapes.
     - `parameters`: on-policy, the network's before the update; with replay, everything that an update
-    changes.
-      With `staleness` they are newer than those that acted.
+      changes. With `staleness` they are newer than those that acted.
     - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
