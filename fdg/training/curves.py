@@ -23,6 +23,7 @@ _STROKES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}
 _SIZE = (7.0, 4.4)
 _NAMES = ("algo", "env", "policy")
+_OPPONENTS = ("self_play", "exploit_every")  # what an agent trains with: None of most runs
 _PARTS = 5  # of a label
 _COLUMNS = 3  # of panels
 
@@ -326,7 +327,7 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     parts |= config.get("policy_fields", {})
     parts |= {name: config.get(name, 0) for name in ("staleness", "lag")}
     parts |= config.get("hyperparameters", {})
-    parts |= {name: config.get(name) for name in ("self_play", "exploit_every")}
+    parts |= {name: config.get(name) for name in _OPPONENTS}
     parts["population"] = None if parts["exploit_every"] is None else config.get("sweep")
     return tuple((name, str(value)) for name, value in parts.items())
 
@@ -344,7 +345,9 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         if _differ("policy", [other for other in asked if other["env"] == one["env"]]):
             parts.append(one["policy"].rpartition(":")[2])
         alike = [other for other in asked if all(other[name] == one[name] for name in ("algo", "env"))]
-        parts += [f"{name}={one[name]:.40}" for name in one if name not in _NAMES and _differ(name, alike)]
+        without = {name for name in (*_OPPONENTS, "population") if one[name] == "None"}
+        differing = [n for n in one if n not in _NAMES and n not in without and _differ(n, alike)]
+        parts += [f"{name}={one[name]:.40}" for name in differing]
         more = f", and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
         label = _plain(", ".join(parts[:_PARTS]) + more)
         same = [other for other in labels if labels[other] == label and dict(other)["env"] == one["env"]]
