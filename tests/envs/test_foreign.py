@@ -87,7 +87,7 @@ def in_main():
         (lambda: algos.PPO(env=gymnasium.make("CartPole-v1")), r"write envs.make\('gymnasium:CartPole-v1'\)"),
         (lambda: envs.vectorize(in_main()()), r"file of its own, boiler.py.*envs.make\('boiler:Boiler'\)"),
         (lambda: envs.make(f"{HOST}:one_thermostat"), rf"write envs.make\('{HOST}:Thermostat'\)"),
-        (lambda: envs.make("gymnasium:Thermo-v0"), "registers it write gymnasium:MODULE:Thermo-v0"),
+        (lambda: envs.make("gymnasium:Thermo-v0"), "registers it, write gymnasium:MODULE:Thermo-v0"),
         (lambda: envs.vectorize(theirs.Pair(2)), "of JaxMARL: write a class of one instance with num_agents"),
         (lambda: envs.make(f"{HERE}:Suite"), "of dm_env: wrap it as a gymnasium.Env"),
         (

@@ -294,9 +294,9 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
     ],
 )
 def test_a_graph_that_cannot_be_is_refused(changes, words):
-    graphs.check(GOOD)
+    graphs.check_graph(GOOD)
     with pytest.raises(fdg.GraphError) as error:
-        graphs.check(dataclasses.replace(GOOD, **changes))
+        graphs.check_graph(dataclasses.replace(GOOD, **changes))
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value), str(error.value)

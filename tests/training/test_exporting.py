@@ -198,7 +198,7 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
     refused(r"float32 \[5\], where its program has float32\[N,4\]", policy_json=json.dumps(wide))
     refused("its arguments are not", policy_json=json.dumps({**facts, "arguments": ["observation", "mask"]}))
     refused("has no shapes and dtypes", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
-    refused("its actions or results are not", policy_json=json.dumps({**facts, "actions": "both"}))
+    refused("its actions or results do not match", policy_json=json.dumps({**facts, "actions": "both"}))
     path.write_bytes(package[:-100] + package[-100:].replace(b"sha256:", b"sha999:"))
     with pytest.raises(FdgError, match="it is damaged"):
         fdg.load_exported(path)
