@@ -8,7 +8,7 @@ constraint can change the results.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
+from fdg.lowering.host_calls import GIVES_BACK
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
@@ -302,6 +303,21 @@ def _alone(step: EquationFlow) -> EquationFlow:
     """
     alone = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
     return dataclasses.replace(step, local=True) if alone else step
+
+
+def replicate_host_results(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
+    """Replicates the results of host calls, which one device gets; XLA warns where a reader is split."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def replicated(block: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:
+        for eqn in map(inside, block.eqns):
+            results = eqn.outvars if eqn.primitive.name in GIVES_BACK else []
+            there = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
+            yield eqn.replace(outvars=[there.get(v, v) for v in eqn.outvars]) if there else eqn
+            for result, alone in there.items():
+                yield _constraint_to(everywhere, alone).replace(outvars=[result])
+
+    return jaxprs.rewrite_blocks(jaxpr, replicated)
 
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:

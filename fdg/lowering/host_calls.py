@@ -31,8 +31,8 @@ from fdg.errors import HostError, raised
 from fdg.fragment import FragmentMark
 
 _os: Any = os  # whose `_exit` is another one while a guarded function runs
-_GIVES_BACK = ("io_callback", "pure_callback")
-_CALLS = (*_GIVES_BACK, "debug_callback")
+GIVES_BACK = ("io_callback", "pure_callback")
+_CALLS = (*GIVES_BACK, "debug_callback")
 BETWEEN = "code between fragments"
 
 LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(status)`
@@ -61,7 +61,7 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
     """Whether equations, at any depth, call host functions that return results."""
-    return any(eqn.primitive.name in _GIVES_BACK for eqn in jaxprs.walk(equations))
+    return any(eqn.primitive.name in GIVES_BACK for eqn in jaxprs.walk(equations))
 
 
 @dataclasses.dataclass(frozen=True)

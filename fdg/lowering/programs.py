@@ -114,10 +114,11 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
     """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
-    group = plan.groups[0]
-    if len(plan.groups) > 1 or not group.shards:
+    if len(plan.groups) > 1:
         return keep_nan(jaxpr)
-    return sharding.constrain(jaxpr, group_mesh(group, devices), specs=())
+    mesh = group_mesh(plan.groups[0], devices)
+    constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
+    return sharding.replicate_host_results(constrained, mesh)
 
 
 def rewrite_one_agent(

@@ -112,3 +112,25 @@ def test_equations_keep_their_effects_and_their_equality():
     assert next(calls(again)) is first  # guarded once
     silent = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
     assert host_calls.guard(silent) is silent
+
+
+class Read:
+    """Reads its data from the host, of which each device keeps some columns."""
+
+    def init(self, key):
+        shape = jax.ShapeDtypeStruct((10, 8, 1), jnp.float32)
+        return {"data": jax.pure_callback(lambda: np.ones((10, 8, 1), np.float32), shape)}
+
+    def iterate(self, state):
+        @fdg.fragment("learner", in_axes=1, out_axes=1)
+        def halved(data):
+            return data / 2
+
+        return {"data": halved(state["data"])}, {"sum": jnp.sum(state["data"])}
+
+
+def test_what_the_host_gives_is_split_without_a_warning(devices, capfd):
+    engine = fdg.compile(Read(), policies.GPUOnly(), devices[:4])
+    _, metrics = engine.run(engine.init(0), 2)
+    assert metrics["sum"].tolist() == [80, 40]
+    assert "rematerialization" not in capfd.readouterr().err
