@@ -2,10 +2,10 @@
 
 Groups are those of the policy. A group waits if it has a fragment of role `actor`. Where its code reads,
 through code between fragments or unchanged, a leaf of the state whose next value another group (partly)
-makes, it reads that leaf as it was `staleness` iterations ago. Everything else reads the newest: other
-groups, metrics, the state. What a fragment makes has one version; what it hands on is what it was. A fragment
-within another reads what that one reads, but its group the newest of what it makes itself. Loops are
-unrolled, and taking the row of a trip is code as any other.
+makes by other fragments than environments, it reads that leaf as it was `staleness` iterations ago.
+Everything else reads the newest: other groups, metrics, the state. What a fragment makes has one version;
+what it hands on is what it was. A fragment within another reads what that one reads, but its group the newest
+of what it makes itself. Loops are unrolled, and taking the row of a trip is code as any other.
 
 Here every value between lines is `Versions`: the newest, and what other code sees instead. A value that is
 handed on is the same object.
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from tests.oracle.interpret import Host, Interpreter, metrics_of, rows_of
 from tests.oracle.program import Block, Line, Program, walk
 
-Label = tuple[str, Any]  # ("leaf", position) or ("made", group)
+Label = tuple[str, Any]  # ("leaf", position), ("made", group), or of an environment ("stepped", group)
 Labels = frozenset[Label]
 Chain = tuple[str, ...]  # groups of the fragments around some code, from the outermost; () between fragments
 
@@ -38,6 +38,7 @@ class _Reads:
     """Follows where values come from; `read` collects the leaves that code reads."""
 
     assignment: Mapping[str, str]
+    inside: list[str] = dataclasses.field(default_factory=list)  # the roles of the fragments around
     read: dict[Chain, set[int]] = dataclasses.field(default_factory=dict)
     choices: set[Label] = dataclasses.field(default_factory=set)
 
@@ -54,12 +55,17 @@ class _Reads:
         self, line: Line, reads: list[Labels], around: Mapping[str, Labels], chain: Chain
     ) -> list[Labels]:
         if line.kind == "fragment":
-            return self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
+            self.inside.append(line.role)
+            results = self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
+            self.inside.pop()
+            return results
         if line.kind in ("op", "effect"):
             return [self.made(reads, chain)] * len(line.makes)
         if line.kind == "grad":
-            made = self.made(reads, _of_gradient(line, self.assignment, chain))
-            return [frozenset([("made", chain[-1])]) if chain else made]  # whose code scales it
+            self.inside += [one.role for one in _differentiated(line)]
+            made = self.made(reads, (*chain, *(self.assignment[one.name] for one in _differentiated(line))))
+            del self.inside[len(chain) :]
+            return [self.product(chain) if chain else made]  # whose code scales it
         if line.kind == "scan":
             return self.loop(line.blocks[0], [], reads, line.options[0], line.number, around, chain)
         if line.kind == "fori":
@@ -105,17 +111,19 @@ class _Reads:
         if not chain:
             return labels
         self.read.setdefault(chain, set()).update(where for what, where in labels if what == "leaf")
-        return frozenset([("made", chain[-1])])
+        return self.product(chain)
+
+    def product(self, chain: Chain) -> Labels:
+        """What the innermost fragment makes."""
+        return frozenset([("stepped" if self.inside[-1] == "environment" else "made", chain[-1])])
 
 
-def _of_gradient(line: Line, assignment: Mapping[str, str], chain: Chain) -> Chain:
-    """Who reads in a gradient: the only fragment that is differentiated."""
+def _differentiated(line: Line) -> list[Line]:
+    """The only fragment that a gradient differentiates, if any: it reads what the gradient reads."""
     inner = [x for x in walk(line.blocks[0].lines) if x.kind == "fragment"]
-    if not inner:
-        return chain
-    if len(inner) > 1 or len(line.blocks[0].lines) > 1:
+    if inner and (len(inner) > 1 or len(line.blocks[0].lines) > 1):
         raise UnclearError("a gradient of several fragments, or of code between them")
-    return (*chain, assignment[inner[0].name])
+    return inner
 
 
 def delayed_leaves(program: Program, assignment: Mapping[str, str]) -> dict[str, set[int]]:
@@ -137,10 +145,11 @@ def old_leaves(program: Program, assignment: Mapping[str, str]) -> dict[Chain, s
     found = _Reads(assignment)
     starts: list[Labels] = [frozenset([("leaf", i)]) for i in range(len(program.leaves))]
     ends = found.block(program.block, starts, {}, ())[: len(starts)]
-    makers = [{where for what, where in end if what == "made"} for end in ends]
+    makers = [{where for what, where in end if what != "leaf"} for end in ends]
+    awaited = [{where for what, where in end if what == "made"} for end in ends]
 
     def waits(group: str, i: int) -> bool:
-        return group in waiting and bool(makers[i] - {group})
+        return group in waiting and bool(awaited[i] - {group})
 
     def is_late(chain: Chain, i: int) -> bool:
         outermost, *others = chain
@@ -148,7 +157,7 @@ def old_leaves(program: Program, assignment: Mapping[str, str]) -> dict[Chain, s
 
     delayed = {chain: {i for i in leaves if is_late(chain, i)} for chain, leaves in found.read.items()}
     late = {("leaf", i) for leaves in delayed.values() for i in leaves}
-    if any(what == "made" or (what, where) in late for what, where in found.choices):
+    if any(what != "leaf" or (what, where) in late for what, where in found.choices):
         raise UnclearError("a choice that hangs on what a fragment makes, or on what is late")
     return delayed
 
@@ -187,7 +196,7 @@ class _Iteration:
         if line.kind == "fragment":
             return self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
         if line.kind == "grad":
-            inner = _of_gradient(line, self.assignment, chain)
+            inner = (*chain, *(self.assignment[one.name] for one in _differentiated(line)))
             return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, inner)
         if line.kind in ("op", "effect"):
             if line.kind == "effect" and not chain:
