@@ -19,7 +19,7 @@ from fdg.training.evaluation import Evaluation
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
 from fdg.training.sweep import Sweep, changed
-from fdg.training.sweep_results import read_results
+from fdg.training.sweep_results import best_agents
 
 
 class Run:
@@ -291,8 +291,7 @@ class Run:
         """
         if self.path is None:
             raise FdgError("this run was not written, so it does not know which of its points is best")
-        _ = self._sweep
-        return self._of_agents(read_results(self.path)["best"]["agents"])
+        return self._of_agents(best_agents(self.path, self._sweep.agents))
 
     @property
     def _sweep(self) -> Sweep:

@@ -244,11 +244,20 @@ def draw_schedules(
     figure.savefig(picture, format="png", dpi=150)
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """Reads `sweep.json` of a run."""
-    if not os.path.lexists(path / "sweep.json"):
+def best_agents(path: Path, agents: int) -> list[int]:
+    """The agents of the best point, by the `sweep.json` of a run of so many agents."""
+    file = path / "sweep.json"
+    if not os.path.lexists(file):
         raise FdgError(f"{path} has no sweep.json: it is not a sweep, or the sweep has not finished")
-    return read_json(path / "sweep.json", 64 << 20)
+    try:
+        found = read_json(file, 64 << 20)["best"]["agents"]
+        if found and all(type(one) is int and 0 <= one < agents for one in found):
+            return found
+    except (LookupError, TypeError):
+        found = None
+    raise FdgError(
+        f"{file}: best.agents is {found!r:.60}; this sweep has the agents 0 to {agents - 1}: restore the file"
+    )
 
 
 def _ranked(value: float) -> float:

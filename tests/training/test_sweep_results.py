@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fdg.errors import FdgError
-from fdg.training.sweep_results import PointResult, points_table, read_results
+from fdg.training.sweep_results import PointResult, best_agents, points_table
 
 
 def point(rate, *returns, training=1.5):
@@ -33,7 +33,13 @@ def test_damaged_results_are_not_reported_as_missing(tmp_path):
     with pytest.raises(
         FdgError, match=r"has no sweep\.json: it is not a sweep, or the sweep has not finished"
     ):
-        read_results(tmp_path)
+        best_agents(tmp_path, 4)
     (tmp_path / "sweep.json").write_text('{"best": ')
     with pytest.raises(FdgError, match=r"sweep\.json: is no JSON"):
-        read_results(tmp_path)
+        best_agents(tmp_path, 4)
+    for wrong in ("{}", '{"best": 1}', '{"best": {"agents": []}}', '{"best": {"agents": [4]}}'):
+        (tmp_path / "sweep.json").write_text(wrong)
+        with pytest.raises(FdgError, match=r"this sweep has the agents 0 to 3: restore the file$"):
+            best_agents(tmp_path, 4)
+    (tmp_path / "sweep.json").write_text('{"best": {"agents": [1, 3]}}')
+    assert best_agents(tmp_path, 4) == [1, 3]
