@@ -90,7 +90,7 @@ OF_TEXT = {
     "reward_model": "RewardModel",
 }
 
-# The modules of values that settings name and algorithms do not: each is imported where it is asked for.
+# The modules of values that settings name and algorithms do not: each is imported on first use.
 OPTIONS = {
     "memory": "algos.sequences",
     "kinds of memory": "algos.memories",

@@ -319,7 +319,7 @@ class Remembering(NoMemory):
         )
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
-        """Refuses a network whose `unroll` does not give so many numbers and a memory."""
+        """Refuses a network whose `unroll` does not give `outputs` numbers and a memory."""
         found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
         distributions.check_remembered_values(found, outputs, (1, len(state.recollection.start)))
 

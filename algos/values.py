@@ -350,7 +350,7 @@ class NoMemory:
         return None
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
-        """Refuses a network that does not give so many numbers."""
+        """Refuses a network whose number of outputs is not `outputs`."""
 
 
 NO_MEMORY = NoMemory()

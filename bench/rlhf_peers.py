@@ -1,4 +1,4 @@
-"""GRPO beside TRL's `GRPOTrainer` (1.16) and tunix's `GRPOLearner` (0.1.7): speed, in turns.
+"""GRPO compared with TRL's `GRPOTrainer` (1.16) and tunix's `GRPOLearner` (0.1.7): speed, in turns.
 
     python -m bench.rlhf_peers speed               # target 3
     python -m bench.rlhf_peers speed --peer tunix  # target 1.2

@@ -32,7 +32,7 @@ class _Operation(OneAnswer):
     """Two numbers and what becomes of them; `12+34=` asks for `46`."""
 
     digits: int = 2  # of each number, at most
-    padded: bool = False  # whether the numbers that are given are all written with so many digits, `07+05=`
+    padded: bool = False  # whether given numbers are padded to `digits` digits, `07+05=`
     # whether the answer is written from its last character to its first, `64`. So each digit of a sum
     # follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
     reverse: bool = False

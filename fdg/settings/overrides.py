@@ -14,8 +14,8 @@ from fdg.errors import FdgError, structure_of
 def check_overrides(cls: type) -> None:
     """Checks the public methods of a user's class that replace another class's: what they take and give.
 
-    Each takes what the original requires, in this order. Where that is annotated with a tuple, so many values
-    are demanded of each call.
+    Each takes the required arguments of the original, in its order. If the original's result is annotated
+    with a tuple, each call has to return as many values.
 
     >>> class Base:
     ...     def loss(self, parameters) -> tuple[float, dict]: return 0.0, {}

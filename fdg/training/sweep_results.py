@@ -245,7 +245,7 @@ def draw_schedules(
 
 
 def best_agents(path: Path, agents: int) -> list[int]:
-    """The agents of the best point, by the `sweep.json` of a run of so many agents."""
+    """The agents of the best point, by the `sweep.json` of a run with `agents` agents."""
     file = path / "sweep.json"
     if not os.path.lexists(file):
         raise FdgError(f"{path} has no sweep.json: it is not a sweep, or the sweep has not finished")

@@ -1,4 +1,4 @@
-"""CrossQ: batch renormalisation by hand and beside Flax's, its losses by hand, its delay.
+"""CrossQ: batch renormalisation by hand and compared with Flax's, its losses by hand, its delay.
 
 Batch renormalisation: Ioffe 2017 (arXiv 1702.03275), algorithm 1. CrossQ: Bhatt et al. 2024 (arXiv
 1902.05605), section 3: no target network, one minibatch for both values, normalised critics.

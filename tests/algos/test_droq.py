@@ -1,4 +1,4 @@
-"""DroQ: dropout, and critics of an ensemble beside single ones, and what is refused.
+"""DroQ: dropout, and critics of an ensemble compared with single ones, and what is refused.
 
 Hiraoka et al. 2022 (arXiv 2110.02034), section 3.
 """
