@@ -1,6 +1,6 @@
 """Packing: several short sequences in one row, told apart by segment numbers, so that little is padding.
 
-`pack` packs them on the host, into as few rows as it finds; `pack_rows` within a program, into a given number.
+`pack` packs them on the host, into as few rows as it finds; `pack_rows` in a program, into a given number.
 `without_padding` calls a function of padded rows on packed ones.
 """
 
