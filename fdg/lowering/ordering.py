@@ -193,7 +193,13 @@ def _awaiting(
 
 
 def _can_wait(v: Any) -> bool:
-    return not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) and v.aval.size > 0
+    return v.aval.size > 0 and (
+        _is_key(v.aval) or not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
@@ -214,17 +220,23 @@ def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
 def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     """Returns `x`, bit for bit, with a data dependency on `dependencies` that XLA cannot remove.
 
-    The dependencies may have any shape and dtype.
+    The dependencies may have any shape and dtype; all may be random keys.
 
     >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5
     """
+    if _is_key(x):
+        return jax.random.wrap_key_data(
+            wait_for(jax.random.key_data(x), *dependencies), impl=jax.random.key_impl(x)
+        )
     nothing = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
-    return lax.select(nothing == 0, x, jnp.zeros_like(x))
+    # Not zeros: XLA would drop the dependency of an `x` that is zero, such as a loop's counter.
+    return lax.select(nothing == 0, x, lax.broadcast(nothing.astype(x.dtype), x.shape))
 
 
 def _zero_from(array: jax.Array) -> jax.Array:
     """Zero, computed from an array: the number of set bits of its first element, shifted right by 7."""
+    array = jax.random.key_data(array) if _is_key(array) else array
     one = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
     if jnp.issubdtype(one.dtype, jnp.floating):
         one = lax.bitcast_convert_type(one, f"uint{8 * one.dtype.itemsize}")

@@ -187,7 +187,7 @@ class _Reader:
         return self.named[body][written.name].operation == "parameter" and written.element == element
 
     def _writer(self, computation: str, name: str, element: int) -> _Written | None:
-        """Who wrote an element; None where that depends on a branch."""
+        """Who wrote an element; None where a branch only hands it on."""
         instruction = self.named[computation][name]
         operation, operands = instruction.operation, instruction.operands
         if operation == "tuple":
@@ -199,8 +199,10 @@ class _Reader:
         if operation == "while" and self._is_handed_on(instruction.body, element):
             return self.writer(computation, operands[0], element)
         if operation in ("call", "conditional"):
-            for called in instruction.called:
-                inner = self.writer(called, self.roots[called], element)
-                if inner is None or self.named[called][inner.name].operation == "parameter":
-                    return None
+            # One branch that writes is enough: all write to the same buffer, and the branch is one operation.
+            within = [
+                (called, self.writer(called, self.roots[called], element)) for called in instruction.called
+            ]
+            if not any(w and self.named[called][w.name].operation != "parameter" for called, w in within):
+                return None
         return _Written(name, element)
