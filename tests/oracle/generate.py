@@ -493,7 +493,13 @@ class _Writer:
         if not results:
             return []
         block = Block(tuple(params), tuple(lines), (self.rng.choice(results),))
+        if kind == "linearize" and _contains(block, "custom_vjp"):
+            kind = "grad"  # JAX has no forward mode of a custom_vjp
         return self.finished(Line(kind, kind, tuple(reads), (), 0, (block,)), scope)
+
+
+def _contains(block: Block, kind: str) -> bool:
+    return any(line.kind == kind or any(_contains(b, kind) for b in line.blocks) for line in block.lines)
 
 
 def _nested(role: str) -> tuple[str, ...]:
