@@ -11,13 +11,12 @@ from fdg.commands.cluster_file import read_cluster
 from fdg.commands.cluster_report import Point, draw_sweep, point, points_report
 from fdg.commands.flags import Flag
 from fdg.costs.choosing import Choice, check_memory
-from fdg.costs.choosing_lag import quickest_lag
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
 from fdg.training.job import Job, steps_of
 from fdg.training.settings import AUTO_LAG
-from fdg.training.settling import chosen
+from fdg.training.settling import chosen, with_quickest_lag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +229,7 @@ def _point(
     if isinstance(policy, policies.Auto):
         policy = chosen(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
     elif job.described.get("lag") == AUTO_LAG:
-        choice = quickest_lag(graph, policy, count, cluster, job.agents)
-        policy = dataclasses.replace(policy, lag=choice.lag)
+        policy = with_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
     plan = fdg.place(graph, policy, count, job.agents)
     check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)

@@ -3,6 +3,7 @@
 Runs and allocates nothing. `policies.auto` lists the policies and the sizes of their groups.
 """
 
+import bisect
 import collections
 import dataclasses
 import time
@@ -16,12 +17,14 @@ from fdg.garbage import infrequent_gc
 from fdg.identity_cache import IdentityCache
 from fdg.placing.place import place
 from fdg.placing.plans import Plan
+from fdg.placing.staleness import micro_batches
 from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
 _TRIED = 2  # candidates of each kind that are tried first
 _FAR = 1.5  # the others of a kind are tried if one of these is within this factor of the best
+_MOST_LAG = 2  # iterations: groups in a row (generating, judging, training) overlap wholly by then
 TIE = 1.05  # predictions that lie nearer say nothing of which is quicker
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # of an algorithm with changed fields
 DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes
@@ -57,6 +60,12 @@ class Row:
         if self.measured is not None:
             return self.measured
         return self.prediction.seconds if self.prediction is not None else float("inf")
+
+    @property
+    def rank(self) -> tuple[float, int, int, int]:
+        """Seconds, groups, devices and lag, for `preferred`."""
+        groups = 0 if self.prediction is None else len(self.prediction.busy)
+        return self.seconds, groups, self.candidate.devices, _delays(self.candidate.policy)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Choice:
         if fastest.seconds < best.seconds:
             than = (
                 f", within {TIE - 1:.0%} of {fastest.candidate} on {_on(fastest)} at"
-                f" {duration(fastest.seconds)}, which has more groups or devices"
+                f" {duration(fastest.seconds)}, which has more groups, devices or lag"
             )
         elif other is not None:
             than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
@@ -186,16 +195,16 @@ def choose(
         why = next((row.refused for row in rows if row.refused), "there is no candidate")
         raise PlanError(f"no policy can be carried out: {why}")
     known = [row for row in taken if row.prediction.complete] or taken
-    best = known[preferred([(row.seconds, len(row.prediction.busy), row.candidate.devices) for row in known])]
+    best = known[preferred([row.rank for row in known])]
     rows = [best, *(row for row in rows if row is not best)]
     return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - begun, cluster)
 
 
-def preferred(candidates: Sequence[tuple[float, int, int]]) -> int:
+def preferred(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
     """Of candidates that predictions cannot distinguish from the fastest, the one with the fewest groups,
-    then the fewest devices.
+    then the fewest devices, then the smallest lag.
 
-    Each has its predicted seconds, groups and devices.
+    Each has its predicted seconds and these numbers.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
@@ -206,11 +215,11 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
     """Predicts some candidates of every kind (policy, staleness, devices), then the neighbours of the best.
 
     A kind whose smallest and middle sizes take more than `_FAR` times the best is dropped; for other kinds,
-    sizes are tried until both neighbours of the best one are slower.
+    sizes are tried until both neighbours of the best one are slower. Lags of a kind are bisected.
     """
     kinds: dict[Any, list[Candidate]] = {}
-    for one in candidates:
-        kind = type(one.policy), *_delays(one.policy), one.devices, one.variant
+    for one in sorted(candidates, key=lambda one: _delays(one.policy)[1]):
+        kind = type(one.policy), _delays(one.policy)[0], one.devices, one.variant
         kinds.setdefault(kind, []).append(one)
     found: list[dict[int, Row]] = []
     for some in kinds.values():
@@ -222,6 +231,8 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
     every = [row for rows in found for row in rows.values()]
     best = min((row.seconds for row in _takeable(every)), default=float("inf"))
     for some, rows in zip(kinds.values(), found, strict=True):
+        if len({_delays(one.policy) for one in some}) > 1:
+            _bisect_lags(some, rows, look)
         while min(row.seconds for row in rows.values()) <= _FAR * best and _look_beside(some, rows, look):
             pass
         rows.update((i, Row(one, None, _LEFT_OUT)) for i, one in enumerate(some) if i not in rows)
@@ -238,6 +249,28 @@ def _look_beside(some: Sequence[Candidate], rows: dict[int, Row], look: Callable
             if rows[i].prediction is not None:
                 break
     return len(rows) > before
+
+
+def _bisect_lags(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> None:
+    """Predicts until the smallest lag within `TIE` of the best is known: a longer one never takes longer."""
+
+    def seconds(i: int) -> float:
+        rows[i] = rows[i] if i in rows else look(some[i])
+        return rows[i].seconds
+
+    enough = TIE * min(map(seconds, (0, len(some) // 2, len(some) - 1)))
+    bisect.bisect_left(range(len(some)), True, key=lambda i: seconds(i) <= enough)
+
+
+def lags(graph: FDG, policy: Any) -> list[Any]:
+    """A policy with each lag to choose from, in order; for `choose`."""
+    trips = micro_batches(graph)
+    if not trips:
+        raise FdgError(
+            "lag='auto': no scan calls the actors, so an iteration is one micro-batch: use staleness, or two"
+            " micro_batches or more"
+        )
+    return [dataclasses.replace(policy, lag=lag) for lag in range(_MOST_LAG * trips + 1)]
 
 
 def _delays(policy: Any) -> tuple[int, int]:

@@ -22,12 +22,12 @@ import policies
 from fdg import costs, files, jaxprs
 from fdg.cores import usable_cores
 from fdg.costs.candidate_times import measured
-from fdg.costs.choosing import Choice
-from fdg.costs.choosing_lag import quickest_lag
+from fdg.costs.choosing import TIE, Choice, lags
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError, listed
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
+from fdg.placing.staleness import micro_batches
 from fdg.processes import distributed
 from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
 from fdg.running.program_cache import kept_in
@@ -244,8 +244,12 @@ def _with_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
             f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
             " are: give one of them"
         )
-    choice = quickest_lag(graph, job.policy, devices, cluster_for(devices), job.agents)
-    lag, said = distributed.exchange([choice.lag, choice.table])[0]
+    choice = with_quickest_lag(job.policy, job.algorithm, graph, devices, job.agents)
+    lag, said = distributed.exchange([choice.policy.lag, choice.table])[0]
+    said += (
+        f"\nlag: {lag} of {micro_batches(graph)} micro-batches an iteration, the smallest within"
+        f" {TIE - 1:.0%} of the best prediction"
+    )
     return job.changed(policy=dataclasses.replace(job.policy, lag=lag)), said
 
 
@@ -255,6 +259,14 @@ def chosen(
     """`policies.auto` within the limits of an `Auto` (the default ones, if `policy` is another)."""
     limits = policy if isinstance(policy, policies.Auto) else policies.Auto()
     how |= {"max_staleness": limits.max_staleness, "may_change": limits.changeable}
+    return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **how)
+
+
+def with_quickest_lag(
+    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
+) -> Choice:
+    """Chooses the lag of a policy."""
+    how = {"policies": lags(graph, policy), "all_devices": True, "further": False}
     return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **how)
 
 

@@ -1,4 +1,4 @@
-"""`quickest_lag`: the smallest lag within 5% of the best prediction, against all of them looked at."""
+"""The lag that is chosen: the smallest within 5% of the best prediction, against all of them looked at."""
 
 import dataclasses
 
@@ -8,9 +8,8 @@ import pytest
 
 import fdg
 import policies
-from fdg.costs.choosing_lag import quickest_lag
+from fdg.costs.choosing import lags
 from fdg.costs.prediction import predict
-from fdg.errors import FdgError
 from tests.costs.machines import cluster, link
 
 PARTS = 4
@@ -51,31 +50,31 @@ class Balanced:
 TWO = cluster(2, figures={"product/float32": 1e9}, inside=link("inside", bandwidth=1e12))
 
 
+def quickest_lag(algorithm, machine):
+    among = lags(fdg.trace(algorithm), policies.Split())
+    return policies.auto(algorithm, machine, policies=among, all_devices=True, further=False)
+
+
 @pytest.mark.parametrize("of_generating", [1, 3])
 def test_the_smallest_lag_near_the_best(of_generating):
     graph = fdg.trace(Balanced(of_generating))
-    found = quickest_lag(graph, policies.Split(), 2, TWO)
+    found = quickest_lag(Balanced(of_generating), TWO)
     seconds = [
         predict(fdg.place(graph, policies.Split(lag=lag), 2), TWO).seconds for lag in range(2 * PARTS + 1)
     ]
     near = [lag for lag, one in enumerate(seconds) if one <= 1.05 * min(seconds)]
-    assert found.lag == near[0] and found.micro_batches == PARTS
-    assert all(found.predictions[lag].seconds == seconds[lag] for lag in found.predictions)
-    assert 1 <= found.lag < PARTS and near[0] > 0
-    assert f"lag: {found.lag} of 4 micro-batches an iteration" in found.table
+    assert found.policy == policies.Split(lag=near[0]) and 1 <= near[0] < PARTS
+    looked_at = [row for row in found.rows if row.prediction is not None]
+    assert all(row.seconds == seconds[row.candidate.policy.lag] for row in looked_at)
+    assert len(found.rows) == 2 * PARTS + 1 and f"lag={near[0]}) on 2 devices" in found.reason
 
 
 def test_no_lag_where_it_brings_nothing():
     """On one device nothing overlaps."""
-    assert quickest_lag(fdg.trace(Balanced()), policies.Split(), 1, TWO).lag == 0
+    assert quickest_lag(Balanced(), TWO.of(1)).policy.lag == 0
 
 
 def test_policies_that_differ_by_lag_alone_are_all_looked_at():
     given = [policies.Split(lag=lag) for lag in (0, 1, 2)]
     choice = policies.auto(Balanced(), TWO, policies=given, all_devices=True, further=False)
     assert {row.candidate.policy for row in choice.rows} == set(given) and choice.policy.lag > 0
-
-
-def test_what_has_no_lag_says_so():
-    with pytest.raises(FdgError, match="lag: GPUOnly has none"):
-        quickest_lag(fdg.trace(Balanced()), policies.GPUOnly(), 2, TWO)
