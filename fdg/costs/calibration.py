@@ -27,8 +27,9 @@ from fdg.costs import links, published
 from fdg.costs.hardware import TIMES, DeviceKind, Figure, Link
 from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
-from fdg.profiling.repeating import Repeated, compile_all
-from fdg.profiling.work import Product, Work, work_of
+from fdg.jaxprs.count import Product
+from fdg.profiling.repeating import Repeated, compile_all, rounds
+from fdg.profiling.work import Work, work_of
 
 ROUNDS = 8
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays that fit into the cache, and that do not
@@ -200,8 +201,8 @@ def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> d
     """Times each function, repeated within one program; each round runs all functions."""
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
-    alone = _rounds(programs, 1)
-    crowded = _rounds(programs, lanes) if lanes > 1 else alone
+    alone = rounds(programs, ROUNDS)
+    crowded = rounds(programs, ROUNDS, lanes) if lanes > 1 else alone
     works = {
         name: work_of(jax.make_jaxpr(function)(*arguments))
         for name, (function, arguments) in functions.items()
@@ -210,18 +211,6 @@ def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> d
         name: Timed(works[name], min(alone[name]), min(crowded[name]), _spread(crowded[name]))
         for name in functions
     }
-
-
-def _rounds(programs: Mapping[str, Repeated], lanes: int) -> dict[str, list[float]]:
-    """Seconds of a call in each round, with `lanes` concurrent copies."""
-    found: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(ROUNDS):
-        for name, one in programs.items():
-            one.lanes = lanes
-            one.samples.clear()
-            one.measure()
-            found[name].append(max(one.seconds * lanes, 1e-10))
-    return found
 
 
 def _spread(samples: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from fdg.costs.machine import MEASURED, link_as_json, link_from_json
 from fdg.lowering.mesh import make_mesh
 from fdg.processes import distributed
 from fdg.processes.ports import free_port
-from fdg.profiling.repeating import Repeated, compile_all
+from fdg.profiling.repeating import Repeated, compile_all, rounds
 from fdg.running.host_devices import environment_of_a_child
 
 ROUNDS = 50
@@ -72,12 +72,7 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
     programs[2, "much"] = _work_then_all_reduce(devices[:2], "much")
     say("collectives")
     compile_all(programs.values())
-    taken: dict[tuple[int, str], list[float]] = {key: [] for key in programs}
-    for _ in range(ROUNDS):
-        for key, one in programs.items():
-            one.samples.clear()
-            one.measure()
-            taken[key].append(one.seconds)
+    taken = rounds(programs, ROUNDS)
     extra = {
         count: [b - a for a, b in zip(taken[count, ""], taken[count, "little"], strict=True)]
         for count in counts
@@ -86,8 +81,8 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
     spread = round(statistics.median(abs(each - typical[2]) for each in extra[2]) / typical[2], 3)
     latency = 0.0
     if len(counts) > 1:
-        rounds = 2 * (math.log2(counts[1]) - 1)
-        latency = max(0.0, (typical[counts[1]] - typical[2]) / rounds)
+        further = 2 * (math.log2(counts[1]) - 1)
+        latency = max(0.0, (typical[counts[1]] - typical[2]) / further)
     call = max(1e-7, typical[2] - 2 * latency)
     transfer = min(taken[2, "much"]) - min(taken[2, "little"])
     return Link(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fdg.costs.hardware import BY_BYTES, DeviceKind
-from fdg.profiling.work import Product, SizedOperation, Work
+from fdg.jaxprs.count import Product
+from fdg.profiling.work import SizedOperation, Work
 
 CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 

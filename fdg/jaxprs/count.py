@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -78,15 +78,60 @@ _MOVES = VIEWS.union(
 
 def _operation_flops(eqn: Any) -> int:
     name = eqn.primitive.name
+    if name in _PRODUCTS:
+        return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "dot_general":
-        (contracting, _), _ = eqn.params["dimension_numbers"]
-        lhs = eqn.invars[0].aval.shape
-        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[axis] for axis in contracting)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // max(out_features, 1)
     if name == "polynomial":  # a product and a sum for each coefficient but one
         return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size
+
+
+class Product(NamedTuple):
+    """The shape of a matrix product: `batch` times `[m, k] @ [k, n]`.
+
+    A convolution counts as the equivalent product with its patches as rows.
+
+    >>> Product(1, 512, 4, 64, "float32").flops
+    262144
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+    convolution: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Operations of one, with a multiply-add as two."""
+        return 2 * self.batch * self.m * self.k * self.n
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its three matrices."""
+        wide = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
+        return wide * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"{batch}{self.m} x {self.k} x {self.n}"
+
+
+def product_of(eqn: Any) -> Product | None:
+    """The shape of an equation's product; None if it is neither a product nor a convolution, or empty."""
+    name = eqn.primitive.name
+    if name not in _PRODUCTS:
+        return None
+    left, right, out = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+    dtype, size = str(eqn.invars[0].aval.dtype), math.prod(out)
+    if name == "dot_general":
+        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+        batches = math.prod(left[axis] for axis in batch)
+        k = math.prod(left[axis] for axis in contracting)
+        m, n = (math.prod(side) // max(1, batches * k) for side in (left, right))
+        return Product(batches, m, k, n, dtype) if size and k else None
+    groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
+    features = right[eqn.params["dimension_numbers"].rhs_spec[0]]
+    k = math.prod(right) // max(1, features)
+    return Product(groups, size // features, k, features // groups, dtype, True) if size and k else None

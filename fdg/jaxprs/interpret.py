@@ -31,17 +31,16 @@ def evaluate_jaxpr(
     values: Sequence[Any],
     equation: Callable[[Any, list[Any]], Sequence[Any]],
     steps: Sequence[Any] | None = None,
-    literal: Callable[[Any], Any] = lambda x: x,
 ) -> list[Any]:
     """The outputs of an open jaxpr.
 
     `equation` maps a step and the values of its operands to those of its results; `steps` are the equations,
-    unless given. `literal` maps a literal to a value.
+    unless given.
     """
     known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
     def read(atoms: Sequence[Any]) -> list[Any]:
-        return [literal(v.val) if is_literal(v) else known[v] for v in atoms]
+        return [v.val if is_literal(v) else known[v] for v in atoms]
 
     for eqn, step in zip(jaxpr.eqns, steps or jaxpr.eqns, strict=True):
         known.update(zip(eqn.outvars, equation(step, read(eqn.invars)), strict=True))

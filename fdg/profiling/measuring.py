@@ -14,6 +14,7 @@ from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.engine import Engine
 from fdg.errors import FdgError
+from fdg.jaxprs.count import Product
 from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
@@ -22,7 +23,7 @@ from fdg.profiling.fragments import Placed, placed, programs
 from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
-from fdg.profiling.work import Product, Work, sum_of_work
+from fdg.profiling.work import Work, sum_of_work
 from fdg.showing.plan_outline import in_parts
 from fdg.showing.words import ancestors
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg.cores import usable_cores
+from fdg.jaxprs.count import Product
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
-from fdg.profiling.work import Product
 
 LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
 _SMALLEST, _LARGEST = 2**14, 2**26  # bytes of the arrays that memory is measured with

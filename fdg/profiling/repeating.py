@@ -121,6 +121,18 @@ def compile_all(repeated: Iterable[Repeated]) -> None:
         one.compiled(run)
 
 
+def rounds(programs: Mapping[Any, Repeated], count: int, lanes: int = 1) -> dict[Any, list[float]]:
+    """Seconds of a call of each program in each of `count` rounds, with `lanes` concurrent copies."""
+    found: dict[Any, list[float]] = {name: [] for name in programs}
+    for _ in range(count):
+        for name, one in programs.items():
+            one.lanes = lanes
+            one.samples.clear()
+            one.measure()
+            found[name].append(max(one.seconds * lanes, 1e-10))
+    return found
+
+
 def _repeated(function: Callable, handed_on: dict[int, int]) -> Callable:
     def run(calls: jax.Array, arguments: list[Any]) -> Any:
         moving = {j: arguments[j] for j in handed_on.values()}

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from fdg.profiling.work import Product, Work
+from fdg.jaxprs.count import Product
+from fdg.profiling.work import Work
 from fdg.showing.words import clip, duration, quantity, table
 
 _PRODUCTS = 12  # that are shown

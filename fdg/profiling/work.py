@@ -21,40 +21,9 @@ from fdg.batch.follow import follow
 from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
+from fdg.jaxprs.count import Product, product_of
 from fdg.lowering.tiles import on_one_device, tiles_of
 from fdg.rowwise import rowwise_p, trace_rows
-
-
-class Product(NamedTuple):
-    """The shape of a matrix product: `batch` times `[m, k] @ [k, n]`.
-
-    A convolution counts as the equivalent product with its patches as rows.
-
-    >>> Product(1, 512, 4, 64, "float32").flops
-    262144
-    """
-
-    batch: int
-    m: int
-    k: int
-    n: int
-    dtype: str
-    convolution: bool = False
-
-    @property
-    def flops(self) -> int:
-        """Operations of one, with a multiply-add as two."""
-        return 2 * self.batch * self.m * self.k * self.n
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its three matrices."""
-        wide = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
-        return wide * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
-
-    def __str__(self) -> str:
-        batch = f"{self.batch} x " if self.batch > 1 else ""
-        return f"{batch}{self.m} x {self.k} x {self.n}"
 
 
 class SizedOperation(NamedTuple):
@@ -217,31 +186,6 @@ class _Walk:
         elif eqn.params["feature_group_count"] > 1:
             side = "batch"
         return product._replace(**{side: max(1, getattr(product, side) // self.devices)})
-
-
-def product_of(eqn: core.JaxprEqn) -> Product | None:
-    """The shape of an equation's product; None if it is neither a product nor a convolution."""
-    if eqn.primitive.name == "dot_general":
-        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-        left, right, out = shape_of(eqn.invars[0]), shape_of(eqn.invars[1]), shape_of(eqn.outvars[0])
-        batches = math.prod(left[axis] for axis in batch)
-        k = math.prod(left[axis] for axis in contracting)
-        m = math.prod(left) // max(1, batches * k)
-        n = math.prod(right) // max(1, batches * k)
-        return Product(batches, m, k, n, _dtype(eqn)) if math.prod(out) and k else None
-    if eqn.primitive.name == "conv_general_dilated":
-        kernel, size = shape_of(eqn.invars[1]), math.prod(shape_of(eqn.outvars[0]))
-        groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
-        features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        k = math.prod(kernel) // max(1, features)
-        if not size or not k:
-            return None
-        return Product(groups, size // features, k, features // groups, _dtype(eqn), convolution=True)
-    return None
-
-
-def _dtype(eqn: core.JaxprEqn) -> str:
-    return str(eqn.invars[0].aval.dtype)  # type: ignore[attr-defined]
 
 
 _CACHE_LINE = 64  # bytes

@@ -8,7 +8,8 @@ import pytest
 from fdg.costs import calibration, links
 from fdg.costs.calibration import Timed
 from fdg.errors import FdgError
-from fdg.profiling.work import Product, work_of
+from fdg.jaxprs.count import Product
+from fdg.profiling.work import work_of
 
 LANES = 4
 

@@ -3,7 +3,8 @@
 import pytest
 
 from fdg.costs.program_time import CLASSES, seconds_of
-from fdg.profiling.work import Product, SizedOperation, Work
+from fdg.jaxprs.count import Product
+from fdg.profiling.work import SizedOperation, Work
 from tests.costs.machines import kind
 
 WHOLE = dict.fromkeys(CLASSES, 1.0)

@@ -6,7 +6,8 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.profiling.work import Product, SizedOperation, Work, sum_of_work, work_of
+from fdg.jaxprs.count import Product
+from fdg.profiling.work import SizedOperation, Work, sum_of_work, work_of
 from tests.tiny import Pupil
 
 
