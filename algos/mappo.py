@@ -1,13 +1,12 @@
-"""PPO of several agents: `MAPPO`, with a central critic, and `IPPO`, where each agent has its own.
+"""PPO for several agents: `MAPPO`, with a central critic, and `IPPO`, with a critic for each agent.
 
 MAPPO: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", arXiv
 2103.01955. IPPO: de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent
 Challenge?", arXiv 2011.09533.
 
-They differ in the choice of the critic, and in their defaults. All agents have the same parameters (parameter
-sharing), and each its own observation, memory, reward, advantage and value. So an environment of `A` agents
-is, to the loss, `A` samples that are never taken apart; everything is `algos/recurrent_ppo.py` with one more
-axis, whose shapes read `[T, B, A]` for `[T, B]`.
+They differ in the critic and in their defaults. Agents share parameters; each has its own observation,
+memory, reward, advantage and value. The loss treats the `A` agents of an environment as `A` samples. The rest
+is `algos/recurrent_ppo.py` with one more axis: `[T, B, A]` in place of `[T, B]`.
 """
 
 import dataclasses
@@ -24,8 +23,8 @@ from fdg.settings.fields import hyperparameter, require
 class MultiAgentPPO(RecurrentPPO):
     """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    `central_value` chooses the critic: each agent's own, which sees what that agent sees, or one that sees
-    what all see. A step of `total_steps` is one of the environment, in which all agents act.
+    `central_value` chooses the critic's input: the agent's own observation, or those of all agents.
+    `total_steps` counts steps of the environment, in each of which all agents act.
 
     Raises:
       FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
@@ -48,7 +47,7 @@ class MultiAgentPPO(RecurrentPPO):
         super().__post_init__()
 
     def _ends(self, time_step: TimeStep) -> TimeStep:
-        """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
+        """Broadcasts the end of an episode from `[T, B]` to agents, `[T, B, A]`."""
         shape = time_step.reward.shape
         return time_step._replace(
             terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
@@ -89,8 +88,8 @@ class IPPO(MultiAgentPPO, presets="IPPO"):
 class MAPPO(MultiAgentPPO, presets="MAPPO"):
     """MAPPO with shared parameters, recurrent or feed-forward, for discrete and continuous actions.
 
-    The central value function sees the observations of all agents concatenated (the paper's section 4, as in
-    JaxMARL's `mappo_rnn_mpe.py`), and gives a value for each agent.
+    The central critic takes the concatenated observations of all agents (section 4 of the paper, as in
+    JaxMARL's `mappo_rnn_mpe.py`) and returns a value for each agent.
 
     Raises:
       FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.

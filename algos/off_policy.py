@@ -1,10 +1,10 @@
-"""The off-policy driver of actor-critics (SAC, CrossQ, TD3) as functions: acting, storing, gradient steps.
+"""Acting, storing and gradient steps of off-policy actor-critics (SAC, CrossQ, TD3), as functions.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
 minibatches from it. Between fragments, actions are in [-1, 1]; `step` rescales them to the environment's
 bounds. Observations are stored unnormalised, and normalised with the current statistics.
 
-Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
+Shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -38,25 +38,25 @@ from envs import Box, Observation, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
 
-# --- of all learners from replay: rollouts, and what of them is stored ---
+# --- all algorithms with replay: rollouts and what is stored ---
 
 
 class State(NamedTuple):
     """The state of an algorithm with replay."""
 
-    learned: Any  # all that an update changes
-    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
+    learned: Any  # everything that an update changes
+    observation_statistics: Any  # as in `PPO`; None if observations are not normalised
     replay: ReplayState  # rows of B
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
-    recollection: Recollection | None = None  # [B], of networks with a memory, or an explorer
+    bonus: Any = None  # the state of `Agent.bonus`
+    recollection: Recollection | None = None  # [B], if the networks or the explorer have a memory
 
 
 def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
-    """The initial state; its replay buffer is made for `observation [B, *obs]`."""
+    """The initial state, with a replay buffer for `observation [B, *obs]`."""
     action, recollection = _no_action(self, self.num_envs), first_recollection(self, self.num_envs)
     memory = None if recollection is None else stored(recollection)
     return State(
@@ -73,7 +73,7 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
 
 
 def first_recollection(self: Any, num_envs: int) -> Recollection | None:
-    """The initial memory of network and exploration; None without both."""
+    """The initial memories of network and explorer; None without both."""
     network, explorer = self._memory.begin(num_envs), self.explorer.begin(_no_action(self, num_envs))
     if network is None and explorer is None:
         return None
@@ -91,9 +91,9 @@ class Collected(NamedTuple):
     env_state: Any  # leading axis B
     observation: Any  # [B, *obs], after the last step
     recollection: Recollection | None  # after the last step
-    bonus: Any  # what `Agent.bonus` knows
+    bonus: Any  # the state of `Agent.bonus`
     rows: Any  # [T, B] or [C, B], for `Replay.add`
-    observations: Any  # [T, B, *obs], what the actions answered to
+    observations: Any  # [T, B, *obs], before each action
     metrics: dict[str, jax.Array]
 
 
@@ -110,7 +110,7 @@ def collect(
 
     def acting(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
         action, memory = act(observation, recollection, keys)
-        # Of a rollout that is one sequence only the first memory is stored.
+        # If the rollout is one sequence, only its first memory is stored.
         if each is None:
             return action, (None, None), memory
         return action, (recollection.start, None if one_sequence else stored(recollection)), memory
@@ -137,7 +137,7 @@ def collect(
 
 
 def stored(recollection: Recollection) -> Any:
-    """The network's memory, which replay stores."""
+    """The part of the memory that replay stores: the network's."""
     memory = recollection.memory
     return memory.network if isinstance(memory, Remembered) else memory
 
@@ -146,19 +146,19 @@ def stored(recollection: Recollection) -> Any:
 
 
 def memory(self: Any) -> NoMemory:
-    """How its networks remember."""
+    """The memories of the algorithm's networks."""
     choice = getattr(self, "remembering", None)
     return NO_MEMORY if choice is None else choice.of(self)
 
 
 def decided(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
-    """The distribution over actions for observations `[B, *obs]`, and the networks' memory after them."""
+    """The action distribution for observations `[B, *obs]`, and the networks' memory after them."""
     seen = self._memory.seen(seen, recollection)
     return self._policy(self._memory.of_actor(acting), seen), self._memory.after(acting, seen)
 
 
 def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
-    """The actor with the parameters `acting`; `amount` is that of exploration."""
+    """An actor with the parameters `acting`; `amount` scales exploration."""
 
     def act(memory, observation, start, keys, greedy):
         seen = self.normalizers.seen(state.observation_statistics, observation)
@@ -176,7 +176,7 @@ def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
 
 
 def seen_types(self: Any, state: State) -> Any:
-    """Observations as inputs of its networks, for a state of shapes."""
+    """Shapes and dtypes of the networks' inputs."""
     observation = composite.types(self.env.observation_space, (self.num_envs,))
     return jax.eval_shape(self._memory.seen, observation, state.recollection)
 
@@ -186,11 +186,11 @@ def seen_types(self: Any, state: State) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ActorAndCritics(Part):
-    """The user's networks, any (init, apply) pairs, instead of the defaults.
+    """The user's networks, as (init, apply) pairs, in place of the defaults.
 
-    The actor returns means and log standard deviations, `[N, 2 * size]`, or for TD3 and its kind actions
-    before their tanh, `[N, size]`. The critics take observations and actions, and return two values, each
-    `[N]`; those of an ensemble return `[E, N]` or `[E, N, K]`.
+    The actor returns means and log standard deviations, `[N, 2 * size]`, or for TD3 and its variants actions
+    before tanh, `[N, size]`. The critics take observations and actions, and return two values, each `[N]`; an
+    ensemble returns `[E, N]` or `[E, N, K]`.
     """
 
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -198,7 +198,7 @@ class ActorAndCritics(Part):
 
 
 def check(algorithm: Any) -> None:
-    """Refuses fields out of range, actions without bounds, and sizes that do not divide."""
+    """Raises for fields out of range, unbounded actions, and sizes that do not divide."""
     algorithm._check()
     require_within(algorithm, 0, 1, *(name for name in ("target_rate",) if hasattr(algorithm, name)))
     require_positive(algorithm, *(name for name in ("policy_delay",) if hasattr(algorithm, name)))
@@ -224,9 +224,9 @@ def check(algorithm: Any) -> None:
 
 
 def buffer(algorithm: Any) -> Replay:
-    """The replay buffer, at most as large as the run.
+    """The replay buffer, no larger than the run.
 
-    It samples the minibatches of all gradient steps at once, unless errors change the sampling.
+    It samples the minibatches of all gradient steps at once, unless errors change priorities.
     """
     made = algorithm.replays.of(
         algorithm,
@@ -242,10 +242,10 @@ def buffer(algorithm: Any) -> Replay:
 
 # --- methods of classes with `driver=off_policy` ---
 #
-# An algorithm says all that an update changes, `_first(actor_key, critics_key, observation [B, *obs],
-# action [B, *action])`, of which only types count; what of it acts, `_acting(learned)`; one gradient step,
-# `_learn_from(learned, minibatch [N], keys)`, which also gives the samples' errors where they have weights;
-# and how many keys each sample of that takes, `_keys`.
+# An algorithm defines `_first(actor_key, critics_key, observation [B, *obs], action [B, *action])`, the
+# initial parameters (only shapes and dtypes of its inputs are used); `_acting(learned)`, the parameters that
+# act; `_learn_from(learned, minibatch [N], keys)`, one gradient step, which also returns the samples' errors
+# if they have weights; and `_keys`, the keys of each sample.
 
 
 def init(self: Any, key: jax.Array) -> State:
@@ -257,7 +257,7 @@ def init(self: Any, key: jax.Array) -> State:
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
-    """Some steps of all environments, and the gradient steps for them."""
+    """Steps all environments, then takes the gradient steps."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
     acting, statistics, replay = _at_work(self, state.learned), state.observation_statistics, self.buffer
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
@@ -272,7 +272,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     learned, replay_state, losses = improved(
         self, state.learned, statistics, replay_state, sample_key, learn_key, learning, state.iteration
     )
-    # Only now, so that all that one iteration acts on and learns from is normalised alike.
+    # Here, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
         statistics = self.observe(statistics, acted.observations)
     left = acted.env_state, acted.observation, key, state.iteration + 1, acted.bonus, acted.recollection
@@ -322,7 +322,7 @@ def actor(self: Any, state: State) -> Actor:
 
 
 def _at_work(self: Any, learned: Any) -> Any:
-    """The parameters for acting; with a memory also those of the critics, whose memories advance too."""
+    """The parameters for acting; with a memory also the critics', whose memories advance too."""
     return self._memory.parameters(self._acting(learned), getattr(learned.parameters, "critics", None))
 
 
@@ -332,26 +332,26 @@ def sampled(self: Any, policy: Any, amount: Any, keys: jax.Array) -> jax.Array:
 
 
 def heads(self: Any) -> tuple[Head, Head]:
-    """What default networks with a memory give."""
+    """Outputs of the default networks with a memory."""
     size = math.prod(self.env.action_space.shape)
     return Head(self._each * size, scale=0.01), Head(_outputs(self), of_actions=True)
 
 
 def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:
-    """The samples' errors `[N]`, None without weights; and the other losses."""
+    """Splits losses into the samples' errors `[N]` (None without weights) and the rest."""
     error = losses.pop("error", None)
     return None if error is None else self.buffer.priority(error), losses
 
 
 @fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))
 def act(self, actor, statistics, learning, progress, observation, recollection, keys):
-    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the new memory, `[B]`.
+    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`.
 
     Actions are uniform until learning starts.
     """
     seen = self.normalizers.seen(statistics, observation)
     policy, network = decided(self, actor, seen, recollection)
-    # One key for both, of which only one is used.
+    # Both branches share a key, since only one result is used.
     uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
     action, memory = self.explorer.drawn(policy, policy.sample, recollection, network, keys, progress)
     return jnp.where(learning, action, uniform), memory
@@ -370,8 +370,8 @@ def learn(self, learned, statistics, minibatches, key, learning):
     after, (losses, error) = jax.lax.scan(
         lambda learned, minibatch: _one_step(self, learned, *minibatch), learned, (minibatches, keys)
     )
-    # Before learning begins steps are taken too, and thrown away: fragments in a branch could not be placed
-    # apart.
+    # Steps before learning starts are computed and discarded: fragments inside a `cond` could not be placed
+    # on different devices.
     learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), after, learned)
     losses = jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
     return learned, error, losses
@@ -384,7 +384,7 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
 
 
 def default_actor(self: Any) -> Network:
-    """An actor: with a memory, the user's, or the default, which gives `_each` numbers for a component."""
+    """The actor: with a memory, the user's, or the default with `_each` outputs per action component."""
     make = networks.gaussian_actor if self._each == 2 else networks.deterministic_actor
     return self._memory.network(0) or self._computing(
         self._own("actor_network", "actor")
@@ -393,7 +393,7 @@ def default_actor(self: Any) -> Network:
 
 
 def twin_critics(self: Any, layers: Layers | None = None) -> Network:
-    """Two critics with these layers: with a memory, the user's, or the defaults."""
+    """Two critics: with a memory, the user's, or the defaults with these layers."""
     return self._memory.network(1) or self._computing(
         self._own("critic_network", "critic")
         or networks.twin_critics(
@@ -408,13 +408,13 @@ def adam(self: Any) -> optax.GradientTransformation:
 
 
 def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
-    """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
+    """Reshapes samples `[U * N, ...]` to minibatches `[U, N, ...]`, both environment-major."""
     by_environment = x.reshape(num_envs, updates, -1, *x.shape[1:])
     return by_environment.swapaxes(0, 1).reshape(updates, -1, *x.shape[1:])
 
 
 def check_outputs(self: Any, state: State) -> None:
-    """Refuses networks whose outputs do not fit the action space."""
+    """Raises if the networks' outputs do not fit the action space."""
     count, space, seen = self.num_envs, self.env.action_space, seen_types(self, state)
     actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
     distributions.check_gaussian(actor, space, count, self._each)
@@ -423,7 +423,7 @@ def check_outputs(self: Any, state: State) -> None:
 
 
 def check_twins(self: Any, found: Any) -> None:
-    """Refuses critics that do not return two values, each `[N]`, or logits of a grid of returns."""
+    """Raises unless critics return two values, each `[N]`, or logits of a grid of returns."""
     count, numbers = self.num_envs, _outputs(self)
     for value in distributions.check_two("critic_network", found, f"it gives two values, each [{count}]"):
         if numbers > 1:
@@ -436,7 +436,7 @@ def check_twins(self: Any, found: Any) -> None:
 
 
 def _outputs(self: Any) -> int:
-    """Numbers that a critic returns for a sample; more than one for a grid of returns."""
+    """Outputs of a critic for each sample; more than one for a grid of returns."""
     grid = getattr(self, "grid", None)
     return 1 if grid is None else grid.reading.outputs
 
@@ -459,14 +459,14 @@ MEMBERS = {
     "learn": learn,
     "check_when_traced": check_outputs,
     "_actor": property(default_actor),
-    "_each": 2,  # numbers that the actor gives for a component of an action: mean, log standard deviation
+    "_each": 2,  # actor outputs per action component: mean, log standard deviation
     "_heads": property(heads),
     "_memory": property(memory),
     "_sampled": sampled,
     "_critics": property(twin_critics),
     "_for_environment": lambda self, action: stretched(action, self.env.action_space),
     "_default_optimizer": property(adam),
-    # Parameters that act, and what `check_outputs` needs of networks that take parameters alone.
+    # The acting parameters, and what `check_outputs` calls.
     "_acting": lambda self, learned: learned.parameters.actor,
     "_acts": lambda self, actor, observation: self._actor.apply(actor, observation),
     "_valued": lambda self, learned, *inputs: self._critics.apply(learned.parameters.critics, *inputs),

@@ -1,16 +1,15 @@
-"""Replay of sequences: steps that follow each other, with the memory that the actor had before the first.
+"""Replay of sequences of steps, with the memory that the actor had before each sequence.
 
-For learners whose network has a memory, or whose targets look several steps ahead. A rollout is cut into
-sequences, which are stored and drawn whole, each with the state of the memory at its start (the "stored
-state" of R2D2; Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning",
-ICLR, section 3). All else is `algos/replay.py`: a ring of sequences for each environment.
+For networks with a memory, and for n-step targets. A rollout is cut into sequences, which are stored and
+sampled whole, with the memory at their start (the "stored state" of R2D2; Kapturowski et al. 2019, "Recurrent
+Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). The rest is `algos/replay.py`: a
+ring buffer of sequences for each environment.
 
-A learner whose loss is over transitions learns from sequences unchanged: `SequenceReplay.transitions` makes
-rows of them, the steps of all sequences `[N * L]`, and `over_sequences` makes a network over such rows of a
-network with a memory.
+A loss over transitions also learns from sequences: `SequenceReplay.transitions` flattens the steps of all
+sequences to rows `[N * L]`, and `over_sequences` makes a network over such rows from a network with a memory.
 
-Letters in shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps that are learned from, `T`
-steps of a rollout, or `K + L`, `C = T / L` sequences of a rollout.
+Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps learned from, `T` steps of a rollout
+(or `K + L`), `C = T / L` sequences of a rollout.
 """
 
 import dataclasses
@@ -37,31 +36,30 @@ from fdg.settings.fields import require, require_positive
 
 
 class Observed(NamedTuple):
-    """Observations of sequences, `K` steps of burn-in and `L` that are learned from, for `over_sequences`."""
+    """Observations of sequences for `over_sequences`: `K` steps of burn-in, `L` learned from."""
 
-    memory: Any  # [N, *memory] before the first step
+    memory: Any  # [N, *memory], before the first step
     burn_in: Any  # (observation [N, K, *obs], start [N, K])
     observation: Observation  # [N, L, *obs]
     start: jax.Array  # [N, L] bool
-    final: Any = None  # [N, L, *obs], what windows led to, to be valued in place of `observation`
-    last: Any = None  # [N, L] int32, the last step of each window, after whose memory `final` comes
+    final: Any = None  # [N, L, *obs], the observation after each n-step window; if set, the network's input
+    last: Any = None  # [N, L] int32, the last step of each window; the memory after it goes with `final`
 
 
 def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Network:
-    """A network with a memory as one without, whose observations are sequences, `Observed [N]`.
+    """Makes a feed-forward network over `Observed [N]` from a network with a memory.
 
-    `apply` gives an output for each step after the burn-in, `[N * L, ...]`, as a feed-forward network does
-    for rows. So a loss over transitions is a loss over sequences, and gradients flow through the memory from
-    the first step after the burn-in on (R2D2, section 3). What follows the observation, such as actions
-    `[N * L, ...]`, goes to `unroll` as further arguments, `[T, B, ...]`.
+    `apply` returns an output for each step after the burn-in, `[N * L, ...]`. So a loss over transitions
+    applies to sequences, and gradients flow through the memory from the first step after the burn-in on
+    (R2D2, section 3). Further arguments, such as actions `[N * L, ...]`, reach `unroll` as `[T, B, ...]`.
 
-    `part`: where several networks remember, which of their memories is this one's.
+    `part`: the index of this network's memory, where several networks have one.
     """
     return Network(_InitRows(network), _ApplyOverSequences(network, part))
 
 
 def _separated(observed: Observed) -> Observation:
-    """Sequences whose observations may be masked, as features with one mask for their rows `[N * L, ...]`."""
+    """Moves action masks of sequences to their rows: features with one mask, `[N * L, ...]`."""
     earlier, begins = observed.burn_in
     features, mask = features_and_mask(observed.observation)
     found = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
@@ -72,11 +70,11 @@ def _separated(observed: Observed) -> Observation:
 
 
 def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
-    """Outputs `[L, N, ...]` of the steps after the burn-in, and memories after each."""
+    """Outputs `[L, N, ...]` of the steps after the burn-in, and the memory after each."""
     memory, (earlier, begins) = observed.memory, observed.burn_in
     if begins.shape[1]:
         held = jax.lax.stop_gradient(parameters)
-        # Whatever else the network takes changes no memory.
+        # Other arguments do not affect the memory.
         none = [jnp.zeros((begins.shape[1], *x.shape[1:]), x.dtype) for x in more]
         earlier = jax.tree.map(time_first, earlier)
         *_, memories = network.unroll(held, memory, earlier, time_first(begins), *none)
@@ -121,27 +119,27 @@ class _InitRows:
 
 
 def _rows(x: jax.Array) -> jax.Array:
-    """Steps `[N, L, ...]` as rows `[N * L, ...]`: a split of the sequences stays a split of the rows."""
+    """Flattens `[N, L, ...]` to rows `[N * L, ...]`; a sharding of sequences becomes one of rows."""
     return x.reshape(-1, *x.shape[2:])
 
 
 class Sequences(NamedTuple):
-    """Sequences, as they are stored and drawn."""
+    """Stored or sampled sequences."""
 
-    memory: Any  # [..., *memory] as the actor had it before the first step
+    memory: Any  # [..., *memory], the actor's before the first step
     start: jax.Array  # [..., L] bool: an episode starts at this step
-    steps: Step  # [..., L], rewards `[..., L, A]` where there are several agents
-    weight: Any = None  # as of `Transition`
+    steps: Step  # [..., L]; with several agents, rewards are `[..., L, A]`
+    weight: Any = None  # as in `Transition`
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceReplay(Replay):
     """A replay buffer whose samples are `Sequences [N]`: `sample(...).transition`.
 
-    Sizes are counted in steps, as those of `Replay`, but for `batch_size`, which is of sequences. With
-    burn-in, a sample is the stored sequence and those before it, so that samples overlap as in R2D2.
+    Sizes count steps, as in `Replay`, except `batch_size`, which counts sequences. With burn-in, a sample is
+    the stored sequence and those before it, so samples overlap as in R2D2.
 
-    `sequence_length` is L, and `burn_in` K, a multiple of it: steps before them from which only the memory is
+    `sequence_length` is L. `burn_in` is K, a multiple of L: the steps before, from which only the memory is
     computed.
     """
 
@@ -164,12 +162,12 @@ class SequenceReplay(Replay):
 
     @property
     def steps_of_a_row(self) -> int:
-        """L."""
+        """L, the steps of a row."""
         return self.sequence_length
 
     @property
     def window(self) -> int:
-        """Sequences of a sample: the one that is learned from, and those of the burn-in."""
+        """Sequences in a sample: the one learned from, and the burn-in."""
         return 1 + self.burn_in // self.sequence_length
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
@@ -177,16 +175,16 @@ class SequenceReplay(Replay):
         return self.init_of(memory, observation, action, jnp.zeros(self.num_envs, jnp.float32))
 
     def init_of(self, memory: Any, observation: Observation, action: Any, reward: jax.Array) -> ReplayState:
-        """An empty buffer for such steps, `[B, ...]`; only their types count."""
+        """An empty buffer for steps `[B, ...]`, of which only shapes and dtypes are used."""
         ended = jnp.zeros(self.num_envs, bool)
         steps = Step(observation, action, reward, ended, ended, observation)
         start, steps = jax.tree.map(lambda x: jnp.stack([x] * self.sequence_length, axis=1), (ended, steps))
         return self.init_of_rows(Sequences(memory, start, steps))
 
     def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
-        """A rollout as `add` takes it, `[C, B]`.
+        """Cuts a rollout into sequences `[C, B]`, for `add`.
 
-        `memory [C, B, ...]` is that before each sequence; `start [T, B]` bool; `steps [T, B]`.
+        `memory [C, B, ...]` is the memory before each sequence; `start [T, B]` bool; `steps [T, B]`.
         """
 
         def sequences(x: jax.Array) -> jax.Array:
@@ -196,7 +194,7 @@ class SequenceReplay(Replay):
         return Sequences(memory, *jax.tree.map(sequences, (start, steps)))
 
     def seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
-        """A minibatch with its observations as networks see them."""
+        """Applies `see` to the observations of a minibatch."""
         steps = minibatch.steps
         return minibatch._replace(
             steps=steps._replace(
@@ -207,10 +205,9 @@ class SequenceReplay(Replay):
     def transitions(
         self, minibatch: Sequences, weight: jax.Array | None
     ) -> tuple[Transition, jax.Array | None]:
-        """Sequences `[N]` as transitions `[N * L]` of all steps after the burn-in, whose observations are
-        `Observed [N]`; and weights `[N]` as those of each step.
+        """Flattens sequences `[N]`, without the burn-in, to transitions `[N * L]`; repeats their weights.
 
-        N-step windows are cut at the end of the episode, and of the sequence.
+        Observations become `Observed [N]`. N-step windows end with the episode or the sequence.
         """
         timed = minibatch.start, minibatch.steps
         begins, earlier = jax.tree.map(lambda x: x[:, : self.burn_in], timed)
@@ -234,18 +231,18 @@ class SequenceReplay(Replay):
         return transition, weight
 
     def keyed(self, minibatch: Sequences, keys: jax.Array) -> tuple[Transition, jax.Array]:
-        """Sequences `[N]` as `transitions` with their weights, and keys `[K, N]` as `[K, N * L]`."""
+        """As `transitions`, with weights; keys `[K, N]` are split into `[K, N * L]`."""
         transition, weight = self.transitions(minibatch, minibatch.weight)
         each = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.sequence_length)))(keys)
         return transition._replace(weight=weight), each.reshape(len(keys), -1)
 
     def priority(self, error: jax.Array) -> jax.Array:
-        """Errors of steps `[N * L]` as one of each sequence `[N]`: 0.9 max + 0.1 mean (R2D2, section 2.3)."""
+        """Priorities of sequences `[N]` from errors `[N * L]`: 0.9 max + 0.1 mean (R2D2, section 2.3)."""
         size = jnp.abs(error).reshape(-1, self.sequence_length)
         return 0.9 * jnp.max(size, axis=1) + 0.1 * jnp.mean(size, axis=1)
 
     def _of_windows(self, windows: Sequences) -> Sequences:
-        """Windows `[B, N / B, w]` of sequences, end to end, with the memory before the first."""
+        """Concatenates the sequences of windows `[B, N / B, w]`; keeps the memory before the first."""
 
         def end_to_end(x: jax.Array) -> jax.Array:
             return x.reshape(*x.shape[:2], -1, *x.shape[4:])
@@ -265,10 +262,10 @@ class SequenceReplay(Replay):
 
 @dataclasses.dataclass(frozen=True)
 class Remembering(NoMemory):
-    """Networks with a memory: one, or an actor's and then its critics'; see `NoMemory`.
+    """Networks with a memory: one, or an actor and critics; see `NoMemory`.
 
-    The memory of several is a tuple of theirs. Those of critics are carried on in acting, too, so that replay
-    stores them.
+    Several networks have a tuple of memories. Acting advances the critics' memories too, since replay stores
+    them.
     """
 
     networks: tuple[RecurrentNetwork, ...]
@@ -278,7 +275,7 @@ class Remembering(NoMemory):
 
     @property
     def replay(self) -> dict[str, Any]:  # type: ignore[override]
-        """Arguments of `ReplayChoice.of`: sequences are stored."""
+        """Arguments of `ReplayChoice.of`, for sequences."""
         return {"kind": SequenceReplay, "sequence_length": self.sequence_length, "burn_in": self.burn_in}
 
     def begin(self, num_envs: int) -> Any:
@@ -295,22 +292,22 @@ class Remembering(NoMemory):
         return actor, critics
 
     def of_actor(self, acting: Any) -> Any:
-        """Those of the actor, or of the one network."""
+        """The parameters of the actor, or of the only network."""
         return acting[0] if self._several else acting
 
     def seen(self, observation: Any, recollection: Recollection | None) -> Observation:
-        """Observations `[B, *obs]` as sequences of one step, each after a memory of its own."""
+        """Observations `[B, *obs]` as sequences of one step, each with its memory."""
         assert recollection is not None
         first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
         nothing = jax.tree.map(lambda x: x[:, :0], (first, begins))
         return _separated(Observed(recollection.memory.network, nothing, first, begins))
 
     def after(self, acting: Any, seen: Observation) -> Any:
-        """The memory after what was `seen`: `[B, ...]`."""
+        """The memory after observations, `[B, ...]`."""
         features, _ = features_and_mask(seen)
         if not self._several:
             return _last(_unrolled(self.networks[0], acting, features)[1])
-        # Actions change no critic's memory.
+        # Actions do not affect a critic's memory.
         none = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
         parts = zip(self.networks, acting, features.memory, ((), (none,)), strict=True)
         return tuple(
@@ -319,7 +316,7 @@ class Remembering(NoMemory):
         )
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
-        """Refuses a network whose `unroll` does not give `outputs` numbers and a memory."""
+        """Raises if `unroll` does not return `outputs` numbers and a memory."""
         found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
         distributions.check_remembered_values(found, outputs, (1, len(state.recollection.start)))
 
@@ -329,7 +326,7 @@ class Remembering(NoMemory):
 
 
 def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
-    """The user's `own` network with a memory, or the default ones for an algorithm's `_heads`."""
+    """The user's `own` network with a memory, or the defaults for the algorithm's `_heads`."""
     require(
         algorithm,
         all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
@@ -369,7 +366,7 @@ def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> A
 class _Remembering(nn.Module):
     """Dense layers, a memory, a dense layer and a head: `(output [T, B, n], memories)`.
 
-    What is `privileged` is not seen. `dueling`: the head gives a value and advantages of each choice.
+    `privileged` observations are dropped. `dueling`: the head outputs a value, and advantages of each choice.
     """
 
     observation_space: ObservationSpace
@@ -389,14 +386,14 @@ class _Remembering(nn.Module):
         return distributions.dueling(output, self.dueling) if self.dueling else output, memories
 
     def nothing_yet(self, num_envs: int) -> Any:
-        """The memory before anything was seen."""
+        """The initial memory."""
         return self.remembers.empty((num_envs,))
 
 
 class _RememberingCritics(nn.Module):
-    """Two critics, each with a memory of the observations: two values `[T, B]`, or `[T, B, n]`, and memories.
+    """Two critics, each with a memory: two values `[T, B]` or `[T, B, n]`, and the memories.
 
-    Actions join after the memory: so a critic values any action at a step by one memory.
+    Actions join after the memory, so that one memory serves any action.
     """
 
     observation_space: ObservationSpace
@@ -418,7 +415,7 @@ class _RememberingCritics(nn.Module):
         return first, second, (after_first, after_second)
 
     def nothing_yet(self, num_envs: int) -> Any:
-        """The memories of both before anything was seen."""
+        """The initial memories of both."""
         return (self.remembers.empty((num_envs,)),) * 2
 
 

@@ -108,7 +108,7 @@ def genetic(of, rng, begin=None, fixed=()):
 
 def network_then_hardware(of, rng):
     """The networks of highest accuracy, which cost no evaluations here; then all of them for a chip."""
-    best = [task.choices()[accuracy.known(task, of.accuracy, of.table).argmax()] for task in of.tasks]
+    best = [task.choices()[accuracy.of_choices(task, of.accuracy, of.table).argmax()] for task in of.tasks]
     options = [one.options for task in of.tasks for one in task.decisions]
     networks = [one.index(x) for one, x in zip(options, sum(best, ()), strict=True)]
     begin = np.pad(networks, (0, len(of.decisions()) - len(networks)))
@@ -255,7 +255,7 @@ def ppo(of, seeds):
 
 def exhaustively(of, seeds):
     """The best of all designs, for every seed: as a curve that is level."""
-    scores = tuple(task.weight * accuracy.known(task, of.accuracy, of.table) for task in of.tasks)
+    scores = tuple(task.weight * accuracy.of_choices(task, of.accuracy, of.table) for task in of.tasks)
     found = exhaustive.enumerate_all(of, scores, of.specs)
     print(f"{of.name}, {of.specs}: {found}")
     return np.full((len(seeds), EVALUATIONS // AT_ONCE), found.score), np.full(
@@ -366,7 +366,7 @@ def show_area():
     for name in reading.WORKLOADS:
         of = reading.get(name)
         chips, known = of.chips.all(), of.chips.kinds()
-        networks = [accuracy.known(task, of.accuracy, of.table).argmax() for task in of.tasks]
+        networks = [accuracy.of_choices(task, of.accuracy, of.table).argmax() for task in of.tasks]
         taken = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
         cycles = np.asarray(taken.latency_cycles, float)
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))

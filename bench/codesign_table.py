@@ -88,7 +88,7 @@ def measure(tasks, seeds, path):
 
 def show(tasks, path):
     for task in tasks.values():
-        found = accuracy.seeds_of(task, "" if path == SHIPPED else str(path))
+        found = accuracy.by_seed(task, "" if path == SHIPPED else str(path))
         mean, seeds = found.mean(0), len(found)
         print(f"{task.data}: {found.shape[1]} networks, {seeds} seeds; {mean.min():.3f} to {mean.max():.3f}")
         if seeds > 1:

@@ -1,6 +1,6 @@
-"""What was worked out for an object, by its identity: a jaxpr called from many places is rewritten once.
+"""Caches results by the identity of their argument, such as a jaxpr that is called from many places.
 
-Choosing among hundreds of plans of a graph opens its iteration once for each way to place its fragments.
+Choosing among hundreds of plans of a graph thus opens its iteration once for each placement of fragments.
 """
 
 import collections
@@ -11,17 +11,17 @@ Found = TypeVar("Found")
 
 
 class IdentityCache(Generic[Found]):
-    """Results by what they are of; errors are raised anew each time."""
+    """An LRU cache from (object, key) to a result; exceptions are not cached."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """Of the latest `most`; of all, if None."""
-        self._most = most
+    def __init__(self, max_entries: int | None = None) -> None:
+        """Keeps at most `max_entries` results; all, if None."""
+        self._max_entries = max_entries
         self._known: collections.OrderedDict[Hashable, tuple[Any, Found]] = collections.OrderedDict()
 
     def __call__(self, of: Any, how: Hashable, make: Callable[[], Found]) -> Found:
-        """What `make` gives, or gave before for the same object and the same `how`.
+        """Returns `make()`, cached by the identity of `of` and by `how`.
 
-        `of` is kept, so that no other object gets its identity.
+        The cache keeps `of` alive, so that its id is not reused.
         """
         key = id(of), how
         if key in self._known:
@@ -29,6 +29,6 @@ class IdentityCache(Generic[Found]):
             return self._known[key][1]
         found = make()
         self._known[key] = of, found
-        if self._most is not None and len(self._known) > self._most:
+        if self._max_entries is not None and len(self._known) > self._max_entries:
             self._known.popitem(last=False)
         return found

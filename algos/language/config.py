@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from algos.language.config_keys import refuse_others
+from algos.language.config_keys import check_config_keys
 from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError
 
@@ -235,7 +235,7 @@ class DecoderConfig:
         missing = [name for name in _SIZES if config.get(name) is None]
         if missing:
             raise FdgError(f"config.json: {', '.join(missing)} missing, which {family} needs")
-        refuse_others(config, _READ | _OF_FAMILY[family].keys(), "config.json")
+        check_config_keys(config, _READ | _OF_FAMILY[family].keys(), "config.json")
         config = {**_DEFAULTS, **_OF_FAMILY[family], **config}
         activation = config["hidden_act"]
         if activation not in ("silu", "swish"):
@@ -357,7 +357,7 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
     if not isinstance(kind, str) or kind not in _ROPE_TYPES:
         raise FdgError(f"config.json: rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
     own = {name for names in _ROPE_TYPES[kind] for name in names}
-    refuse_others(
+    check_config_keys(
         rope, own | {"rope_type", "type", "rope_theta", "finetuned"}, f"config.json: {where} of {kind!r}", ()
     )
     if _TRAINED in own:

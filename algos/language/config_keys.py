@@ -1,8 +1,7 @@
-"""Keys of `config.json` and `adapter_config.json`: which may be ignored, and an error for any other.
+"""Checks the keys of `config.json` and `adapter_config.json`; unsupported keys are errors.
 
-A key that is silently ignored could mean a different network. So every key must be read by the caller, be in
-`IGNORED`, or have a value without effect: null, false, zero, empty, or its `NEUTRAL` value. Any other key
-raises an error that names it.
+An ignored key could silently change the network. Every key must be read by the caller, be in `IGNORED`, or
+have a neutral value: null, false, zero, empty, or that of `NEUTRAL`.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,29 +11,29 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 IGNORED = frozenset(
-    # What the file is of, and how it was made.
+    # What the file describes, and how it was made.
     "model_type architectures auto_map transformers_version torch_dtype dtype name_or_path tokenizer_class"
     " processor_class transformers.js_config is_llama_config unsloth_version unsloth_fixed"
-    # Which tokens begin and end texts: the tokenizer and `generation_config.json` say.
+    # Tokens at the start and end of texts; they are read from the tokenizer and `generation_config.json`.
     " bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id"
     " decoder_start_token_id forced_bos_token_id forced_eos_token_id bos_token eos_token pad_token unk_token"
-    # How tokens are chosen.
+    # Sampling.
     " max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups"
     " diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty"
     " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores"
     " return_dict_in_generate remove_invalid_values exponential_decay_length_penalty suppress_tokens"
     " begin_suppress_tokens"
-    # What is returned, in which pieces it is computed, and what is kept meanwhile.
+    # Outputs, chunking, caches.
     " use_cache return_dict use_return_dict output_hidden_states output_attentions torchscript use_bfloat16"
     " tf_legacy_loss chunk_size_feed_forward pretraining_tp attn_implementation use_flash_attn"
     " use_flash_attention_2 gradient_checkpointing is_decoder"
-    # Heads: whether there is one that is read, the tensors say.
+    # Heads; the tensors in the file show which exist.
     " id2label label2id num_labels problem_type finetuning_task task_specific_params prefix"
     " classifier_dropout"
-    # What is left out at random while Transformers trains; nothing is left out here.
+    # Dropout, which is not applied here.
     " attention_dropout hidden_dropout residual_dropout embedding_dropout dropout resid_pdrop embd_pdrop"
     " attn_pdrop neftune_noise_alpha"
-    # Lengths that a tokenizer or a trainer goes by.
+    # Lengths for tokenizers and trainers.
     " model_max_length max_sequence_length seq_length".split()
 )
 """Keys of a `config.json` that change no logits."""
@@ -49,22 +48,22 @@ NEUTRAL: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("is_causal", "causal", "use_rope", "use_rotary", "scale_attn_weights"), True),
 }  # fmt: skip
-"""The value without effect of keys for which that is not null, false, zero or empty."""
+"""Neutral values of keys for which null, false, zero and empty are not neutral."""
 
 
-def refuse_others(
+def check_config_keys(
     found: Mapping[str, Any],
     read: Collection[str],
     where: str,
     ignored: Collection[str] = IGNORED,
     advice: str = "take another checkpoint, or remove the key if it changes no logits",
 ) -> None:
-    """Raises if a key that is neither read nor ignored has a value with an effect.
+    """Raises if a key is neither read nor ignored, and its value is not neutral.
 
-    Keys that begin with `_` are private to a library. `where` begins the error, and `advice` ends it.
+    Keys that begin with `_` are ignored. `where` begins the error message, and `advice` ends it.
 
-    >>> refuse_others({"hidden_size": 8, "softcap": None, "dtype": "float16"}, ["hidden_size"], "x.json")
-    >>> refuse_others({"softcap": 30.0}, [], "x.json")
+    >>> check_config_keys({"hidden_size": 8, "softcap": None, "dtype": "float16"}, ["hidden_size"], "x.json")
+    >>> check_config_keys({"softcap": 30.0}, [], "x.json")
     Traceback (most recent call last):
     fdg.errors.FdgError: x.json: softcap=30.0 is not supported: take another checkpoint, or ...
     """

@@ -1,9 +1,8 @@
-"""Sampling answers to prompts: prefill, cached decoding, slots that take the next prompt when they are free.
+"""Samples responses to prompts: prefill, cached decoding, continuous batching.
 
-A static batch waits for its longest answer. With fewer slots than prompts, a row that has ended takes the
-next prompt (continuous batching: Orca, Yu et al., OSDI'22), a few at a time. Each token is drawn by a key of
-its own, of sample and position, so that a sample does not depend on the slot, on the other rows or on when
-its turn came.
+A static batch waits for its longest response. With fewer slots than prompts, a slot whose response ended
+takes the next prompt (Orca, Yu et al., OSDI'22). The key of each token depends on sample and position only,
+so a sample does not depend on its slot, on other rows or on timing.
 """
 
 import dataclasses
@@ -30,12 +29,12 @@ class Sampling:
     """How tokens are drawn, and when a sample ends.
 
     Attributes:
-      max_new_tokens: R, after which a sample ends in any case.
+      max_new_tokens: R, the largest number of tokens of a sample.
       temperature: logits are divided by it; 0 takes the most likely token.
-      top_k: sample among this many of the most likely tokens; 0 for all.
-      top_p: only the most likely that together have this probability, one at least (arXiv 1904.09751).
-      stop_tokens: a sample ends with the first of these, which is part of it.
-      pad_token: what stands after the end.
+      top_k: keep the k most likely tokens; 0 keeps all.
+      top_p: keep the most likely tokens up to this total probability, at least one (arXiv 1904.09751).
+      stop_tokens: the first of these ends a sample, and belongs to it.
+      pad_token: fills the columns after the end.
     """
 
     max_new_tokens: int
@@ -58,19 +57,19 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are left out of what is drawn from."""
+        """True if top-k or top-p excludes tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
     @property
     def is_tempered(self) -> bool:
-        """Whether logits are scaled."""
+        """True if the temperature scales logits."""
         return self.temperature != 1
 
 
 def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """Logits [..., V] of the distribution that is drawn from at a temperature above 0, with minus infinities.
+    """Logits [..., V] after temperature (above 0), top-k and top-p, in this order; excluded tokens get -inf.
 
-    In this order: temperature, top-k, top-p; tokens as likely as the last that is kept are kept.
+    Tokens tied with the least likely kept token are kept.
 
     >>> logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     >>> [f"{x:.2f}" for x in filtered(logits, Sampling(1, top_k=3, top_p=0.7))]
@@ -91,16 +90,16 @@ def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One token of each row, by its own key.
+    """Samples one token for each row, with the row's own key.
 
-    `logits` are [N, V] float32, `keys` [N]. Returns tokens [N] int32; their log-probabilities [N] in the
-    distribution that was drawn from (0 at temperature 0); and those [N] without temperature, top-k and top-p.
+    Takes `logits` [N, V] float32 and `keys` [N]. Returns tokens [N] int32; their log-probabilities [N] in the
+    sampling distribution (0 at temperature 0); and those [N] in the unfiltered distribution at temperature 1.
     """
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return tokens, jnp.zeros(tokens.shape, logits.dtype), log_prob(logits, tokens)
     left = filtered(logits, sampling)
-    # Gumbel's trick (arXiv 1411.0030): the largest of logits with such noise is a draw from their softmax.
+    # Gumbel-max (arXiv 1411.0030): the argmax of logits plus Gumbel noise is a sample of their softmax.
     noise = jax.vmap(functools.partial(jax.random.gumbel, shape=logits.shape[1:], dtype=logits.dtype))(keys)
     tokens = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
     plain = log_prob(logits, tokens)
@@ -108,22 +107,22 @@ def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Ar
 
 
 def log_prob(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Of tokens [N], each in the softmax of its logits [N, V]: [N]."""
-    # Without a gather, which would have to be split.
+    """Log-probabilities [N] of tokens [N] under logits [N, V]."""
+    # A one-hot sum: a gather would have to be partitioned.
     chosen = jnp.arange(logits.shape[-1])[None] == tokens[:, None]
     return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits, axis=-1), 0.0), axis=-1)
 
 
 class Samples(NamedTuple):
-    """Answers."""
+    """Responses."""
 
     tokens: jax.Array  # [N, R] int32, right-padded
-    mask: jax.Array  # [N, R] bool, where there is a token; the stop token is one
-    # [N, R] float32, of each token in the distribution that it was drawn from; 0 in padding
+    mask: jax.Array  # [N, R] bool, True up to and including the stop token
+    # [N, R] float32, log-probability of each token in the sampling distribution; 0 in padding
     log_probs: jax.Array
-    policy_log_probs: jax.Array  # [N, R] float32, the same at temperature 1, without top-k and top-p
-    # [N, R] float32, the same without top-k and top-p alone: what a learner computes of the same
-    # parameters, so what ratios and importance weights are over
+    policy_log_probs: jax.Array  # [N, R] float32, at temperature 1, unfiltered
+    # [N, R] float32, with temperature, unfiltered: the learner's log-probability, which ratios and importance
+    # weights divide by
     tempered_log_probs: jax.Array
 
 
@@ -136,23 +135,24 @@ def generate(
     sampling: Sampling,
     slots: int | None = None,
 ) -> Samples:
-    """Answers to prompts, the same for every number of slots.
+    """Samples responses; they do not depend on the number of slots.
 
     Args:
-      decoder: whose parameters these are.
-      parameters: as `decoder.init` makes them.
-      prompts: N of them.
-      key: one, or one of each sample [N]: the latter in a fragment whose batch is split over devices.
+      decoder: the model.
+      parameters: as returned by `decoder.init`.
+      prompts: N prompts.
+      key: one key, or keys [N], one for each sample; use keys in a fragment whose batch is split over
+        devices.
       sampling: how tokens are drawn and when a sample ends.
-      slots: how many are answered at a time, on all devices together; None for all. Fewer need less memory,
-        and less time where lengths differ much: a slot that is free takes the next prompt.
+      slots: responses generated at a time, over all devices; None for all. Fewer slots need less memory, and
+        less time where lengths vary: a free slot takes the next prompt.
 
     Returns:
-      R = `sampling.max_new_tokens` columns.
+      Samples with R = `sampling.max_new_tokens` columns.
 
     Raises:
-      FdgError: prompts of another shape; prompt and answer longer than the decoder's context; a token that is
-        not in its vocabulary (where prompts are known, and not traced).
+      FdgError: misshaped prompts; prompt plus response exceed the decoder's context; a token outside its
+        vocabulary (checked only for concrete prompts).
     """
     _check(decoder, prompts, sampling, slots)
     keys = key if key.ndim else sample_keys(key, prompts.tokens.shape[0])
@@ -161,7 +161,7 @@ def generate(
 
 
 def sample_keys(key: jax.Array, count: int) -> jax.Array:
-    """A key of each sample [count]: that of sample i is the same however many there are."""
+    """Keys of samples [count]; key i does not depend on `count`."""
     return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(count))
 
 
@@ -188,7 +188,7 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
 
 
 def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") -> None:
-    """On the host, requires that tokens [N, P] where `mask` [N, P] is set are in the vocabulary."""
+    """Checks on the host that tokens [N, P] are in the vocabulary where `mask` [N, P] is set."""
     tokens = np.asarray(tokens)
     outside = np.asarray(mask) & ((tokens < 0) | (tokens >= vocab_size))
     if outside.any():
@@ -208,7 +208,7 @@ def _rows(
     prompts: Prompts,
     keys: jax.Array,
 ) -> Samples:
-    """`generate` of some of its `count` prompts, with a key of each sample: all, or those of one device."""
+    """Generates the rows of one device, of `count` on all devices."""
     n = prompts.tokens.shape[0]
     here = n if slots is None else min(max(1, slots * n // count), n)
     if slots is not None and n < count:
@@ -224,26 +224,26 @@ def _rows(
     return stream.take(decoder.cast(parameters), jnp.int32(0), stream.init(keys))[0]
 
 
-class Kept(NamedTuple):
-    """What a slot keeps of the response in it; `C` tokens is the longest."""
+class SlotState(NamedTuple):
+    """The state of each slot's response; `C` is the maximum length."""
 
-    asked: Any  # [S, ...] of each leaf: `Prompts`, and what else is carried along
-    keys: jax.Array  # [S], of the samples
-    token: jax.Array  # [S] int32, the last one of each
+    asked: Any  # leaves [S, ...]: `Prompts` and `also`
+    keys: jax.Array  # [S], one for each sample
+    token: jax.Array  # [S] int32, the last token
     length: jax.Array  # [S] int32, tokens so far
-    first: jax.Array  # [S] int32, the tick of the first one
+    first: jax.Array  # [S] int32, the tick of the first token
     done: jax.Array  # [S] bool
-    # Tokens, their log-probabilities, those without filters and without temperature where they differ, and
-    # versions where they are recorded: a ring of columns, of which all slots write to one in a tick.
+    # Ring buffers of tokens, log-probabilities (unfiltered and at temperature 1 only where they differ), and
+    # versions if recorded. All slots write the same column in a tick.
     written: tuple[jax.Array, ...]  # [S, C] each
 
 
 class Recorded(NamedTuple):
-    """Answers with what they are to, and when each token was drawn."""
+    """Responses with their prompts, and when each token was sampled."""
 
     samples: Samples
     asked: Any
-    version: jax.Array  # [N, R] int32, of the parameters; 0 in padding
+    version: jax.Array  # [N, R] int32, of the parameters that sampled each token; 0 in padding
     tick: jax.Array  # [N, R] int32, of the stream's clock; 0 in padding
 
 
@@ -251,34 +251,34 @@ class Recorded(NamedTuple):
 class Answers:
     """Answers to prompts as a `fdg.stream.Source`: a tick is one token of each slot."""
 
-    decoder: Decoder  # as of `generate`; parameters are in the dtype of the computation
+    decoder: Decoder  # as in `generate`; parameters are in the compute dtype
     sampling: Sampling
-    prompts: Prompts  # of all responses that may begin, `group` to each
-    keys: jax.Array  # one of each of these responses
-    also: Any = ()  # what is carried along with each prompt
+    prompts: Prompts  # the prompts of all responses, `group` responses each
+    keys: jax.Array  # one for each response
+    also: Any = ()  # a pytree carried along with each prompt
     group: int = 1  # responses to a prompt
-    first: Any = 0  # index of the first of these responses in the run
-    records: bool = False  # whether rows are `Recorded`, or `Samples` alone
-    dtype: Any = jnp.float32  # of log-probabilities: the decoder's `logits_dtype`
-    # whether all begin in the first tick and are read after the last, so that nothing is gathered
+    first: Any = 0  # index of the first response in the run
+    records: bool = False  # rows are `Recorded` if True, else `Samples`
+    dtype: Any = jnp.float32  # of log-probabilities: `decoder.logits_dtype`
+    # True if all responses begin in the first tick and are read after the last: skips gathers
     together: bool = False
 
     @property
     def width(self) -> int:
-        """`C`."""
+        """`C`, the maximum length of a response."""
         return self.sampling.max_new_tokens
 
     @property
     def most_ticks(self) -> int:
-        """Tokens after the first."""
+        """Ticks after the first token."""
         return self.width - 1
 
-    def idle(self, slots: int) -> Kept:
+    def idle(self, slots: int) -> SlotState:
         """Empty slots."""
         none, how = jnp.zeros(slots, jnp.int32), self.sampling
         floats = 1 + bool(how.filters) + bool(how.is_tempered)
         dtypes = (jnp.int32, *[self.dtype] * floats, *[jnp.int32] * self.records)
-        return Kept(
+        return SlotState(
             jax.tree.map(lambda x: zeros((slots, *x.shape[1:]), x.dtype), (self.prompts, self.also)),
             zeros((slots,), self.keys.dtype),
             none,
@@ -288,8 +288,10 @@ class Answers:
             tuple(jnp.zeros((slots, self.width), dtype) for dtype in dtypes),
         )
 
-    def begin(self, parameters: Weights, key: jax.Array, index: jax.Array, now: Now) -> tuple[Kept, Cache]:
-        """Prompts that are read, and first tokens; of caches the part of the prompts."""
+    def begin(
+        self, parameters: Weights, key: jax.Array, index: jax.Array, now: Now
+    ) -> tuple[SlotState, Cache]:
+        """Prefills prompts and samples the first tokens; caches cover the prompts only."""
         asked, keys = (self.prompts, self.also), self.keys
         if not self.together:
             which = index - self.first
@@ -307,19 +309,19 @@ class Answers:
             return jax.lax.dynamic_update_slice_in_dim(row, x[:, None], column, axis=1)
 
         written = tuple(map(first, made))
-        kept = Kept(asked, keys, made[0], one, one * now.tick, self.ended(made[0], one), written)
+        kept = SlotState(asked, keys, made[0], one, one * now.tick, self.ended(made[0], one), written)
         read = prompts.tokens.shape[1]
         keys_, values = (tuple(x[:, :, :read] for x in each) for each in (cache.keys, cache.values))
         return kept, _rowwise(cache._replace(keys=keys_, values=values))
 
-    def tick(self, parameters: Weights, kept: Kept, cache: Cache, now: Now) -> tuple[Kept, Cache]:
-        """One more token of each."""
+    def tick(self, parameters: Weights, kept: SlotState, cache: Cache, now: Now) -> tuple[SlotState, Cache]:
+        """Samples one more token in each slot."""
         logits, cache = self.decoder.decode(parameters, cache._replace(step=now.tick), kept.token)
         made = self.draw(logits, kept.keys, kept.length, now)
         column = (now.tick + 1) % self.width
 
         def write(x: jax.Array, y: jax.Array) -> jax.Array:
-            # What a slot that is done has written stays until it is handed in.
+            # A finished slot keeps its tokens until they are read.
             if not self.together:
                 y = jnp.where(kept.done, jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1)[:, 0], y)
             return jax.lax.dynamic_update_slice_in_dim(x, y[:, None], column, axis=1)
@@ -333,12 +335,12 @@ class Answers:
         )
         return kept, _rowwise(cache)
 
-    def done(self, kept: Kept) -> jax.Array:
-        """Which have their last token."""
+    def done(self, kept: SlotState) -> jax.Array:
+        """True for finished slots."""
         return kept.done
 
-    def refresh(self, parameters: Weights, kept: Kept) -> Cache:
-        """Caches of prompts and of all tokens but the last, which the next tick reads."""
+    def refresh(self, parameters: Weights, kept: SlotState) -> Cache:
+        """Recomputes the caches of prompts and of all tokens but the last, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
         prompts: Prompts = kept.asked[0]
         cache = self.decoder.reread(
@@ -346,8 +348,8 @@ class Answers:
         )
         return _rowwise(cache)
 
-    def row(self, kept: Kept) -> Samples | Recorded:
-        """What was written, the first token first."""
+    def row(self, kept: SlotState) -> Samples | Recorded:
+        """The responses, in order."""
         places = jnp.arange(self.width)[None]
         there = places < kept.length[:, None]
         written = [jnp.where(there, self.in_order(kept, x), 0) for x in kept.written]
@@ -361,8 +363,8 @@ class Answers:
         tick = kept.first[:, None] + jnp.maximum(places - 1, 0)
         return Recorded(samples, kept.asked, written[-1], jnp.where(there, tick, 0))
 
-    def in_order(self, kept: Kept, x: jax.Array) -> jax.Array:
-        """What was written `[S, C]`, the first token first."""
+    def in_order(self, kept: SlotState, x: jax.Array) -> jax.Array:
+        """Reorders a ring buffer `[S, C]` from the first token on."""
         if self.together:
             return x
         return jnp.take_along_axis(
@@ -372,7 +374,7 @@ class Answers:
     def draw(
         self, logits: jax.Array, keys: jax.Array, position: jax.Array, now: Now
     ) -> tuple[jax.Array, ...]:
-        """Tokens [S] at these positions of their samples, with log-probabilities and versions."""
+        """Samples tokens [S] at `position`; returns log-probabilities and versions, too."""
         how = self.sampling
         tokens, drawn, plain = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), how)
         found = [tokens, drawn]
@@ -383,11 +385,11 @@ class Answers:
         return (*found, jnp.full_like(tokens, now.version)) if self.records else tuple(found)
 
     def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
-        """Whether samples [S] end with these tokens, which make them so long."""
+        """True where a sample [S] of this `length` ends with this token."""
         stops = jnp.asarray(self.sampling.stop_tokens, jnp.int32)
         return jnp.any(token[:, None] == stops[None], axis=1) | (length >= self.width)
 
 
 def _rowwise(cache: Cache) -> Cache:
-    """A cache of which every leaf has an axis of rows: the clock says where all of them write."""
+    """A cache without its step, which the clock gives: every leaf has a row axis."""
     return cache._replace(step=())  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import numpy as np
 
 from algos.language import weights
 from algos.language.config import DecoderConfig
-from algos.language.config_keys import refuse_others
+from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
 from algos.language.tensor_files import Stored
@@ -272,7 +272,7 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     }
     neutral = [name for name, value in same.items() if found.get(f"{family}.{name}") == value]
     known = [f"{family}.{name}" for name in (*read, *neutral, *_IGNORED)]
-    refuse_others(found, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
+    check_config_keys(found, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
 def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from algos.language import weights
 from algos.language.config import LINEAR, DecoderConfig
-from algos.language.config_keys import refuse_others
+from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
 from algos.language.tensor_files import Stored, safetensors
@@ -52,7 +52,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     if found.get("peft_type") != "LORA":
         raise FdgError(f"{file}: peft_type={quoted(found.get('peft_type'))}: only 'LORA' is read")
     advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"
-    refuse_others(found, _READ, str(file), _IGNORED, advice)
+    check_config_keys(found, _READ, str(file), _IGNORED, advice)
     if found.get("bias", "none") != "none":
         raise FdgError(f"{file}: bias={quoted(found['bias'])} is not supported: {advice}")
     begins = found.get("init_lora_weights")

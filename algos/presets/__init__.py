@@ -103,7 +103,7 @@ def _entries(algorithm: str) -> dict[str, Entry]:
 
 
 def _preset(name: str, entry: Entry) -> Preset:
-    return Preset(name, entry.source, entry.here())
+    return Preset(name, entry.source, entry.for_backend())
 
 
 def _fitting(preset: Preset, env: Any) -> Preset:

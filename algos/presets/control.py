@@ -149,12 +149,12 @@ NORMALIZING_OFF_POLICY = Entry(
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN, "sparse-control": _MOUNTAIN_CAR_DQN},
     "C51": {
-        "CartPole-v1": _CARTPOLE_DQN.but("here for C51"),
-        "sparse-control": _MOUNTAIN_CAR_DQN.but("here for C51"),
+        "CartPole-v1": _CARTPOLE_DQN.with_changes("here for C51"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("here for C51"),
     },
     "QRDQN": {
-        "CartPole-v1": _CARTPOLE_DQN.but("here for QR-DQN"),
-        "sparse-control": _MOUNTAIN_CAR_DQN.but("here for QR-DQN"),
+        "CartPole-v1": _CARTPOLE_DQN.with_changes("here for QR-DQN"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("here for QR-DQN"),
     },
     "PPO": {
         "Pendulum-v1": Entry(
@@ -199,7 +199,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
 
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
-        "pendulum": _entry.but(
+        "pendulum": _entry.with_changes(
             "a near horizon, shorter rollouts; chosen on seeds 500 to 503",
             num_steps=5,
             discount=0.9,
@@ -236,27 +236,27 @@ PRESETS["CrossQ"] = {
 }
 PRESETS["SAC"]["continuous-control"] = NORMALIZING_OFF_POLICY
 PRESETS["TD3"] = {
-    "pendulum": PRESETS["SAC"]["Pendulum-v1"].but("here for TD3"),
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes("here for TD3"),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
 # Pendulum is solved with fewer steps of the environment where each has more gradient steps.
-_PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].but(
+_PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].with_changes(
     "with a tenth of the environment steps, and two gradient steps for each; not tuned",
     total_steps=10_000,
     updates_per_step=2.0,
     policy_delay=2,
 )
 PRESETS["REDQ"] = {
-    "pendulum": _PENDULUM_ENSEMBLE.but("here for REDQ with five critics", num_critics=5),
+    "pendulum": _PENDULUM_ENSEMBLE.with_changes("here for REDQ with five critics", num_critics=5),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 PRESETS["DroQ"] = {
-    "pendulum": _PENDULUM_ENSEMBLE.but("here for DroQ"),
+    "pendulum": _PENDULUM_ENSEMBLE.with_changes("here for DroQ"),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 PRESETS["TQC"] = {
-    "pendulum": PRESETS["SAC"]["Pendulum-v1"].but(
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes(
         "with critics of the actor's size, here for TQC; not tuned", critic_hidden=(64, 64)
     ),
     "continuous-control": NORMALIZING_OFF_POLICY,

@@ -34,7 +34,7 @@ _GRPO = Entry(
 )
 # Late, few problems have responses that differ, and only those teach: four times as many are responded to as
 # are learned from, which takes a good third of what their gradient would.
-_GRPO_ADDITION = _GRPO.but(
+_GRPO_ADDITION = _GRPO.with_changes(
     "addition's own, chosen on seed 29",
     num_prompts=16,
     group_size=16,
@@ -46,7 +46,7 @@ _GRPO_ADDITION = _GRPO.but(
     total_steps=2_304_000,
 )
 # It pays 0.1 for a right form: divided by a group's deviation that would be as much as a right answer's 1.
-_GRPO_COUNTDOWN = _GRPO.but(
+_GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",
     num_prompts=32,
@@ -79,7 +79,7 @@ def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, E
     whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
     # Not the product, whose last digit is not what one would write.
     adapters: dict[str, Any] = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
-    return {"checkpoint": whole, "checkpoint-lora": whole.but(_LEARN_ADAPTERS, **adapters)}
+    return {"checkpoint": whole, "checkpoint-lora": whole.with_changes(_LEARN_ADAPTERS, **adapters)}
 
 
 PRESETS: dict[str, dict[str, Entry]] = {

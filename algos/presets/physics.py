@@ -5,7 +5,7 @@ from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
 # With CleanRL's first standard deviation of 1 most half-cheetahs slide on their backs at 1,700 for ever.
-_MUJOCO = _CONTROL["PPO"]["continuous-control"].but(
+_MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
     "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
     initial_log_std=-1.0,
 )
@@ -36,15 +36,15 @@ _ANT = Entry(
         "normalize_reward": True,
     },
 )
-_BRAX = _ANT.but("2,048 environments", num_envs=2048, total_steps=50_000_000, on_cpu=_ON_CPU)
-_HALFCHEETAH = _BRAX.but("its halfcheetah", num_steps=160, num_epochs=8, discount=0.95)
-_HUMANOID = _BRAX.but("its humanoid", num_steps=160, num_epochs=8)
-_HUMANOIDSTANDUP = _BRAX.but(
+_BRAX = _ANT.with_changes("2,048 environments", num_envs=2048, total_steps=50_000_000, on_cpu=_ON_CPU)
+_HALFCHEETAH = _BRAX.with_changes("its halfcheetah", num_steps=160, num_epochs=8, discount=0.95)
+_HUMANOID = _BRAX.with_changes("its humanoid", num_steps=160, num_epochs=8)
+_HUMANOIDSTANDUP = _BRAX.with_changes(
     "its humanoidstandup", num_steps=240, num_epochs=8, learning_rate=6e-4, total_steps=100_000_000
 )
-_REACHER = _BRAX.but("its reacher", num_steps=200, num_epochs=8, discount=0.95)
-_PUSHER = _BRAX.but("its pusher", num_steps=120, num_minibatches=16, num_epochs=8, discount=0.95)
-_INVERTED_DOUBLE_PENDULUM = _BRAX.but("its inverted_double_pendulum", total_steps=20_000_000)
+_REACHER = _BRAX.with_changes("its reacher", num_steps=200, num_epochs=8, discount=0.95)
+_PUSHER = _BRAX.with_changes("its pusher", num_steps=120, num_minibatches=16, num_epochs=8, discount=0.95)
+_INVERTED_DOUBLE_PENDULUM = _BRAX.with_changes("its inverted_double_pendulum", total_steps=20_000_000)
 _INVERTED_PENDULUM = Entry(
     "chosen on three seeds; docs/settings.md",
     {
@@ -106,12 +106,12 @@ PRESETS: dict[str, dict[str, Entry]] = {
         **_of_brax("pusher", _PUSHER),
         **_of_brax("reacher", _REACHER),
         "control-suite": _CONTROL_SUITE,
-        **_of_suite("BallInCup", _CONTROL_SUITE.but("its BallInCup", discount=0.95)),
-        **_of_suite("BallInCupCatch", _CONTROL_SUITE.but("its BallInCup", discount=0.95)),
-        **_of_suite("FingerSpin", _CONTROL_SUITE.but("its FingerSpin", discount=0.95)),
+        **_of_suite("BallInCup", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
+        **_of_suite("BallInCupCatch", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
+        **_of_suite("FingerSpin", _CONTROL_SUITE.with_changes("its FingerSpin", discount=0.95)),
         **_of_suite(
             "PendulumSwingup",
-            _CONTROL_SUITE.but(
+            _CONTROL_SUITE.with_changes(
                 "its PendulumSwingup",
                 num_epochs=4,
                 on_cpu={
@@ -123,11 +123,13 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
 }
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
-    _longer = _CONTROL_SUITE.but("a longer run", total_steps=100_000_000)
+    _longer = _CONTROL_SUITE.with_changes("a longer run", total_steps=100_000_000)
     PRESETS["PPO"].update(_of_suite(_task, _longer))
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
-        "mujoco": _entry.but("a first standard deviation of exp(-1), as PPO's here", initial_log_std=-1.0),
+        "mujoco": _entry.with_changes(
+            "a first standard deviation of exp(-1), as PPO's here", initial_log_std=-1.0
+        ),
         "brax": _entry,
         "control-suite": _entry,
     }

@@ -66,7 +66,7 @@ _ATARI = Entry(
         "activation": "relu",
     },
 )
-_PICTURES = _ATARI.but("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
+_PICTURES = _ATARI.with_changes("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
 # Without exploration that depends on the state, nor what its wrappers do to the pictures.
 _VISUAL = Entry(
     "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, a quarter of its steps; not tuned",
@@ -138,9 +138,11 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "minatar": _MINATAR,
         # Layers of 64 learn where the ball goes, but not from everywhere: three agents of ten never hit the
         # last bricks of a wall.
-        "Breakout-MinAtar": _MINATAR.but("layers twice as wide; docs/settings.md", hidden=(128, 128)),
+        "Breakout-MinAtar": _MINATAR.with_changes(
+            "layers twice as wide; docs/settings.md", hidden=(128, 128)
+        ),
         # What is shot at is near: returns further off only add noise.
-        "SpaceInvaders-MinAtar": _MINATAR.but(
+        "SpaceInvaders-MinAtar": _MINATAR.with_changes(
             "a nearer horizon, twice the step size, layers twice as wide; docs/settings.md",
             hidden=(128, 128),
             discount=0.98,
@@ -156,7 +158,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
     "PQN": {
         "minatar": _MINATAR_PQN,
-        "SpaceInvaders-MinAtar": _MINATAR_PQN.but(
+        "SpaceInvaders-MinAtar": _MINATAR_PQN.with_changes(
             "a nearer horizon, longer returns, twice the step size, less exploration; docs/settings.md",
             discount=0.98,
             q_lambda=0.75,
@@ -170,7 +172,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "QRDQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "C51": {
-        "minatar": _MINATAR_DQN.but(
+        "minatar": _MINATAR_DQN.with_changes(
             "the paper's 51 atoms, to 50 for rewards that nobody clips", **{**_ATOMS, "value_max": 50.0}
         ),
         "atari": Entry("the paper's grid (Bellemare et al. 2017, section 5), for clipped rewards", _ATOMS),

@@ -126,13 +126,13 @@ _QL_OVERCOOKED = Entry(
 )
 _VALUES = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
 _MIXED = {
-    "mpe": _QL_MPE.but(
+    "mpe": _QL_MPE.with_changes(
         "the mixing network of ql_rnn_mpe.yaml, and a fifth of its step size; docs/algorithms/qmix.md",
         learning_rate=1e-3,
         hypernetwork=(128,),
         mixer_scale=0.01,
     ),
-    "smax": _QL_SMAX.but("its mixing network", mixer_size=64, hypernetwork=(256,)),
+    "smax": _QL_SMAX.with_changes("its mixing network", mixer_size=64, hypernetwork=(256,)),
     "overcooked": _QL_OVERCOOKED,
 }
 

@@ -1,7 +1,7 @@
-"""Accuracies of networks from four sources, which every output names.
+"""Accuracies of candidate networks from four sources; every output names its source.
 
-`table`: measured before, and looked up. `train`: children are trained within the program. `supernet`:
-children of shared weights. `surrogate`: a formula, not measured, for tests and speed alone.
+`table`: looked up. `train`: each network (child) is trained within the program. `supernet`: children share
+weights. `surrogate`: a formula for tests, not a measurement.
 """
 
 import functools
@@ -20,22 +20,22 @@ from fdg.reading import read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
-UNIT = 10_000  # of the table's whole numbers
+UNIT = 10_000  # units of accuracy 1 in the table
 _LARGEST_FILE = 2**24  # bytes
-_CHUNK = 16  # children that are trained together, of however many
+_CHUNK = 16  # children trained together; constant, so that results do not depend on the number of children
 
 
 def surrogate(task: Task) -> np.ndarray:
-    """A formula in place of accuracies, not measured: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32."""
+    """A formula in place of measured accuracies: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32."""
     weights = [sum(layer.weight_words for layer in task.build(*choice)) for choice in task.choices()]
     return 1 - (1 + np.asarray(weights, np.float32) / 1000) ** -0.5
 
 
-def known(task: Task, source: str, table: str = "") -> np.ndarray:
-    """Accuracies of all networks of a task, [choices] float32; not-a-number where there are none.
+def of_choices(task: Task, source: str, table: str = "") -> np.ndarray:
+    """Accuracies of all networks of a task, [choices] float32; NaN where unknown.
 
-    `source` is one of `SOURCES` but `train`; a task's own `accuracy` wins. `table` is a file in place of the
-    one that is shipped.
+    `source` is one of `SOURCES` except `train`; a task's own `accuracy` takes precedence. `table` is a file
+    that replaces the shipped table.
     """
     if not task.decisions:
         return np.asarray([np.nan if task.accuracy is None else task.accuracy], np.float32)
@@ -43,16 +43,16 @@ def known(task: Task, source: str, table: str = "") -> np.ndarray:
         return surrogate(task)
     if source == "supernet":
         return _supernet(task)
-    return seeds_of(task, table).mean(0)
+    return by_seed(task, table).mean(0)
 
 
-def seeds_of(task: Task, table: str = "") -> np.ndarray:
-    """Accuracies of a task in a table by seed, [seeds, choices] float32."""
+def by_seed(task: Task, table: str = "") -> np.ndarray:
+    """Accuracies of a task in a table, for each seed, [seeds, choices] float32."""
     return np.asarray(_row(task, table)["accuracy"], np.float32) / np.float32(UNIT)
 
 
 def signature(task: Task) -> str:
-    """What of a task decides its accuracies, as a table names it; of images in a file their digest."""
+    """The key of a task in a table: everything its accuracies depend on; for an image file its digest."""
     options = "; ".join(f"{one.name} {list(one.options)}" for one in task.decisions)
     return f"{images.signature(task.data)}; {task.build!r}; {options}"
 
@@ -120,21 +120,18 @@ def accuracies(
     found = [
         _trained(task, networks[:, at], wanted)
         if source == "train" and task.decisions
-        else jnp.asarray(known(task, source, table))[networks[:, at]]
+        else jnp.asarray(of_choices(task, source, table))[networks[:, at]]
         for at, task in enumerate(tasks)
     ]
     return jnp.stack(found, axis=1)
 
 
 def _trained(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
-    """Trains those that are wanted, some at once, until none is left; [B] float32.
-
-    Always as many at once, so that a child's numbers do not depend on how many there are.
-    """
+    """Trains the `wanted` networks in chunks of `_CHUNK`; [B] float32."""
     total, found = len(networks), _images(task)
     all_of, options = children.network(task), jnp.asarray(children.options(task))
     first = jnp.argsort(~wanted, stable=True)
-    first = jnp.pad(first, (0, -total % _CHUNK), constant_values=total)  # `total` is no row
+    first = jnp.pad(first, (0, -total % _CHUNK), constant_values=total)  # `total` is out of range: dropped
 
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] * _CHUNK < wanted.sum()

@@ -25,7 +25,7 @@ class Board(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _BoardGame:
-    """What games of stones have in common. Subclasses say where a move puts its stone, and who has won."""
+    """Base of stone games. Subclasses define where a move puts its stone, and who has won."""
 
     def init(self, key: jax.Array) -> Board:
         """An empty board."""
@@ -52,7 +52,7 @@ class _BoardGame:
         return Box(0.0, 1.0, (*self._shape, 2))
 
     def _stone(self, position: Board) -> jax.Array:
-        """The mover's: 1 or -1, int8."""
+        """The stone of the player to move: 1 or -1, int8."""
         return (1 - 2 * self.player(position)).astype(jnp.int8)
 
     def _groups(self) -> Any:

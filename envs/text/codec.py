@@ -1,4 +1,4 @@
-"""Between texts and tokens within programs, one row at a time, by the tables of a tokenizer."""
+"""Encodes and decodes text in traced code, one row at a time, with a tokenizer's tables."""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from envs.text.characters import Text
 _UNREADABLE = 0x7F
 
 
-def written(
+def encode(
     tokenizer: Any,
     text: Text,
     width: int,
@@ -21,10 +21,10 @@ def written(
     after: Sequence[int] = (),
     left_padded: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The tokens of a text, a token a character, and others around it.
+    """Encodes a text with one token for each character, between the tokens `before` and `after`.
 
-    What does not fit into `width` is cut off behind (in front, if left-padded). Returns tokens `[width]
-    int32` and their mask `[width] bool`.
+    Tokens beyond `width` are dropped from the end (from the start, if left-padded). Returns tokens `[width]
+    int32` and a mask `[width] bool`.
     """
     ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
     front, back = (jnp.asarray(list(part), jnp.int32) for part in (before, after))
@@ -40,14 +40,13 @@ def written(
     return jnp.where(mask, tokens, tokenizer.pad), mask
 
 
-def read(
+def decode(
     tokenizer: Any, tokens: jax.Array, mask: jax.Array, room: int | None = None
 ) -> tuple[Text, jax.Array]:
-    """The text of tokens `[R]` up to the first that ends an answer, as `tokenizer.decode` has it.
+    """Decodes tokens `[R] int32` with mask `[R] bool` up to the first stop token, as `tokenizer.decode` does.
 
-    Tokens `[R] int32` and their mask `[R] bool` give a text of `room` bytes (None: 16 a token); one that is
-    longer reads as characters that no answer has. Also returns whether there is a token that ends it, `[]
-    bool`.
+    Returns a text of at most `room` bytes (None: 16 for each token), and whether there was a stop token, `[]
+    bool`. A longer text decodes as unreadable characters, which match no answer.
     """
     tables = _tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
@@ -73,7 +72,8 @@ def read(
 
 @functools.cache
 def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes of all tokens in a row; of each, where it begins, how many it has, and loses as the first."""
+    """The bytes of all tokens, concatenated; each token's offset, length, and blanks dropped if it is
+    first."""
     codes, counts = tokenizer.codes_of_tokens()
     values = codes[np.arange(codes.shape[1]) < counts[:, None]]
     return values, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()

@@ -1,8 +1,7 @@
-"""The value of an arithmetic expression of integers, `(3+5)*7`, in one pass over its characters.
+"""Evaluates arithmetic expressions of integers, such as `(3+5)*7`, in one pass over the characters.
 
-The pass keeps, for each open parenthesis, what a pocket calculator does: the sum so far, and the product
-that the next number goes into. Values are exact fractions; an expression in which one leaves 30 bits has no
-value.
+The pass keeps two numbers for each open parenthesis: the sum so far, and the product that the next number
+joins. Values are exact fractions; an expression with a value above 30 bits is invalid.
 """
 
 from typing import NamedTuple
@@ -12,26 +11,26 @@ import jax.numpy as jnp
 
 from envs.text.characters import Text
 
-_DEPTH = 8  # parentheses in one another, at most 7
+_DEPTH = 8  # maximum nesting of parentheses, plus 1
 _LIMIT = 2.0**30
 
 
 class Value(NamedTuple):
-    """What an expression comes to."""
+    """The value of an expression."""
 
-    valid: jax.Array  # [] bool: it is an expression, nothing was divided by zero, no number became too large
+    valid: jax.Array  # [] bool: well-formed, no division by zero, no overflow
     numerator: jax.Array  # [] int32
     denominator: jax.Array  # [] int32, positive
-    uses_all: jax.Array  # [] bool: its numbers are the given ones, each as often as it was given
+    uses_all: jax.Array  # [] bool: it uses the given numbers, each once
 
     def equals(self, target: jax.Array) -> jax.Array:
-        """Whether it is valid and comes to an integer, `[] bool`."""
+        """True where the expression is valid and equals `target`, `[] bool`."""
         same = self.numerator.astype(jnp.float32) == target.astype(jnp.float32) * self.denominator
         return self.valid & same & (self.numerator == target * self.denominator)
 
 
 class _Level(NamedTuple):
-    """What stands open within one pair of parentheses; in the pass every field is `[_DEPTH]`."""
+    """The state of one open parenthesis; in `_Pass` every field is `[_DEPTH]`."""
 
     sum_top: jax.Array  # the sum so far
     sum_bottom: jax.Array
@@ -43,18 +42,18 @@ class _Level(NamedTuple):
 class _Pass(NamedTuple):
     levels: _Level
     depth: jax.Array
-    operand_next: jax.Array  # bool: a number or "(" has to come, or a sign
-    digits: jax.Array  # bool: the character before was a digit
-    number: jax.Array  # of the digits so far
-    used: jax.Array  # [K] bool, of the given numbers
+    operand_next: jax.Array  # bool: a number, "(" or a sign must follow
+    digits: jax.Array  # bool: the previous character was a digit
+    number: jax.Array  # the digits so far
+    used: jax.Array  # [K] bool, which of the given numbers
     valid: jax.Array
     uses_given: jax.Array
 
 
 def evaluate(text: Text, given: jax.Array | None = None) -> Value:
-    """The value of an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
+    """Evaluates an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
 
-    The text has no blanks; `given` `[K] int32` are the numbers that it has to use, each once (None: any).
+    The text has no blanks. It must use the numbers `given`, `[K] int32`, each once (None: any numbers).
 
     >>> from envs.text.characters import literal
     >>> value = evaluate(literal("(1+5)*7/4"), jnp.array([7, 5, 4, 1]))
@@ -80,7 +79,7 @@ def evaluate(text: Text, given: jax.Array | None = None) -> Value:
         valid=jnp.bool_(True),
         uses_given=jnp.bool_(True),
     )
-    # One more step, on an end that is no character, closes a number that is still open.
+    # A final step with code 0 closes a number at the end of the text.
     codes = jnp.concatenate([text.codes, jnp.zeros(1, jnp.int32)])
     here = jnp.arange(codes.shape[0]) <= text.length
 
@@ -97,7 +96,7 @@ def evaluate(text: Text, given: jax.Array | None = None) -> Value:
 
 
 def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
-    """The state after one character; a number is over at the first character that is no digit."""
+    """The state after one character; the first non-digit closes a number."""
     digit = (code >= ord("0")) & (code <= ord("9"))
     closed = _closed(state, given)
     ended = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
@@ -113,7 +112,7 @@ def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
 
 
 def _closed(state: _Pass, given: jax.Array) -> _Pass:
-    """A number that is over goes into the open product, and counts as used."""
+    """Multiplies the open product by the number that ended, and marks the number as used."""
     fitting = (given == state.number) & ~state.used
     first = fitting & (jnp.cumsum(fitting) == 1)
     levels, fits = _multiply(state.levels, state.depth, state.number, jnp.int32(1))
@@ -127,7 +126,7 @@ def _closed(state: _Pass, given: jax.Array) -> _Pass:
 
 
 def _operator(state: _Pass, code: jax.Array) -> _Pass:
-    """The state after a character that is no digit."""
+    """The state after a character other than a digit."""
     is_code = {name: code == ord(name) for name in "+-*/()"}
     level = _at(state.levels, state.depth)
     add_top, add_bottom, add_fits = _add(level)
@@ -173,7 +172,7 @@ def _with(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
 
 
 def _add(level: _Level) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sum and product together, as a fraction, and whether it fits."""
+    """The sum plus the open product as a fraction, and whether it fits."""
     left, left_fits = _times(level.sum_top, level.term_bottom)
     right, right_fits = _times(level.term_top, level.sum_bottom)
     bottom, bottom_fits = _times(level.sum_bottom, level.term_bottom)
@@ -184,7 +183,7 @@ def _add(level: _Level) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _multiply(
     levels: _Level, depth: jax.Array, top: jax.Array, bottom: jax.Array
 ) -> tuple[_Level, jax.Array]:
-    """The product at a depth times a fraction, or over it, and whether that fits and is defined."""
+    """Multiplies or divides the product at `depth` by a fraction; also whether that is defined and fits."""
     level = _at(levels, depth)
     sign = jnp.where(level.divides & (top < 0), -1, 1)
     factor = jnp.where(level.divides, sign * bottom, top)
@@ -196,6 +195,6 @@ def _multiply(
 
 
 def _times(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A product, and whether it is exact; 0 where it is not."""
+    """The product, or 0 on overflow, and whether it fits."""
     fits = jnp.abs(a.astype(jnp.float32) * b.astype(jnp.float32)) < _LIMIT
     return jnp.where(fits, a * b, 0), fits

@@ -54,7 +54,7 @@ class Guess:
         """Numbers to guess. Every number is asked for; the splits differ in what is drawn for a key."""
         salt = {"train": 0, "test": 1}[split]
         targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
-        row = codec.written(
+        row = codec.encode(
             self.tokenizer,
             literal(f"0-{self.largest}?"),
             self.prompt_length,
@@ -68,12 +68,12 @@ class Guess:
         """`more,`, `less,` or the end."""
 
         def one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            said, _ = codec.read(self.tokenizer, tokens, mask)
+            said, _ = codec.decode(self.tokenizer, tokens, mask)
             guess = evaluate(said)
             high = guess.valid & (guess.numerator > target * guess.denominator)
             hint = concatenate(when(high, literal("less,")), when(~high, literal("more,")))
             right = guess.equals(target)
-            return *codec.written(self.tokenizer, hint, self.reply_length), right
+            return *codec.encode(self.tokenizer, hint, self.reply_length), right
 
         words, shown, right = jax.vmap(one)(state, tokens, mask)
         return Reply(state, words, shown, right.astype(jnp.float32), right)
@@ -132,14 +132,14 @@ class Calculator:
         problem = self.task.problem
 
         def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            said, ended = codec.read(self.tokenizer, tokens, mask)
+            said, ended = codec.decode(self.tokenizer, tokens, mask)
             asks = said.codes[0] == ord("?")
             value = evaluate(Text(jnp.roll(said.codes, -1).at[-1].set(0), said.length - 1))
             whole = value.valid & (value.numerator % value.denominator == 0)
             shown = number(value.numerator // value.denominator, self.reply_length - 2)
             answer = concatenate(when(whole, shown), when(~whole, literal("?")), literal(","))
             right = ended & ~asks & equal(stripped(said), problem.solution(content))
-            return *codec.written(self.tokenizer, answer, self.reply_length), right, ~asks
+            return *codec.encode(self.tokenizer, answer, self.reply_length), right, ~asks
 
         words, shown, right, done = jax.vmap(one)(state, tokens, mask)
         return Reply(state, words, shown, right.astype(jnp.float32), done)

@@ -428,18 +428,18 @@ class TextTask:
         if table is not None:
             return table.prompts.row(content, width, pad, left_padded=True)
         text, before = self.problem.prompt(content), (self.tokenizer.bos,)
-        return codec.written(self.tokenizer, text, width, before, left_padded=True)
+        return codec.encode(self.tokenizer, text, width, before, left_padded=True)
 
     def _response(self, content: Any) -> tuple[jax.Array, jax.Array]:
         table, width, stop = self._encoded, self.response_length, self.stop_tokens[:1]
         if table is not None:
             return table.answers.row(content, width, self.tokenizer.pad)
-        return codec.written(self.tokenizer, self.problem.solution(content), width, after=stop)
+        return codec.encode(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
         own = self.own(content)
         room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
-        response, finished = codec.read(self.tokenizer, tokens, mask, room)
+        response, finished = codec.decode(self.tokenizer, tokens, mask, room)
         table = self._encoded
         if table is not None and table.heard is not None:
             # Where tokens do not spell an answer as it is written, what they say of it stands for it.

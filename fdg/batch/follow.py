@@ -99,7 +99,7 @@ class _Follower:
     def __init__(self, unit: int):
         self.unit = unit
         # A helper is called from many places with the same axes, and is in many plans.
-        self._known: IdentityCache[Flow] = IdentityCache(most=_MOST_KNOWN)
+        self._known: IdentityCache[Flow] = IdentityCache(max_entries=_MOST_KNOWN)
 
     def flow(
         self,

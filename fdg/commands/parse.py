@@ -13,7 +13,7 @@ from typing import Any
 from fdg.aliases import instead
 from fdg.commands import earlier, preset_flags
 from fdg.commands.flags import Flag, JobFlags, Words, fields_of, spellings
-from fdg.commands.search_flags import check_searched, spelled_search, spelled_sweep
+from fdg.commands.search_flags import check_searched, normalised_search, normalised_sweep
 from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
 from fdg.processes import distributed
@@ -102,9 +102,9 @@ class CommandLine:
             )
             raise SystemExit(0)
         if given.get("sweep") is not None:
-            given["sweep"] = spelled_sweep(given["sweep"], given)
+            given["sweep"] = normalised_sweep(given["sweep"], given)
         if given.get("search") is not None:
-            given["search"] = spelled_search(given["search"], flags.own, given)
+            given["search"] = normalised_search(given["search"], flags.own, given)
         if resumes := "resume" in given:
             earlier.check_agrees({name: given[name] for name in [*_KEPT, *own] if name in given}, base)
 

@@ -11,7 +11,7 @@ from fdg.training.space import grid_text, parse_grid, parse_space, space_text
 from fdg.training.sweep import unswept
 
 
-def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
+def normalised_sweep(text: str, given: Mapping[str, Any]) -> str:
     """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
     grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
@@ -21,7 +21,7 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
     return grid_text(grid)
 
 
-def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
+def normalised_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
     """Normalises the value of `--search` as `config.json` stores it."""
     space = space_of(text, flags)
     for one in space:

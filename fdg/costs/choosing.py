@@ -312,7 +312,7 @@ def _row(candidate: Candidate, cluster: Cluster, graph_of: GraphOf, platforms: D
         return Row(candidate, None, str(error))
 
 
-_PLANS: IdentityCache[Plan] = IdentityCache(most=512)
+_PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
 def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:

@@ -50,7 +50,7 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
 
 
-_CLOSED: IdentityCache[Any] = IdentityCache(most=1024)
+_CLOSED: IdentityCache[Any] = IdentityCache(max_entries=1024)
 
 
 @functools.cache
@@ -310,7 +310,7 @@ def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.Jaxpr
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
 
 
-_EXPANDED: IdentityCache[ClosedJaxpr] = IdentityCache(most=1024)
+_EXPANDED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=1024)
 
 
 def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:

@@ -26,7 +26,7 @@ _DRAWS = frozenset(
 )
 
 
-_KNOWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_KNOWN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -60,7 +60,7 @@ def hoist_batch_reductions(
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
 
 
-_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:

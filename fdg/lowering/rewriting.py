@@ -15,7 +15,7 @@ from fdg.lowering.ordering import hoist_batch_reductions, in_order
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
 
-_DRAWN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_DRAWN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 class Setting(NamedTuple):
@@ -63,7 +63,7 @@ def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
 
 
-_REWRITTEN: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_REWRITTEN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:

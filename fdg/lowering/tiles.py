@@ -125,7 +125,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     return run
 
 
-_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(most=1024)
+_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
 
 
 def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:

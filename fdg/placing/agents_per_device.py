@@ -22,7 +22,7 @@ from fdg.tracing.graph import FDG
 CACHE_BYTES = 8 << 20  # of the gradients of agents that are mapped together
 OPERATION_BYTES = 2000  # that a core could read or write in the time that it takes to begin an operation
 
-_KNOWN: IdentityCache[int] = IdentityCache(most=64)
+_KNOWN: IdentityCache[int] = IdentityCache(max_entries=64)
 
 
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:

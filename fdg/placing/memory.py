@@ -96,7 +96,7 @@ class _Arrays:
 
     def __init__(self, devices: int, split: frozenset[tuple[tuple[int, ...], int]]):
         self.devices, self.split = devices, dict(split)
-        self._known: IdentityCache[int] = IdentityCache(most=_MOST_KNOWN)
+        self._known: IdentityCache[int] = IdentityCache(max_entries=_MOST_KNOWN)
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
         """Peak bytes of a jaxpr's intermediate values, without outputs."""

@@ -96,7 +96,7 @@ class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
         self.known: IdentityCache[Work] = IdentityCache(
-            most=_MOST_KNOWN
+            max_entries=_MOST_KNOWN
         )  # a helper is called from many places
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:

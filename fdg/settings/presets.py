@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fdg.arguments import check_call, explain_frozen, quoted
 from fdg.errors import OURS, Elsewhere, FdgError, own_code, place_of, unknown_name
 from fdg.kinds import dataclass_fields
-from fdg.settings.overrides import check_overrides
+from fdg.settings.overridden_methods import check_overridden_methods
 from fdg.settings.parts import flattened
 
 # A type checker cannot see the fields that parts add.
@@ -39,7 +39,7 @@ class HasPresets(_AnyFields):
         super().__init_subclass__(**options)
         flattened(cls)
         if cls.__module__.partition(".")[0] not in OURS:
-            check_overrides(cls)
+            check_overridden_methods(cls)
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses unknown field names (with the nearest known one) and missing fields."""

@@ -185,7 +185,7 @@ def in_one(graph: FDG, state: Any) -> FDG:
     return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, make), parameter_rules=graph.parameter_rules)
 
 
-_IN_ONE: IdentityCache[FDG] = IdentityCache(most=16)
+_IN_ONE: IdentityCache[FDG] = IdentityCache(max_entries=16)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:

@@ -19,7 +19,7 @@ from fdg.profiling.writing import profile_run, timeline_run
 from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
-from fdg.training.data import keep_data
+from fdg.training.data_copies import copy_data_files
 from fdg.training.evaluation import (
     SOLVED,
     Evaluation,
@@ -174,7 +174,7 @@ class _Session:
             found = self.checkpoints.latest(), run.summary() is not None
         latest, complete = distributed.exchange(found)[0]  # as found by process 0
         if latest == total and complete:
-            keep_data(run, job.algorithm)  # raises if data files have changed
+            copy_data_files(run, job.algorithm)  # raises if data files have changed
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
             if job.timeline or job.profile:
                 say("nothing was timed or drawn, for nothing ran")
@@ -191,7 +191,7 @@ class _Session:
         engine, start = self.engine, latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
         lost = LostEpisodes(getattr(job.algorithm, "env", None), last)
-        keep_data(run, job.algorithm)
+        copy_data_files(run, job.algorithm)
         wall_before = last["wall_s"] if last else 0.0
         self.samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
         if job.resumes:

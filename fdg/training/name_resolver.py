@@ -22,7 +22,7 @@ import policies
 from envs import user_code
 from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.kinds import dataclass_fields
-from fdg.training.data import kept_data, kept_dataset
+from fdg.training.data_copies import copied_dataset, copied_env_files
 from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import unswept
@@ -61,7 +61,7 @@ class NameResolver:
         """The name and the parameters of an environment, for `envs.make`."""
         name, parameters = envs.parse(text)
         if self.file is not None and (self.named or {}).get("env") != text:
-            parameters = {**parameters, **kept_data(self.file.parent, name, parameters)}
+            parameters = {**parameters, **copied_env_files(self.file.parent, name, parameters)}
         if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
             raise self._refused("env", text, reason)
         return name, parameters
@@ -70,7 +70,7 @@ class NameResolver:
         """An algorithm's fields, with the copy of a data set that a run's directory has in its place."""
         if self.file is None or (self.named or {}).get("dataset") == values.get("dataset"):
             return dict(values)  # the caller's, or none
-        return {**values, **kept_dataset(self.file.parent, values)}
+        return {**values, **copied_dataset(self.file.parent, values)}
 
     def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:
         """Refuses values of an algorithm's fields that would import a module."""

@@ -29,9 +29,9 @@ def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
         accuracy="table",
         table=str(path),
     )
-    assert np.allclose(accuracy.known(TASK, "table", str(path)), found.mean(0) / 10_000)
+    assert np.allclose(accuracy.of_choices(TASK, "table", str(path)), found.mean(0) / 10_000)
     renamed = dataclasses.replace(TASK, name="other", weight=0.1)
-    assert np.allclose(accuracy.known(renamed, "table", str(path)), found.mean(0) / 10_000)
+    assert np.allclose(accuracy.of_choices(renamed, "table", str(path)), found.mean(0) / 10_000)
     networks = jnp.asarray([[3, 0], [255, 0]], jnp.int32)
     got = accuracy.accuracies(problem.tasks, "table", str(path), networks, jnp.ones(2, bool))
     np.testing.assert_allclose(
@@ -39,7 +39,7 @@ def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
     )
     for other in (dataclasses.replace(TASK, data="others"), space.resnet9(size=9, channels=1, data="mine")):
         with pytest.raises(FdgError, match="has no accuracies of its networks on"):
-            accuracy.known(other, "table", str(path))
+            accuracy.of_choices(other, "table", str(path))
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_what_is_no_table_is_refused(text, tmp_path):
     with pytest.raises(
         FdgError, match=r"mine\.json.* (is no table of accuracies|is no JSON|no JSON object|nested)"
     ) as raised:
-        accuracy.known(TASK, "table", str(path))
+        accuracy.of_choices(TASK, "table", str(path))
     assert "\n" not in str(raised.value)
 
 
 def test_a_table_of_another_space_is_refused(tmp_path):
     table(tmp_path / "mine.json", accuracy=[[1, 2]])
     with pytest.raises(FdgError, match="has not one accuracy a network"):
-        accuracy.known(TASK, "table", str(tmp_path / "mine.json"))
+        accuracy.of_choices(TASK, "table", str(tmp_path / "mine.json"))
 
 
 class Linear(space.ResNet9):
@@ -96,7 +96,7 @@ def test_children_are_trained_within_the_program_if_their_hardware_is_feasible(t
     # Whatever else is in the batch.
     few = run(networks[36:], wanted[36:])[:, 0]
     np.testing.assert_allclose(few, found[36:], atol=1e-5)
-    shared = accuracy.known(task, "supernet")
+    shared = accuracy.of_choices(task, "supernet")
     assert shared.shape == (256,) and shared.min() > 0.3
 
 
@@ -108,18 +108,20 @@ def test_a_table_finds_images_that_were_moved_and_no_others(tmp_path):
     task, other = (dataclasses.replace(TASK, data=str(path)) for path in (first, moved))
     rows = {accuracy.signature(task): {"accuracy": [[7000] * len(task.choices())]}}
     (tmp_path / "mine.json").write_text(json.dumps(rows))
-    assert (accuracy.known(other, "table", str(tmp_path / "mine.json")) == np.float32(0.7)).all()
+    assert (accuracy.of_choices(other, "table", str(tmp_path / "mine.json")) == np.float32(0.7)).all()
     changed = tmp_path / "changed.npz"
     changed.write_bytes(b"image")
     with pytest.raises(FdgError, match="has no accuracies of its networks on"):
-        accuracy.known(dataclasses.replace(TASK, data=str(changed)), "table", str(tmp_path / "mine.json"))
+        accuracy.of_choices(
+            dataclasses.replace(TASK, data=str(changed)), "table", str(tmp_path / "mine.json")
+        )
 
 
 def test_networks_that_are_given_cannot_be_trained():
     task = dataclasses.replace(TASK, build=space.Given(()))
     with pytest.raises(FdgError, match="says not how to train"):
         children.network(task)
-    assert np.isnan(accuracy.known(space.given("x", []), "table")[0])
+    assert np.isnan(accuracy.of_choices(space.given("x", []), "table")[0])
 
 
 def test_the_shipped_table_has_what_the_workloads_need():
@@ -128,8 +130,8 @@ def test_the_shipped_table_has_what_the_workloads_need():
     for name in reading.WORKLOADS:
         problem = reading.get(name)
         for task in problem.tasks:
-            found = accuracy.known(task, "table")
+            found = accuracy.of_choices(task, "table")
             # Networks differ by more than five points, and by more than their seeds do.
-            seeds = accuracy.seeds_of(task)
+            seeds = accuracy.by_seed(task)
             assert found.max() - found.min() > 0.05
             assert len(seeds) < 2 or found.std() > seeds.std(0, ddof=1).mean() / len(seeds) ** 0.5

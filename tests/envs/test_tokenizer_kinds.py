@@ -49,7 +49,7 @@ def kind(request, tmp_path_factory):
     """The library's tokenizer, ours of the same file, and reading within a program."""
     made = KINDS[request.param]()
     ours = HuggingFaceTokenizer(str(written(tmp_path_factory.mktemp("kind"), made)))
-    return made, ours, jit(jax.vmap(lambda tokens, mask: codec.read(ours, tokens, mask)[0]))
+    return made, ours, jit(jax.vmap(lambda tokens, mask: codec.decode(ours, tokens, mask)[0]))
 
 
 def padded(lists):

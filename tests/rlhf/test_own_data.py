@@ -20,8 +20,8 @@ from algos.rlhf.objective import group_advantage, informative
 from algos.rlhf.preferences import Minibatch, paired
 from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
-from fdg.training import data
-from fdg.training.data import keep_data, kept_data
+from fdg.training import data_copies as data
+from fdg.training.data_copies import copied_env_files, copy_data_files
 from fdg.training.description import describe
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
@@ -328,12 +328,12 @@ def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
     path.write_text(path.read_text() + "\n" * 100)
     algorithm = algos.SFT(env=task, **SMALL)
     for _ in range(2):
-        keep_data(run, algorithm)
+        copy_data_files(run, algorithm)
     assert [one.name for one in (run.path / "data").iterdir()] == ["path.jsonl.sha256"]
-    assert kept_data(run.path, "text:file", {"path": str(path)}) == {}
+    assert copied_env_files(run.path, "text:file", {"path": str(path)}) == {}
     path.write_text(path.read_text() + "\n")
     with pytest.raises(fdg.FdgError, match=r"has changed since the run .*: bring back that of .*sha256, or"):
-        keep_data(run, algorithm)
+        copy_data_files(run, algorithm)
     run.close()
 
 
@@ -342,13 +342,13 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
     algorithm = algos.SFT(env=task, **SMALL)
     said = {"path": str(path), "max_response": 3}
-    assert kept_data(run.path, "text:file", said) == {}
-    keep_data(run, algorithm)
-    keep_data(run, algorithm)
+    assert copied_env_files(run.path, "text:file", said) == {}
+    copy_data_files(run, algorithm)
+    copy_data_files(run, algorithm)
     copy = run.path / "data" / "path.jsonl"
     assert copy.read_bytes() == path.read_bytes()
-    assert kept_data(run.path, "text:file", said) == {"path": str(copy)}
-    assert kept_data(run.path, "CartPole-v1", said) == {}
+    assert copied_env_files(run.path, "text:file", said) == {"path": str(copy)}
+    assert copied_env_files(run.path, "CartPole-v1", said) == {}
     config = {"env": f"text:file?path={path}"}
     path.rename(tmp_path / "moved.jsonl")
     assert NameResolver(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
@@ -360,7 +360,7 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     copy.write_text("{}")
     path.write_text((tmp_path / "moved.jsonl").read_text())
     with pytest.raises(fdg.FdgError, match=r"has changed since the run in .* began: put the copy"):
-        keep_data(run, algorithm)
+        copy_data_files(run, algorithm)
     run.close()
 
 

@@ -18,7 +18,7 @@ from algos.rollout import Actor, empty_memory
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training.collecting import collect
-from fdg.training.data import kept_dataset
+from fdg.training.data_copies import copied_dataset
 from fdg.training.run import Run
 from tests.algos.offline.data import random_steps
 
@@ -195,11 +195,11 @@ def test_a_data_set_of_which_a_run_keeps_no_copy_is_read_where_it_is(tmp_path):
     original, run = random_steps("probe:continuous"), tmp_path / "run"
     (run / "data").mkdir(parents=True)
     shutil.copy(Path(original, "data/metadata.json"), run / "data")
-    assert kept_dataset(run, {"dataset": original}) == {}
+    assert copied_dataset(run, {"dataset": original}) == {}
     shutil.copy(Path(original, "data/main_data.hdf5"), run / "data")
-    assert kept_dataset(run, {"dataset": original}) == {"dataset": str(run)}
+    assert copied_dataset(run, {"dataset": original}) == {"dataset": str(run)}
     (run / "data/main_data.hdf5").unlink()
-    assert kept_dataset(run, {"dataset": str(tmp_path / "gone")}) == {"dataset": str(run)}
+    assert copied_dataset(run, {"dataset": str(tmp_path / "gone")}) == {"dataset": str(run)}
 
 
 def test_a_failed_collection_leaves_the_data_as_it_was(tmp_path, monkeypatch):

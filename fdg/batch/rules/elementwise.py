@@ -1,4 +1,4 @@
-"""Rules of elementwise operations."""
+"""Batch-axis rules of elementwise operations."""
 
 from typing import Any
 

@@ -58,5 +58,5 @@ def partition(
     return _SCHEDULES(placed, (tuple(axes), tuple(units.items()), newer), schedule)
 
 
-_PLACED: IdentityCache[Placement] = IdentityCache(most=16)
-_SCHEDULES: IdentityCache[Schedule] = IdentityCache(most=64)
+_PLACED: IdentityCache[Placement] = IdentityCache(max_entries=16)
+_SCHEDULES: IdentityCache[Schedule] = IdentityCache(max_entries=64)

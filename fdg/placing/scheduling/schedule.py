@@ -80,7 +80,7 @@ class Call:
 
 
 # One jaxpr for all plans that have the program: much is known by jaxpr. It keeps alive what it is known by.
-_BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(most=256)
+_BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -95,7 +95,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
 
 
-_CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(most=32)
+_CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
 
 
 def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:

@@ -1,4 +1,4 @@
-"""Data files of a run: copies in its directory, so that it can be moved."""
+"""Copies a run's data files into its directory, so that the run can be moved."""
 
 import hashlib
 import operator
@@ -14,13 +14,13 @@ from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
 from fdg.training.run_directory import DATA, RunDirectory
 
-_MOST = 64 << 20  # bytes of a file that is copied
+_MOST = 64 << 20  # the largest file that is copied, in bytes
 
 
-def keep_data(run: RunDirectory, algorithm: Any) -> None:
+def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
     """Copies an algorithm's data files into the directory of its run.
 
-    Of files above 64 MiB only the digest is kept. Missing files are skipped: they were not read.
+    Only the digest of a file above 64 MiB is kept. Missing files are skipped: they were not read.
     """
     for field, path in _files(algorithm).items():
         if not os.path.isfile(path):
@@ -41,7 +41,7 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
             )
 
 
-def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     """An environment's file parameters, replaced by the copies in a run's directory."""
     found = {}
     for field, path in envs.files_of(name, parameters).items():
@@ -56,11 +56,11 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
     return found
 
 
-def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
+def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
     """An algorithm's `dataset`, replaced by the copy in a run's directory.
 
-    Of one above 64 MiB the copy has only metadata, which is enough to act and to resume: it is used where the
-    data set is no longer there, or has changed.
+    The copy of a data set above 64 MiB has only metadata, which suffices to act and resume; it is used if the
+    data set is missing or changed.
     """
     kept, given = directory / DATA, values.get("dataset")
     if given is None or not os.path.lexists(kept / METADATA):
@@ -73,7 +73,7 @@ def kept_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _files(algorithm: Any) -> Mapping[str, str]:
-    """The files by field, of the environment and of a data set."""
+    """Paths of the environment's and the data set's files, by field."""
     algorithm = getattr(algorithm, "algorithm", algorithm)
     env, _ = unwrapped(getattr(algorithm, "env", None))
     of_data = getattr(getattr(algorithm, "data", None), "files", {})

@@ -1,4 +1,4 @@
-"""Checks methods of a user's class of algorithms that replace those of ours, with one-line errors."""
+"""Checks the methods that a user's algorithm class overrides; mistakes are one-line errors."""
 
 import functools
 import inspect
@@ -11,24 +11,24 @@ from fdg.arguments import check_takes
 from fdg.errors import FdgError, structure_of
 
 
-def check_overrides(cls: type) -> None:
-    """Checks the public methods of a user's class that replace another class's: what they take and give.
+def check_overridden_methods(cls: type) -> None:
+    """Checks signatures and results of public methods that a user's class overrides.
 
-    Each takes the required arguments of the original, in its order. If the original's result is annotated
-    with a tuple, each call has to return as many values.
+    Each must take the original's required arguments, in order. If the original is annotated to return a
+    tuple, each call must return as many values.
 
     >>> class Base:
     ...     def loss(self, parameters) -> tuple[float, dict]: return 0.0, {}
     >>> class Mine(Base):
     ...     def loss(self, parameters): return 1.0
-    >>> check_overrides(Mine)
+    >>> check_overridden_methods(Mine)
     >>> Mine().loss(None)
     Traceback (most recent call last):
     fdg.errors.FdgError: Mine.loss gives float: return 2 values, as Base.loss does, tuple[float, dict]
     """
     for name, own in list(vars(cls).items()):
         replaced = next((vars(one)[name] for one in cls.__mro__[1:] if name in vars(one)), None)
-        original = inspect.unwrap(replaced) if replaced is not None else None  # of a fragment, its function
+        original = inspect.unwrap(replaced) if replaced is not None else None  # unwraps a fragment
         if name.startswith("_") or not (inspect.isfunction(own) and inspect.isfunction(original)):
             continue
         parameters = inspect.signature(original).parameters.values()
@@ -40,10 +40,10 @@ def check_overrides(cls: type) -> None:
         if count and ... not in typing.get_args(gives):
             kinds = re.sub(r"[\w.]+\.", "", inspect.formatannotation(gives))
             fix = f"return {count} values, as {original.__qualname__} does, {kinds}"
-            setattr(cls, name, _giving(own, count, f"{cls.__name__}.{name}", fix))
+            setattr(cls, name, _checked_result(own, count, f"{cls.__name__}.{name}", fix))
 
 
-def _giving(function: Callable, count: int, what: str, fix: str) -> Callable:
+def _checked_result(function: Callable, count: int, what: str, fix: str) -> Callable:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
