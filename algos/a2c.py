@@ -1,13 +1,12 @@
 """Advantage actor-critic: `A2C`, and its asynchronous form `A3C` (Mnih et al. 2016, arXiv 1602.01783).
 
 A2C takes one gradient step after each rollout, so learning is on-policy. A3C runs on a deterministic
-schedule: each of `W` workers acts, and takes gradients, with parameters of its own. The learner applies their
-gradients one after another to the shared parameters, and worker w continues with these as they are right
-after its own. So `W - 1` other gradients come between taking one and applying it: the order of an
-asynchronous run whose workers are equally fast, but the same in every run, and on any number of devices.
+schedule: each of `W` workers acts, and computes gradients, with its own parameters. The learner applies the
+workers' gradients to the shared parameters one after another; worker w continues with the shared parameters
+right after its own update. So `W - 1` other updates come between computing a gradient and applying it, as in
+an asynchronous run with equally fast workers. The order is the same in every run, on any number of devices.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin; `W` workers, `E`
-environments of each.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows; `W` workers, `E` environments of each.
 """
 
 import dataclasses
@@ -34,8 +33,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 class A2C(Agent, driver=on_policy, presets="A2C"):
     """A2C for discrete, multi-discrete and continuous actions.
 
-    Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017), which Stable-Baselines3
-    follows.
+    Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017) and of Stable-Baselines3.
 
     Raises:
       FdgError: (construction) a field out of range.
@@ -59,11 +57,11 @@ class A2C(Agent, driver=on_policy, presets="A2C"):
 
     _default_optimizer = property(optimizers.rmsprop_of)
 
-    # --- fragments; `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; its log-probability is not needed."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed."""
         policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
 
@@ -74,16 +72,17 @@ class A2C(Agent, driver=on_policy, presets="A2C"):
         )
         time_step = trajectory.time_step
         constant, known = jax.lax.stop_gradient((parameters, value))
-        # The longest returns that the rollout allows, as in algorithm S3 of the paper; with lambda below 1,
-        # a mean of those and of shorter ones.
+        # The longest returns that the rollout allows, as in algorithm S3 of the paper; lambda below 1
+        # averages them with shorter ones.
         advantage, target = self.advantages.of(
             time_step.reward,
             known,
             values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
             time_step,
         )
-        # The gradients of section 4 of the paper ("Asynchronous advantage actor-critic"), with their entropy
-        # term; those of the value as in algorithm S3. Means over the rollout, where the paper has sums.
+        # The policy gradient of section 4 of the paper ("Asynchronous advantage actor-critic") with its
+        # entropy term; the value's gradient of algorithm S3. Means over the rollout, where the paper has
+        # sums.
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
         return self.objective.of(policy_loss, value_loss, jnp.mean(policy.entropy()))
@@ -92,17 +91,17 @@ class A2C(Agent, driver=on_policy, presets="A2C"):
 class State(NamedTuple):
     """The state of A3C."""
 
-    parameters: Any  # the shared ones
-    optimizer_state: Any  # shared too
+    parameters: Any  # shared by all workers
+    optimizer_state: Any  # shared by all workers
     worker_parameters: Any  # leading axis W
-    observation_statistics: Any  # of all workers' observations; None where they are not normalised
-    return_statistics: Any  # of the discounted return that rewards are scaled by, if any
-    running_return: jax.Array | None  # [W, E] float32, that return so far
+    observation_statistics: Any  # of all workers' observations; None if they are not normalised
+    return_statistics: Any  # of the discounted return that scales rewards, or None
+    running_return: jax.Array | None  # [W, E] float32, the discounted return so far
     env_state: Any  # leading axes W, E
     observation: Observation  # [W, E, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
+    bonus: Any = None  # the state of `Agent.bonus`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +176,7 @@ class A3C(A2C, presets="A3C"):
         after |= {"worker_parameters": workers, "running_return": running_return}
         return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
 
-    # --- fragments; their batch axis is that of the workers ---
+    # --- fragments; their batch axis is the workers ---
 
     @fdg.fragment("actor", in_axes=(0, None, 0, 0))
     def act(self, worker_parameters, statistics, observation, keys):
@@ -202,7 +201,7 @@ class A3C(A2C, presets="A3C"):
 
     @fdg.fragment("learner", in_axes=(None, 0, 0, 1), out_axes=(None, 0, 0, None))
     def learn(self, learned, worker_parameters, running_return, trajectory):
-        """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
+        """Each worker's gradient over its rollout `[T, W, E]`, and an update with each."""
         parameters, optimizer_state, *statistics = learned
         seen, (running_return,), statistics = self.normalizers.rollout(
             statistics, (running_return,), trajectory, self.discount
@@ -219,7 +218,7 @@ class A3C(A2C, presets="A3C"):
 
     @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))
     def update(self, gradients, optimizer_state, parameters):
-        """The shared parameters after all gradients `[W, ...]`, and `[W, ...]` after each."""
+        """The shared parameters after all gradients `[W, ...]`, and after each gradient, `[W, ...]`."""
 
         def one_update(carry, gradient):
             parameters, optimizer_state = carry
@@ -230,5 +229,5 @@ class A3C(A2C, presets="A3C"):
         return *learned, worker_parameters
 
     def _by_worker(self, tree):
-        """Leading axis `B` to leading axes `W, E`."""
+        """Splits the leading axis `B` into `W, E`."""
         return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)

@@ -1,4 +1,4 @@
-"""What all algorithms share: presets, the length of a run, environment steps, parameter updates."""
+"""The base of all algorithms: presets, length of a run, environment steps, parameter updates."""
 
 import dataclasses
 import functools
@@ -62,23 +62,23 @@ class Rollouts(Part):
 PRECISION: dict[str, Any] = {
     "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
 }
-# What fields hold that take functions or `module:name` of them.
+# Type annotations of fields that take functions, or `module:name` of a function.
 VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
 @dataclasses.dataclass(frozen=True)
 class Agent(HasPresets):
-    """Base of the algorithms of this package; your own need none.
+    """Base of the algorithms in this package; other algorithms need no base class.
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
     and `OptimizerSettings`; it defines `updates_per_iteration` and `actor`, or takes them from a driver.
 
     Attributes:
       action_spaces: the kinds of action spaces that it supports.
-      several_agents: whether it is for multi-agent environments.
+      several_agents: True for multi-agent environments.
       bonus: a bonus on rewards; its mean is the metric `bonus`.
-      precision: the dtype of operands of matrix products in networks. Parameters, optimisers, losses,
-        normalisers, and networks' outputs are float32 in any case ([decision
+      precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
+        normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).
     """
 
@@ -95,9 +95,9 @@ class Agent(HasPresets):
         self._check()
 
     def __init_subclass__(cls, driver: Any = None, **options: Any) -> None:
-        """Adds the `MEMBERS` of a driver (`algos.off_policy`), unless the class defines them itself.
+        """Adds the `MEMBERS` of a driver (`algos.off_policy`) that the class does not define itself.
 
-        Those that are settings come after the class's own.
+        The driver's settings come after the class's own.
         """
         for name, value in getattr(driver, "MEMBERS", {}).items():
             if name not in vars(cls):
@@ -167,7 +167,7 @@ class Agent(HasPresets):
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None))
     def pay(self, state, time_step):
         """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and its mean."""
-        axes = time_step.terminated.ndim  # A3C has one more, of workers
+        axes = time_step.terminated.ndim  # A3C has one more axis: workers
         rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
         before = state
         found = self._bonus.apply(state, rows)
@@ -190,7 +190,7 @@ class Agent(HasPresets):
         return None if self.bonus is None else self._bonus.init(features_and_mask(observation)[0])
 
     def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
-        """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and metrics."""
+        """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
         if self.bonus is None:
             return state, time_step, {}
         state, time_step, mean = self.pay(state, time_step)
@@ -202,7 +202,7 @@ class Agent(HasPresets):
         return networks.resolved(getattr(self, field), *spaces, field, sees)
 
     def _computing(self, network: Any) -> Any:
-        """A network with its products in this `precision`."""
+        """The network with matrix products in this `precision`."""
         if self.precision == "float32":
             return network
         if hasattr(network, "unroll"):
@@ -226,7 +226,7 @@ class Agent(HasPresets):
         if self.rings == 1:
             return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
 
-        def one_part(keys):  # on the host each part is a pool of its own
+        def one_part(keys):  # on the host, each part has its own pool
             with in_parts(self.rings):
                 return check_batch_reset(self.env, self.env.reset(keys), self.num_envs // self.rings)
 
@@ -235,14 +235,14 @@ class Agent(HasPresets):
 
     @property
     def _rolling(self) -> dict[str, Any]:
-        """The arguments of `algos.rollout.rollout` about the environments."""
+        """The environment arguments of `algos.rollout.rollout`."""
         halves = (self.send, self.recv, *([self.ready] if hasattr(self.env, "ready") else []))
         step = self.step if self.rings == 1 else halves
         found = {"step": step, "num_steps": self.num_steps, "rings": self.rings}
         return found | ({"segment": self._segment} if getattr(self.env, "acts", False) else {})
 
     def _segment(self, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
-        """A rollout in which the environments' workers act: see `rollout`."""
+        """A rollout in which the environments' workers call the policy: see `rollout`."""
 
         def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
             action, extras = act(observation, keys)
@@ -271,7 +271,7 @@ class Agent(HasPresets):
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        """Adam with gradient clipping, unless the algorithm has another one."""
+        """Adam with gradient clipping; algorithms may override it."""
         return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
 
     @property
@@ -321,7 +321,7 @@ class Agent(HasPresets):
             )
 
     def _spread(self, field: str) -> None:
-        """Expands an architecture into the fields that it stands for."""
+        """Expands the name of an architecture into its fields."""
         network = getattr(self, field, None)
         if not isinstance(network, Architecture):
             return
@@ -345,7 +345,7 @@ class Agent(HasPresets):
             if foreign.hashable(value) is not value:
                 object.__setattr__(self, name, foreign.hashable(value))
         require_types(self, {name for name in values if foreign.is_network(getattr(self, name))})
-        for name, kind in values.items():  # refuses names that name nothing
+        for name, kind in values.items():  # refuses unknown names
             if kind == "network" and isinstance(getattr(self, name), str):
                 self._own(name)
             elif kind != "network":
@@ -358,7 +358,7 @@ def _able(condition: Callable[[Any], bool]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _InBfloat16:
-    """A function with products in bfloat16 (`fdg.in_bfloat16`); equal functions give equal values."""
+    """A function with bfloat16 products (`fdg.in_bfloat16`); equal functions give equal values."""
 
     function: Callable[..., Any]
 

@@ -1,11 +1,11 @@
 """Gumbel AlphaZero: self-play by tree search (Silver et al. 2017, arXiv 1712.01815), improved as in Danihelka
 et al. 2022, "Policy improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
 
-The agent makes the moves of both players. A search with the rules of the game and the network chooses each
-move; the network learns the search's policy, and how the game ended. Acting and learning are apart: `search`
-is the actor's fragment, `learn` the learner's.
+The agent plays both sides. A tree search with the game's rules and the network chooses each move; the network
+learns the search's policy and the outcome of the game. `search` is the actor's fragment, `learn` the
+learner's.
 
-Letters in shapes: `T` moves of a rollout, `B` games, `N` samples of a minibatch, `n` moves that can be legal.
+Shapes: `T` moves of a rollout, `B` games, `N` samples of a minibatch, `n` possible moves.
 """
 
 import dataclasses
@@ -40,30 +40,30 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state between iterations."""
 
     parameters: Any
     optimizer_state: Any
     env_state: Any  # leading axis B
-    observation: Observation  # [B, *obs], of the player whose move it is
+    observation: Observation  # [B, *obs], of the player to move
     key: jax.Array
     iteration: jax.Array  # int32
 
 
 class Sample(NamedTuple):
-    """What the network learns from."""
+    """A training sample of the network."""
 
     observation: MaskedObservation  # [N, *obs], with the legal moves [N, n]
-    policy: jax.Array  # [N, n] float32, of the search
-    target: jax.Array  # [N] float32, what the value is fitted to
+    policy: jax.Array  # [N, n] float32, the search's policy
+    target: jax.Array  # [N] float32, the value's target
 
 
 @dataclasses.dataclass(frozen=True)
 class AlphaZero(Agent, presets="AlphaZero"):
-    """Gumbel AlphaZero, for games of two players who move in turn and see everything.
+    """Gumbel AlphaZero, for two-player games of perfect information with alternating moves.
 
-    `env` is an agent against an opponent (`envs.games.Against`). Its game is what is learned, by self-play;
-    the opponent is met in evaluations only, by the network without search. `player(state)` searches.
+    `env` is an agent against an opponent (`envs.games.Against`). The agent learns its game by self-play; only
+    evaluations play against the opponent, by the network without search. `player(state)` searches.
 
     Raises:
       FdgError: (construction) a field out of range, sizes that do not divide, or an environment without game.
@@ -110,7 +110,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
 
     @classmethod
     def can_act_in(cls, env: Environment) -> bool:
-        """Whether an environment is of a game."""
+        """True for an environment of a game."""
         return super().can_act_in(env) and isinstance(getattr(env, "single", None), Against)
 
     def init(self, key: jax.Array) -> State:
@@ -122,7 +122,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
         return State(parameters, optimizer_state, env_state, observation, key, jnp.int32(0))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """`num_steps` moves of all games, and all updates on them."""
+        """`num_steps` moves in all games, then all updates on them."""
         key, rollout_key, learn_key = jax.random.split(state.key, 3)
 
         def act(seen, keys):
@@ -149,7 +149,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
     def actor(self, state: State) -> Actor:
-        """How the network acts, without search: an actor sees no positions."""
+        """Acts by the network without search: an actor sees no positions."""
         return without_memory(
             lambda observation: self._policy(state.parameters, observation), self._for_environment
         )
@@ -165,7 +165,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
             discount=self.discount,
         )
 
-    # --- fragments; `update` is that of every agent ---
+    # --- fragments; `update` is inherited from `Agent` ---
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
@@ -175,7 +175,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def search(self, parameters, position, keys):
         """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; rows are searched independently."""
-        numbers = self.gumbel_scale, self.discount  # of a sweep they are traced
+        numbers = self.gumbel_scale, self.discount  # traced in a sweep
         return fdg.rowwise(self._search, in_axes=(None, None, 0, 0))(numbers, parameters, position, keys)
 
     @fdg.fragment("learner", in_axes=(None, 1, None), out_axes=None)
@@ -189,21 +189,21 @@ class AlphaZero(Agent, presets="AlphaZero"):
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         metrics = episode_metrics(time_step)
-        # Of a game that both sides of which it plays, the return is the winner's: 1 but for draws.
+        # In self-play the winner's return counts: 1, except in draws.
         metrics["decided"] = metrics.pop("episode_return")
         return (parameters, optimizer_state), {**metrics, **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, sample):
-        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        """Gradient of the loss over a minibatch `[N]`, and the terms of the loss."""
         return jax.grad(self.loss, has_aux=True)(parameters, sample)
 
     def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
-        """The regression targets of values: `[T, B]` float32, for the player of each move.
+        """The value targets `[T, B]` float32, for the player of each move.
 
-        The outcome of the game; where it has not ended in the rollout, the value of its last position. As the
-        player changes with each move, they are lambda-returns with a negative discount. `value [T, B]` is the
-        search's value of each position.
+        The outcome of the game, or the value of the last position if the game did not end in the rollout.
+        Since the player changes with each move, they are lambda-returns with a negative discount. `value [T,
+        B]` is the search's value of each position.
         """
         next_value = values_after(
             value, time_step, lambda final: self._evaluated(parameters, features_and_mask(final)[0])[1]
@@ -214,7 +214,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
         )  # fmt: skip
 
     def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Cross-entropy to the search's policy, and the error of the value (arXiv 1712.01815, equation 1)."""
+        """Cross-entropy to the search's policy, plus the value error (arXiv 1712.01815, equation 1)."""
         features, mask = sample.observation
         logits, value = self._evaluated(parameters, features)
         log = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
@@ -243,9 +243,10 @@ class AlphaZero(Agent, presets="AlphaZero"):
         return logits[0], value[0]
 
     def _evaluated(self, parameters: Any, features: Any) -> tuple[jax.Array, jax.Array]:
-        """Logits `[N, n]` and values `[N]` of observations without masks `[N, *obs]`.
+        """Logits `[N, n]` and values `[N]` of observations `[N, *obs]` without masks.
 
-        Values lie within those of outcomes: a position that was not tried would seem worse than a loss.
+        Values are clipped to the range of outcomes: otherwise an unvisited position could seem worse than a
+        loss.
         """
         logits, value = self._network.apply(parameters, features)
         return logits, jnp.tanh(value)

@@ -1,10 +1,10 @@
-"""Where one environment's steps are kept for replay, as values: four pure functions, `ReplayBuffer`.
+"""Replay buffers of one environment, each a value of four pure functions: `ReplayBuffer`.
 
-`replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function of a `BufferSpec` that returns
-one. `algos.replay.Replay` maps it over the environments and makes fragments of it, so a buffer of a user's
-own runs under every distribution policy, with n-step returns and with memories.
+`replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function from a `BufferSpec` to a
+buffer. `algos.replay.Replay` maps it over the environments and makes fragments of it, so a user's buffer runs
+under every distribution policy, with n-step returns and with memories.
 
-Letters in shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
+Shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
 """
 
 import functools
@@ -22,12 +22,12 @@ from fdg.settings.given import check_same
 
 
 class BufferSpec(NamedTuple):
-    """What a buffer is made for."""
+    """Requirements of a buffer."""
 
     env: Any  # the environment
-    length: int  # rows to keep of one environment
+    length: int  # rows kept for one environment
     num_windows: int  # n, windows in a sample
-    window: int  # w, consecutive rows in a window: n of n-step returns
+    window: int  # w, consecutive rows in a window: the n of n-step returns
 
 
 class Windows(NamedTuple):
@@ -35,20 +35,20 @@ class Windows(NamedTuple):
 
     rows: Any  # [n, w, ...], consecutive rows
     indices: jax.Array  # [n] int32, for `update`
-    probability: jax.Array  # [n] float32, of being drawn; ones if all are equally likely
+    probability: jax.Array  # [n] float32, of sampling each window; ones if uniform
 
 
 @checked_names
 class ReplayBuffer(NamedTuple):
     """The rows of one environment, as four pure functions that share a state.
 
-    `init(row) -> state`: an empty buffer; of the row only shapes and dtypes count.
+    `init(row) -> state`: an empty buffer; only shapes and dtypes of the row are used.
     `add(state, rows [T]) -> state`: appends a rollout, which continues the last one.
-    `sample(state, key) -> Windows [n]`: of a buffer that has no window yet, any values of the right shapes.
-    `update(state, indices [n], priority [n], ready) -> state`: the absolute errors of samples. Where `ready`
-    (bool) is false, learning has not begun, and the state must not change. None: errors change nothing, and
-    all samples of an iteration are drawn at once.
-    `least_rows`: rows before there is a window; learning does not begin before.
+    `sample(state, key) -> Windows [n]`: before there is a window, any values of the right shapes.
+    `update(state, indices [n], priority [n], ready) -> state`: gets the absolute errors of samples. If
+    `ready` (bool) is false, learning has not begun, and the state must not change. None: errors are not used,
+    and all samples of an iteration are drawn at once.
+    `least_rows`: rows needed for a window; learning does not begin before.
     """
 
     init: Callable[[Any], Any]
@@ -58,13 +58,13 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# The largest priority so far, which new steps get, is rounded down to an integer by flashbax 0.1.3, so
-# priorities are kept in small units. Only their ratios matter.
+# New steps get the largest priority so far, which flashbax 0.1.3 rounds down to an integer; so priorities are
+# kept in small units. Only their ratios matter.
 _PRIORITY_UNIT = 1024.0
 
 
 def uniform(spec: BufferSpec) -> ReplayBuffer:
-    """The newest `length` rows; every window is equally likely, and drawn with replacement.
+    """The newest `length` rows; windows are sampled uniformly, with replacement.
 
     >>> buffer = uniform(BufferSpec(None, length=4, num_windows=5, window=2))
     >>> state = buffer.add(buffer.init(jnp.float32(0)), jnp.arange(4.0))
@@ -83,12 +83,11 @@ def uniform(spec: BufferSpec) -> ReplayBuffer:
 
 
 def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
-    """The newest `length` rows, drawn with probability proportional to `priority ** exponent`.
+    """The newest `length` rows, sampled with probability proportional to `priority ** exponent`.
 
     Proportional prioritised replay (Schaul et al. 2016, arXiv 1511.05952, equation 1).
     """
-    # `update` applies the exponent. "cpu" names a way to update the tree, one priority after the other, and
-    # runs on any device.
+    # `update` applies the exponent. "cpu" selects sequential updates of the tree, which run on any device.
     ring = flashbax.make_prioritised_trajectory_buffer(**_shape(spec), priority_exponent=1.0, device="cpu")
 
     def init(row: Any) -> Any:
@@ -101,7 +100,7 @@ def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
         return Windows(drawn.experience, drawn.indices, drawn.probabilities)
 
     def update(state: Any, indices: jax.Array, priority: jax.Array, ready: jax.Array) -> Any:
-        # An index beyond the end of the tree, with priority zero, is what flashbax skips.
+        # flashbax skips an index beyond the end of the tree, with priority zero.
         indices = jnp.where(ready, indices, 4 * spec.length)
         raised = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
         return _allowing(ring.set_priorities)(state, indices, raised)
@@ -117,19 +116,18 @@ def hindsight(
     reward: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     terminated: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> ReplayBuffer:
-    """Hindsight experience replay: most windows are drawn with a goal that the episode reached later.
+    """Hindsight experience replay: most windows get a goal that the episode reached later.
 
     Andrychowicz et al. 2017, arXiv 1707.01495, section 3.3 and algorithm 1, with the strategy "future" of
-    section 4.5: the goal is what was achieved at a step drawn uniformly from this one to the end of the
-    episode. Observations are dictionaries with `achieved_goal` and `desired_goal`, as those of
-    Gymnasium-Robotics.
+    section 4.5: the goal is the one achieved at a step drawn uniformly from this one to the end of the
+    episode. Observations are dictionaries with `achieved_goal` and `desired_goal`, as in Gymnasium-Robotics.
 
     Args:
-      share: of the windows that get another goal; k of the paper is `share / (1 - share)`.
+      share: fraction of windows that get another goal; k of the paper is `share / (1 - share)`.
       horizon: rows of lookahead; None: a whole episode.
-      base: the buffer that windows are drawn from, such as `prioritized`.
+      base: the buffer that samples windows, such as `prioritized`.
       reward: `(achieved_goal [*goal], desired_goal [*goal]) -> []`; None: the environment's `compute_reward`.
-      terminated: likewise; None: `compute_terminated`; without one, episodes end as they did.
+      terminated: likewise; None: `compute_terminated`; without that, episodes end as they did.
 
     Raises:
       FdgError: the environment has no goals, or `length` is less than `horizon`.
@@ -172,7 +170,7 @@ def hindsight(
 
 
 def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
-    """The first `window` of the steps `[w, ...]`, with another goal for a `share` of the keys."""
+    """The first `window` of the steps `[w, ...]`; a `share` of the keys gets another goal."""
     step_key, share_key = jax.random.split(key)
     ended = rows.terminated | rows.truncated
     steps = len(ended)
@@ -195,12 +193,12 @@ def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated
     if terminated is None:
         return new
     ends = jnp.where(other, jax.vmap(_scalar(terminated))(achieved, goals), rows.terminated)
-    # Where the episode ended by the goal that it had, the next row is of another episode.
+    # If the episode ended by reaching its original goal, the next row belongs to another episode.
     return new._replace(terminated=ends, truncated=(rows.terminated | rows.truncated) & ~ends)
 
 
 def _scalar(function: Any) -> Callable[[Any, Any], Any]:
-    """A function of one step's goals, which refuses to give more than one number."""
+    """A function of one step's goals whose result must be a single number."""
 
     def one(achieved: Any, desired: Any) -> Any:
         found = function(achieved, desired)
@@ -239,10 +237,10 @@ NAMES: dict[str, Callable[[BufferSpec], ReplayBuffer]] = {
 
 
 def made(replay: Any, spec: BufferSpec) -> ReplayBuffer:
-    """The buffer of a field `replay`: one of `NAMES`, `module:name`, or a function of a `BufferSpec`.
+    """The buffer for a field `replay`: one of `NAMES`, `module:name`, or a function of a `BufferSpec`.
 
     Raises:
-      FdgError: it is none of these, the function fails, or it returns no `ReplayBuffer`.
+      FdgError: the value is none of these, the function fails, or it does not return a `ReplayBuffer`.
     """
     if isinstance(replay, str):
         if ":" not in replay and replay not in NAMES:
@@ -257,7 +255,7 @@ def made(replay: Any, spec: BufferSpec) -> ReplayBuffer:
         buffer = replay(spec)
     except FdgError:
         raise
-    except Exception as error:  # whatever the code of a user raises
+    except Exception as error:  # user code may raise anything
         raise FdgError(f"replay={_named(replay)} fails for {spec!r:.200}: {one_line(error)}") from error
     if not isinstance(buffer, ReplayBuffer):
         raise FdgError(
@@ -284,7 +282,7 @@ def _shape(spec: BufferSpec) -> dict[str, Any]:
 
 
 def _one_row(add: Callable[..., Any]) -> Callable[..., Any]:
-    """flashbax's `add` takes rows of several environments, `[1, T]`."""
+    """flashbax's `add` takes rows `[1, T]`, with an axis of environments."""
 
     def added(state: Any, rows: Any) -> Any:
         return _allowing(add)(state, jax.tree.map(lambda x: x[None], rows))
@@ -293,7 +291,7 @@ def _one_row(add: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _allowing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flashbax broadcasts over leading axes implicitly, which this project's JAX settings refuse."""
+    """flashbax broadcasts leading axes implicitly, which this project's JAX settings forbid."""
 
     @functools.wraps(function)
     def broadcasting(*arguments: Any) -> Any:
@@ -307,11 +305,11 @@ def _allowing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NStep(NamedTuple):
-    """Reward of up to `n` steps, and where they end; their return is `reward + weight * next_value[last]`."""
+    """Rewards of up to `n` steps; the return is `reward + weight * next_value[last]`."""
 
     reward: jax.Array  # [T, B] float32, discounted sum
     weight: jax.Array  # [T, B] float32, discount ** number of steps; 0 if the last one terminated
-    last: jax.Array  # [T, B] int32, the row of the last of these steps
+    last: jax.Array  # [T, B] int32, the row of the last step
 
 
 def n_step_sums(
@@ -319,7 +317,7 @@ def n_step_sums(
 ) -> NStep:
     """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of an episode or trajectory.
 
-    It needs no values: learners from replay compute only the value at `last`.
+    Needs no values: learners with replay compute only the value at `last`.
 
     >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
     >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
@@ -331,7 +329,7 @@ def n_step_sums(
     alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
 
     def longer(_, sums: NStep) -> NStep:
-        """Adds one step in front of the next row's sums, except where `alone` (`roll` wraps the last row)."""
+        """Prepends one step to the next row's sums, except where `alone` (`roll` wraps the last row)."""
         after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
         further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
         return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
@@ -349,8 +347,8 @@ def n_step_returns(
 ) -> jax.Array:
     """Discounted rewards of `n >= 1` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
 
-    Fewer steps at the end of the episode or the trajectory: the value after a termination is 0; after a
-    truncation and after the last row it is `next_value` of that step.
+    Fewer steps at the end of the episode or trajectory. The value is 0 after a termination; after a
+    truncation and after the last row it is that step's `next_value`.
     """
     sums = n_step_sums(reward, terminated, truncated, discount, n)
     return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)

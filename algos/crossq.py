@@ -1,10 +1,10 @@
 """CrossQ (Bhatt, Palenicek, Belousov, Argus, Amiranashvili, Brox and Peters 2024, ICLR, arXiv 1902.05605).
 
-Soft actor-critic without target networks. Its critics are normalised by batch, and see what was done and what
-would follow in one minibatch, so that both are normalised alike; that is what keeps them from diverging. The
-actor and the temperature, as of SAC, learn less often.
+Soft actor-critic without target networks. Critics use batch renormalisation, and process (observation,
+action) and the next pair in one minibatch, so that both have the same statistics; this prevents divergence.
+The actor and the temperature are those of SAC, updated less often.
 
-Letters in shapes: `N` samples of a minibatch.
+Shapes: `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ _LARGEST_RATIO, _LARGEST_SHIFT = 3.0, 5.0  # r_max and d_max of the paper, secti
 class NormedNetwork(NamedTuple):
     """A network with running statistics, as two pure functions.
 
-    `init(key, *inputs) -> (parameters, statistics)`; of the inputs only shape and dtype count.
-    `apply(parameters, statistics, *inputs, in_training, renormalize) -> (output, statistics)`: in training
-    inputs are a minibatch, normalised by its own statistics, and the running ones have taken it in
-    afterwards; `renormalize` (bool, may be traced) corrects it towards these.
+    `init(key, *inputs) -> (parameters, statistics)`; only shapes and dtypes of the inputs are used.
+    `apply(parameters, statistics, *inputs, in_training, renormalize) -> (output, statistics)`: in training,
+    inputs are a minibatch, normalised by its own statistics; the running statistics are updated with it.
+    `renormalize` (bool, may be traced) corrects towards the running statistics.
     """
 
     init: Callable[..., tuple[Any, Any]]
@@ -51,7 +51,7 @@ class NormedNetwork(NamedTuple):
 
 
 def without_statistics(network: Network) -> NormedNetwork:
-    """A network that normalises nothing, as one whose statistics are empty."""
+    """Wraps a network without normalisation; its statistics are empty."""
 
     def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
         return network.init(key, *inputs), ()
@@ -65,7 +65,7 @@ def without_statistics(network: Network) -> NormedNetwork:
 class BatchRenorm(nn.Module):
     """Batch renormalisation of features: `[N, F]` to `[N, F]` (algorithm 1 of the paper).
 
-    The running mean and variance (`batch_stats`) go `1 - decay` of the way to those of a minibatch.
+    The running mean and variance (`batch_stats`) move `1 - decay` of the way to those of a minibatch.
     """
 
     @nn.compact
@@ -80,7 +80,7 @@ class BatchRenorm(nn.Module):
             batch_mean = jnp.mean(x, axis=0)
             batch_var = jnp.mean(jnp.square(x - batch_mean[None]), axis=0)
             batch_std = jnp.sqrt(batch_var + _EPSILON)
-            # r and d of the paper, constants to the gradient; without them this is batch normalisation.
+            # r and d of the paper, without gradients; without them this is batch normalisation.
             ratio = jnp.clip(batch_std / running_std, 1.0 / _LARGEST_RATIO, _LARGEST_RATIO)
             shift = jnp.clip((batch_mean - running_mean) / running_std, -_LARGEST_SHIFT, _LARGEST_SHIFT)
             ratio = jax.lax.stop_gradient(jnp.where(renormalize, ratio, 1.0))
@@ -96,7 +96,7 @@ class BatchRenorm(nn.Module):
 
 
 class _NormedTrunk(nn.Module):
-    """`algos.layers.Trunk` with its inputs, and what each dense layer gives, renormalised."""
+    """`algos.layers.Trunk` with renormalised inputs and dense layers."""
 
     layers: Layers
     outputs: int
@@ -115,7 +115,7 @@ class _NormedTrunk(nn.Module):
 
 
 class _NormedActor(nn.Module):
-    """`algos.networks.GaussianActor` with each layer's inputs normalised: `[N, *obs]` to `[N, outputs]`."""
+    """`algos.networks.GaussianActor` with normalised inputs of each layer: `[N, *obs]` to `[N, outputs]`."""
 
     space: ObservationSpace
     outputs: int
@@ -128,7 +128,7 @@ class _NormedActor(nn.Module):
 
 
 class _NormedCritics(nn.Module):
-    """`algos.networks.TwinCritics` with each layer's inputs normalised: two values of each action, `[N]`."""
+    """`algos.networks.TwinCritics` with normalised inputs of each layer: two values per action, `[N]`."""
 
     space: ObservationSpace
     layers: Layers
@@ -167,10 +167,10 @@ def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwor
 
 
 class Statistics(NamedTuple):
-    """Running means and variances inside the networks."""
+    """Running means and variances of the networks."""
 
     actor: Any
-    critics: Any  # of both
+    critics: Any  # of both critics
 
 
 class Learned(NamedTuple):
@@ -186,8 +186,8 @@ class Learned(NamedTuple):
 class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     """CrossQ for continuous actions within bounds.
 
-    Defaults are those of the paper (its table of hyperparameters), but for critics of half the width, as in
-    Stable-Baselines3's sbx, and four environments.
+    Defaults are those of the paper's table of hyperparameters, except that critics have half the width, as in
+    Stable-Baselines3's sbx, and that there are four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -223,15 +223,15 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
         require_not_negative(self, "renorm_after")
 
-    _keys = 2  # of each sample of a gradient step
+    _keys = 2  # per sample of a gradient step
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=(None, None, 0, None))
     def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless due.
+        """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless `is_due`.
 
-        Returns them, the statistics after it, and what the losses are made of.
+        Also returns the statistics after it, and the terms of the loss.
         """
         critics, (critics_statistics, losses) = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, parameters, statistics, renormalize, transition, keys[0]
@@ -254,7 +254,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
-        """One step of Adam; actor and temperature move only where they are due."""
+        """One step of Adam; actor and temperature move only if `is_due`."""
         critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
         return Learned(sac.together(critics, acting), statistics, state, learned.updates + 1)
 
@@ -314,7 +314,8 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         })  # fmt: skip
 
     def _actor_loss(self, acting, critics, statistics: Statistics, renormalize, observation, keys):
-        """The losses of actor and temperature; the actor's statistics after it. Critics are as in acting."""
+        """The losses of actor and temperature, and the actor's next statistics. Critics are in evaluation
+        mode."""
         actor, log_temperature = acting
         output, after = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
@@ -331,7 +332,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         return sac.squashed(self._acts(actor, observation), self.env.action_space.shape)
 
     def _acts(self, actor: Any, observation: Observation) -> jax.Array:
-        """The actor's output by its running statistics: `[N, 2 * D]`."""
+        """The actor's output with its running statistics: `[N, 2 * D]`."""
         output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
         return output
 
@@ -364,14 +365,14 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
 
 def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:
-    """Two minibatches `[N, ...]` as one, `[2 * N, ...]`, whose samples alternate.
+    """Interleaves two minibatches `[N, ...]` into one, `[2 * N, ...]`.
 
-    So a split of the samples stays one: put end to end, they would have to change places.
+    Interleaving keeps a sharding of the samples; concatenation would move samples between devices.
     """
     return jnp.stack([now, following], axis=1).reshape(-1, *now.shape[1:])
 
 
 def _apart(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`[2 * N, ...]` as the two that `_side_by_side` put together, each `[N, ...]`."""
+    """Undoes `_side_by_side`: `[2 * N, ...]` into two minibatches `[N, ...]`."""
     pairs = values.reshape(-1, 2, *values.shape[1:])
     return pairs[:, 0], pairs[:, 1]

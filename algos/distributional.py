@@ -1,10 +1,10 @@
-"""DQN that learns the distribution of each action's return: `QRDQN` and `C51`.
+"""DQN with the distribution of each action's return: `QRDQN` and `C51`.
 
 QR-DQN: Dabney et al. 2017, arXiv 1710.10044. C51: Bellemare, Dabney and Munos 2017, "A Distributional
-Perspective on Reinforcement Learning", arXiv 1707.06887. The network gives `K` numbers for each action, read
-as quantiles, or as probabilities of fixed returns; acting takes the mean for the value.
+Perspective on Reinforcement Learning", arXiv 1707.06887. The network outputs `K` numbers for each action:
+quantiles, or logits of fixed returns. Acting uses the mean as the value.
 
-Letters in shapes: `N` samples of a minibatch, `n` actions, `K` numbers of each.
+Shapes: `N` samples of a minibatch, `n` actions, `K` numbers per action.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from algos.replay import Transition
 from envs import Discrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 
-# --- distributions on a grid: of C51, and of critics with `atoms` (Seo et al. 2025, arXiv 2505.22642) ---
+# --- distributions on a grid: C51, and critics with `atoms` (Seo et al. 2025, arXiv 2505.22642) ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Distributions:
-    """A critic gives logits of returns on a grid, `[N, K]`.
+    """Reads critic outputs `[N, K]` as logits of returns on a grid.
 
-    `atoms` is K; targets are held within `low` and `high`, the smallest and the largest return of the grid.
+    `atoms` is K; targets are clipped to `low` and `high`, the smallest and the largest return of the grid.
     """
 
     atoms: int
@@ -50,10 +50,10 @@ class Distributions:
         return jax.nn.softmax(numbers) @ self.returns
 
     def target(self, reward, discount, first, second, cost) -> jax.Array:
-        """Probabilities of the grid, `[N, K]`, of the return that follows: of the critic whose mean is lower.
+        """Probabilities `[N, K]` of the return, by the critic with the lower mean.
 
-        Each return that can follow, `reward + discount * (z - cost)`, is divided between its two neighbours
-        (equation 7 of Bellemare et al.).
+        Each possible return, `reward + discount * (z - cost)`, is split between its two neighbours on the
+        grid (equation 7 of Bellemare et al.).
 
         >>> one, even = jnp.ones(1), jnp.zeros((1, 3))
         >>> grid = Distributions(3, 0.0, 2.0)  # even odds of 0, 1 and 2, halved: 0, 0.5 and 1
@@ -65,9 +65,9 @@ class Distributions:
         return self.projected(jax.nn.softmax(lower), following)
 
     def projected(self, probability, following) -> jax.Array:
-        """Probabilities of the grid, `[N, K]`, of returns `following [N, K]` of some `probability [N, K]`.
+        """Projects returns `following [N, K]` with their `probability [N, K]` onto the grid: `[N, K]`.
 
-        What lies outside the grid counts as its end.
+        Returns outside the grid count as its ends.
         """
         held = jnp.clip(following, self.low, self.high)
         distance = jnp.abs(held[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
@@ -75,7 +75,7 @@ class Distributions:
         return jnp.sum(probability[:, :, None] * shares, axis=1)
 
     def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
-        """Mean cross-entropy, of samples with weights `[N]`."""
+        """Mean cross-entropy, with sample weights `[N]`."""
         each = jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1)
         return -jnp.mean(each if weight is None else weight * each)
 
@@ -96,7 +96,7 @@ class Distributions:
 class DistributionalDQN(DQN):
     """Base of `QRDQN` and `C51`; a subclass adds `_numbers_are`, `_mean` and `loss`.
 
-    One choice alone: the returns of branches that are fitted to a mean have no distribution of their own.
+    Requires a single choice: branches fitted to a mean have no distribution of their own.
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
@@ -128,18 +128,19 @@ class DistributionalDQN(DQN):
         raise NotImplementedError
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
-        """What the network gives for every action, allowed or not: `[N, n, K]`."""
+        """The network's outputs for every action, allowed or not: `[N, n, K]`."""
         found = self._network.apply(parameters, features_and_mask(observation)[0])
         return found.reshape(*found.shape[:-1], -1, self.numbers_of_an_action)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action `[N, n]`: the mean of its returns; `-inf` where it is not allowed."""
+        """Q of every action `[N, n]`: the mean return; `-inf` where the action is not allowed."""
         _, action_mask = features_and_mask(observation)
         return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
 
     def _following(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:
-        """Of the observations that follow, the target's numbers for the action that is best in the mean:
-        `[N, K]`. Which one that is, says the target, or with `double` the network that learns."""
+        """The target network's numbers `[N, K]` for the best next action by the mean.
+
+        The target network chooses that action, or with `double` the trained network."""
         choosing = parameters if self.double else target_parameters
         best = jnp.argmax(self._values(choosing, transition.next_observation), axis=-1)
         return of_action(self._numbers(target_parameters, transition.next_observation), best)
@@ -150,13 +151,13 @@ class DistributionalDQN(DQN):
 
 
 def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
-    """Of numbers `[N, n, K]` those of the actions `[N]`: `[N, K]`."""
+    """Selects the numbers of actions `[N]` from `[N, n, K]`: `[N, K]`."""
     return jax.vmap(networks.of_action, in_axes=(-1, None), out_axes=-1)(numbers, action)
 
 
 @dataclasses.dataclass(frozen=True)
 class QRDQN(DistributionalDQN, presets="QRDQN"):
-    """QR-DQN for discrete actions, with the fields of `DQN` and two of its own.
+    """QR-DQN for discrete actions, with the fields of `DQN` and two more.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -179,7 +180,7 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
         return jnp.mean(numbers, axis=-1)
 
     def loss(self, parameters, target_parameters, transition: Transition, weight):
-        """As of `DQN`: quantile regression (equations 9 and 10)."""
+        """As in `DQN`: quantile regression (equations 9 and 10)."""
         quantiles = of_action(self._numbers(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = quantile_error(quantiles, target, self.huber_threshold)
@@ -188,16 +189,16 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
         return loss, (mean_error, {"loss": loss, "value": jnp.mean(quantiles)})
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
-        """What the quantiles should be, `[N, K]`: by those of the best action in the mean (algorithm 1)."""
+        """The target quantiles, `[N, K]`: those of the best next action by the mean (algorithm 1)."""
         following = self._following(parameters, target_parameters, transition)
         return transition.reward[:, None] + transition.discount[:, None] * following
 
 
 @dataclasses.dataclass(frozen=True)
 class C51(DistributionalDQN, presets="C51"):
-    """C51 for discrete actions, with the fields of `DQN` and three of its own.
+    """C51 for discrete actions, with the fields of `DQN` and three more.
 
-    Returns are assumed between `value_min` and `value_max`; the metric `outside` is the share of the targets
+    Returns are assumed between `value_min` and `value_max`; the metric `outside` is the fraction of targets
     outside. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)), for
     CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
 
@@ -237,8 +238,8 @@ class C51(DistributionalDQN, presets="C51"):
         target, outside = jax.lax.stop_gradient(self._projected(parameters, target_parameters, transition))
         cross_entropy = -jnp.sum(target * jax.nn.log_softmax(logits), axis=-1)
         loss = jnp.mean(weight * cross_entropy)
-        # Where replay is prioritised, by the divergence that is minimised: Hessel et al. 2018, arXiv
-        # 1710.02298, section "The integrated agent".
+        # The priority is the minimised divergence: Hessel et al. 2018, arXiv 1710.02298, section "The
+        # integrated agent".
         divergence = cross_entropy + jnp.sum(jax.scipy.special.xlogy(target, target), axis=-1)
         parts = {"loss": loss, "value": jnp.mean(self._mean(logits)), "outside": jnp.mean(outside)}
         return loss, (divergence, parts)
@@ -246,10 +247,10 @@ class C51(DistributionalDQN, presets="C51"):
     def _projected(
         self, parameters, target_parameters, transition: Transition
     ) -> tuple[jax.Array, jax.Array]:
-        """Probabilities of the atoms `[N, K]` of the best action's return, and what lay outside `[N]`.
+        """Probabilities of the atoms `[N, K]` of the best action's return, and the fraction outside `[N]`.
 
-        Equation 7: each return that can follow, `r + discount * z`, held within the grid, is divided between
-        its two neighbours.
+        Equation 7: each possible return, `r + discount * z`, clipped to the grid, is split between its two
+        neighbours.
         """
         probability = jax.nn.softmax(self._following(parameters, target_parameters, transition))
         returns = transition.reward[:, None] + transition.discount[:, None] * self._grid.returns[None]

@@ -1,11 +1,11 @@
-"""Distributions over actions, from the numbers that a network puts out.
+"""Distributions over actions, parameterised by network outputs.
 
 Each is a pytree, so it passes through `jit`, `vmap` and `scan`. Parameters have any leading batch axes,
-written `[...]` below; the last axis belongs to the distribution.
+written `[...]` below; the last axis holds the distribution's parameters.
 
 **Keys.** `sample(keys)` takes one key for the whole batch, or one key per batch element: keys of shape `[B]`
-for parameters `[B, ...]`. With a key per element, element i of the result depends on key i and on parameters
-i alone, so a batch that is cut in parts gives, part by part, the numbers of the whole. Actors use that form.
+for parameters `[B, ...]`. With a key per element, element i of the result depends only on key i and
+parameters i, so splitting a batch does not change its samples. Actors use that form.
 """
 
 import functools
@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
-# Up to here the cumulative sum of probabilities is written out, term by term (see `Categorical.sample`).
+# Up to this many categories, the cumulative sum of probabilities is unrolled (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64
 
 
 class Distribution(Protocol):
-    """What an algorithm may ask of a distribution over actions."""
+    """The interface of a distribution over actions."""
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *action]`; `keys` is one key, or one per element of the leading axes."""
@@ -60,7 +60,7 @@ class Categorical:
         `jax.random.categorical` needs `n` random numbers and `2 n` logarithms. On a CPU, n = 6: 1.6 us
         against 2.3 us for 4 environments, 26 us against 135 us for 1,024. The sum runs in order, so it never
         decreases, and an action of probability zero, whose interval is empty, is never drawn. For many
-        categories, where the sum would lose precision, Gumbel-max it is.
+        categories, where the sum would lose precision, Gumbel-max is used.
         """
         count = self.logits.shape[-1]
         if count > _MAX_UNROLLED_CATEGORIES:
@@ -80,7 +80,7 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability `[...]` float32 of `action [...]`, integers in [0, n)."""
         category = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
-        # Choosing by a mask and not by an index keeps the gradient free of a scatter.
+        # A mask, not an index, keeps the gradient free of a scatter.
         return jnp.sum(
             jnp.where(category == action[..., None], jax.nn.log_softmax(self.logits), 0.0), axis=-1
         )
@@ -89,11 +89,11 @@ class Categorical:
         """Entropy in nats, `[...]` float32."""
         log_probability = jax.nn.log_softmax(self.logits)
         probability = jnp.exp(log_probability)
-        # 0 log 0 = 0, and the mask stands inside the product so that the gradient there is zero too, not nan.
+        # 0 log 0 = 0; the mask is inside the product, so that the gradient there is zero, not NaN.
         return -jnp.sum(probability * jnp.where(probability > 0.0, log_probability, 0.0), axis=-1)
 
     def mode(self) -> jax.Array:
-        """Most probable action, `[...]` int32; the first where several are."""
+        """Most probable action, `[...]` int32; the first in a tie."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
@@ -106,11 +106,11 @@ class MultiCategorical:
     [[1, 0]]
     """
 
-    logits: jax.Array  # [..., sum(nvec)] float32, the choices one after the other
+    logits: jax.Array  # [..., sum(nvec)] float32, the choices concatenated
     nvec: tuple[int, ...] = field(metadata={"static": True})
 
     def _choices(self) -> Categorical:
-        """The choices as one categorical `[..., M, max(nvec)]`."""
+        """The choices as one padded categorical `[..., M, max(nvec)]`."""
         return Categorical(choices(self.logits, self.nvec))
 
     def sample(self, keys: jax.Array) -> jax.Array:
@@ -145,7 +145,7 @@ class Normal:
     mean: jax.Array  # [..., D] float32
     log_std: jax.Array  # [..., D] float32
     shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
-    counts: jax.Array | None = None  # [..., D] bool: components that the agent has; None for all
+    counts: jax.Array | None = None  # [..., D] bool: valid components; None for all
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]` float32, unbounded.
@@ -179,9 +179,9 @@ class Normal:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TanhNormal:
-    """`tanh` of a Gaussian with independent components: in [-1, 1], which `stretched` fits to a `Box`.
+    """`tanh` of a Gaussian with independent components: in [-1, 1], which `stretched` rescales to a `Box`.
 
-    Fields as of `Normal`, before the tanh. The entropy has no closed form: the mean of `-log_prob` over
+    Fields as in `Normal`, before the tanh. The entropy has no closed form: the mean of `-log_prob` over
     samples estimates it.
 
     >>> TanhNormal(jnp.array([[0.0, 9.0]]), jnp.zeros((1, 2))).mode().round(3).tolist()
@@ -200,23 +200,25 @@ class TanhNormal:
         return jnp.tanh(self._normal.sample(keys))
 
     def sample_with_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions, as of `sample`, and their log-density `[...]` float32.
+        """Actions, as from `sample`, and their log-density `[...]` float32.
 
-        The density is computed from the sample before the tanh. `log_prob` has to invert the tanh, which is
+        The density is computed from the sample before the tanh: `log_prob` has to invert the tanh, which is
         inexact where the tanh rounds to 1.
         """
         unsquashed = self._normal.sample(keys)
         return jnp.tanh(unsquashed), self._log_density(unsquashed)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density `[...]` float32 of `action [..., *shape]`; of -1 and 1, that of the numbers inside."""
+        """Log-density `[...]` float32 of `action [..., *shape]`; -1 and 1 count as the nearest number
+        inside."""
         inside = 1.0 - float(jnp.finfo(jnp.float32).epsneg)
         return self._log_density(jnp.arctanh(jnp.clip(action, -inside, inside)))
 
     def mode(self) -> jax.Array:
-        """`tanh(mean)`, `[..., *shape]` float32: the median, by which evaluations act.
+        """`tanh(mean)`, `[..., *shape]` float32: the median, which evaluations use.
 
-        It has the highest density where standard deviations are small; wide ones heap up at -1 and 1.
+        It has the highest density if standard deviations are small; with large ones density accumulates at -1
+        and 1.
         """
         return jnp.tanh(self._normal.mode())
 
@@ -225,16 +227,16 @@ class TanhNormal:
         return Normal(self.mean, self.log_std, self.shape)
 
     def _log_density(self, unsquashed: jax.Array) -> jax.Array:
-        """Of `tanh(unsquashed)`: Haarnoja et al. 2018, arXiv 1812.05905, appendix C."""
-        # log(1 - tanh(u)^2), without the cancellation where tanh(u) is close to 1.
+        """Log-density of `tanh(unsquashed)`: Haarnoja et al. 2018, arXiv 1812.05905, appendix C."""
+        # log(1 - tanh(u)^2), without cancellation where tanh(u) is close to 1.
         log_slope = 2.0 * (math.log(2.0) - unsquashed - jax.nn.softplus(-2.0 * unsquashed))
         return self._normal.log_prob(unsquashed) - jnp.sum(log_slope.reshape(self.mean.shape), axis=-1)
 
 
 def allowed_values(space: Discrete | MultiDiscrete, values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Values `[..., n]` of a space's actions, with `-inf` where one is not allowed by `mask [..., n]`.
+    """Values `[..., n]` of a space's actions, with `-inf` where `mask [..., n]` does not allow one.
 
-    Of several choices, `[..., sum(nvec)]`, as `choices` has them: `[..., M, max(nvec)]`.
+    For several choices, values `[..., sum(nvec)]` become `[..., M, max(nvec)]`, as in `choices`.
 
     >>> allowed_values(MultiDiscrete((1, 2)), jnp.arange(3.0), jnp.array([True, False, True])).tolist()
     [[0.0, -inf], [-inf, 2.0]]
@@ -248,14 +250,15 @@ def allowed_values(space: Discrete | MultiDiscrete, values: jax.Array, mask: jax
 
 
 def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distribution:
-    """The distribution with the actions that are not allowed ruled out; without a mask, itself.
+    """The distribution restricted to allowed actions; unchanged without a mask.
 
     Args:
-      distribution: `Categorical`, `MultiCategorical`, or `Normal`, of which single components are ruled out.
-      action_mask: `[..., n]` bool as the logits, True = allowed (see `envs.MaskedObservation`), or None.
+      distribution: `Categorical`, `MultiCategorical`, or `Normal`, whose components can be masked.
+      action_mask: `[..., n]` bool, shaped as the logits, True = allowed (see `envs.MaskedObservation`), or
+        None.
 
-    An action ruled out has probability zero: it is never sampled, nor the mode, adds nothing to the entropy,
-    and its logit has no gradient.
+    A masked action has probability zero: it is never sampled or the mode, adds nothing to the entropy, and
+    its logit has no gradient.
 
     >>> masked(Categorical(jnp.zeros((1, 3))), jnp.array([[True, False, True]])).logits.tolist()
     [[0.0, -inf, 0.0]]
@@ -269,7 +272,7 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
             ends = [sum(nvec[: m + 1]) for m in range(len(nvec) - 1)]
             each = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
             return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in each], -1), nvec)
-        case Normal(mean, log_std, shape):  # of a team of unlike agents: components that this one has
+        case Normal(mean, log_std, shape):  # a team of unlike agents: the components of this agent
             return Normal(mean, log_std, shape, action_mask)
     raise FdgError(
         f"a {type(distribution).__name__} cannot be masked: only actions that can be counted can be"
@@ -279,8 +282,8 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
 def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
     """Logits, or values of actions, `[..., n]`, with `-inf` where the action is not allowed.
 
-    If no action is allowed, the values are unchanged. Nothing acts on such an observation, for example after
-    the end of an episode, and a row of `-inf` would become NaN when it is multiplied by a weight of zero.
+    If no action is allowed, the values are unchanged. Such an observation, for example after the end of an
+    episode, is never acted on, but a row of `-inf` times a weight of zero would be NaN.
 
     >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
     [1.0, -inf]
@@ -294,7 +297,7 @@ def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
 
 
 def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
-    """How many actions each choice has.
+    """The number of actions of each choice.
 
     >>> sizes(Discrete(4)), sizes(MultiDiscrete((2, 3)))
     ((4,), (2, 3))
@@ -303,10 +306,10 @@ def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
 
 
 def dueling(head: jax.Array, choices: tuple[int, ...]) -> jax.Array:
-    """Values of actions `[..., sum(choices)]` of one value and their advantages, `[..., 1 + sum(choices)]`.
+    """Q `[..., sum(choices)]` from a value and advantages, `[..., 1 + sum(choices)]`.
 
-    Wang et al. 2016, arXiv 1511.06581, equation 9; several choices share the value, and each has advantages
-    of its own: Tavakoli et al. 2018, arXiv 1711.08946, equation 1.
+    Wang et al. 2016, arXiv 1511.06581, equation 9; several choices share the value, and each has its own
+    advantages: Tavakoli et al. 2018, arXiv 1711.08946, equation 1.
 
     >>> dueling(jnp.array([10.0, 1.0, 3.0, 5.0]), (2, 1)).tolist()
     [9.0, 11.0, 10.0]
@@ -318,9 +321,9 @@ def dueling(head: jax.Array, choices: tuple[int, ...]) -> jax.Array:
 
 
 def choices(values: jax.Array, nvec: tuple[int, ...], filler: float | bool = -jnp.inf) -> jax.Array:
-    """Logits, or values, `[..., sum(nvec)]` of `M = len(nvec)` choices as `[..., M, max(nvec)]`.
+    """Splits `[..., sum(nvec)]` into `M = len(nvec)` choices, `[..., M, max(nvec)]`.
 
-    The shorter ones are filled up.
+    Shorter choices are padded.
 
     >>> choices(jnp.array([1.0, 2.0, 3.0]), (1, 2)).tolist()
     [[1.0, -inf], [2.0, 3.0]]
@@ -343,14 +346,14 @@ def _check_mask(values: jax.Array, action_mask: jax.Array) -> None:
 
 
 class Parameterization(NamedTuple):
-    """How the output of a network becomes a distribution over the actions of one space."""
+    """How network outputs become a distribution over the actions of one space."""
 
-    size: int  # numbers per action that the network puts out
+    size: int  # network outputs per action
     distribution: Callable[[jax.Array], Distribution]  # parameters [..., size] float32 -> distribution
 
 
 def for_space(space: Space) -> Parameterization:
-    """The distribution that fits an action space.
+    """The distribution for an action space.
 
     - `Discrete(n)`: `Categorical`, `size = n` logits.
     - `MultiDiscrete(nvec)`: `MultiCategorical`, `size = sum(nvec)` logits.
@@ -375,7 +378,7 @@ def for_space(space: Space) -> Parameterization:
 
 
 def bounded(action: jax.Array, space: Space) -> jax.Array:
-    """Clips actions `[..., *action]` to the bounds of a `Box`; those of other spaces are unchanged.
+    """Clips actions `[..., *action]` to the bounds of a `Box`; does nothing for other spaces.
 
     >>> bounded(jnp.array([[2.0], [-0.5]]), Box(-1.0, 1.0, (1,))).tolist()
     [[1.0], [-0.5]]
@@ -392,15 +395,15 @@ def bounded(action: jax.Array, space: Space) -> jax.Array:
 
 
 def stretched(action: jax.Array, space: Space) -> jax.Array:
-    """Rescales actions `[B, *action]` from [-1, 1] to the bounds of a `Box`; of other spaces: unchanged.
+    """Rescales actions `[B, *action]` from [-1, 1] to the bounds of a `Box`; does nothing for other spaces.
 
     >>> stretched(jnp.array([[-1.0], [0.0], [1.0]]), Box(0.0, 4.0, (1,))).tolist()
     [[0.0], [2.0], [4.0]]
     """
     if not isinstance(space, Box):
         return action
-    low, high = space.low_array / 2.0, space.high_array / 2.0  # halves, for high - low may overflow
-    # Bounded again, for at the bounds rounding may step over by the last bit.
+    low, high = space.low_array / 2.0, space.high_array / 2.0  # halves, since high - low may overflow
+    # Clipped, since rounding may exceed a bound by the last bit.
     return bounded(jax.vmap(lambda one: (high - low) * one + (high + low))(action), space)
 
 
@@ -422,11 +425,11 @@ def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, 
     return draw(keys)
 
 
-# --- what networks give, checked against the action space while it is traced ---
+# --- checks of network outputs against the action space, while tracing ---
 
 
 def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
-    """Refuses an actor-critic that does not give `(policy [..., P], value [...])`, `...` being `leading`."""
+    """Refuses an actor-critic unless it returns `(policy [..., P], value [...])`, `...` being `leading`."""
     policy, value = pair(output, leading)
     size = for_space(action_space).size
     why = f"{size} numbers for {action_space}"
@@ -441,27 +444,27 @@ def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def check_action_values(values: Any, actions: int, leading: tuple[int, ...], agents: bool = False) -> None:
-    """Refuses what is not a value for each action, `[..., n]`, `...` being `leading`."""
+    """Refuses outputs other than a value for each action, `[..., n]`, `...` being `leading`."""
     why = f"one for each of {actions} actions{' of each agent' if agents else ''}"
     check_shape("the network gives values of actions as", values, (*leading, actions), why)
 
 
 def check_remembered_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
-    """Refuses what is not a pair of values `[T, B, (A,) n]`, as of `check_action_values`, and a memory."""
+    """Refuses outputs other than values `[T, B, (A,) n]`, as in `check_action_values`, and a memory."""
     expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
     values, _ = check_two("the network", output, expected)
     check_action_values(values, actions, leading, agents=True)
 
 
 def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
-    """Refuses what is not `each * D` numbers: means, then logs of deviations `[N, 2 * D]`; or `[N, D]`."""
+    """Refuses outputs other than means and log standard deviations `[N, 2 * D]` (`each` 2), or `[N, D]`."""
     why = "means and logs of deviations for" if each == 2 else "a number for each component of"
     size = each * math.prod(action_space.shape)
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
 
 
 def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
-    """The two things that a network gave; refuses one, or three."""
+    """The two results of a network; refuses another number of results."""
     if not isinstance(output, tuple | list) or len(output) != 2:
         raise FdgError(f"{who} gives {_shapes(output)}: {expected}")
     return output[0], output[1]
@@ -474,7 +477,7 @@ def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None
 
 
 def check_shape(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
-    """Refuses results of another shape, or of no floating dtype."""
+    """Refuses results of another shape, or not floating-point."""
     if not hasattr(value, "shape") or value.shape != shape:
         raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
     if not jnp.issubdtype(value.dtype, jnp.floating):

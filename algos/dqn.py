@@ -2,11 +2,12 @@
 
 Options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-Where an action is several choices (`MultiDiscrete`) there are as many values as the sum of the choices, and
-not as their product: each choice is a branch that is valued, and explored, by itself (Tavakoli et al. 2018,
-arXiv 1711.08946). All are fitted to one target, what the best of each is worth in the mean (its equation 6).
+For `MultiDiscrete` actions, the network has one value per option of each choice, so their number is the sum
+of the choices, not the product: each choice is a branch that is valued and explored by itself (Tavakoli et
+al. 2018, arXiv 1711.08946). All branches are fitted to one target, the mean of their best values (equation
+6).
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `M` choices.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `M` choices.
 """
 
 import dataclasses
@@ -42,12 +43,12 @@ from envs import Discrete, Environment, MultiDiscrete, Observation, features_and
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
 
-# --- acting: most often the best action, now and then any ---
+# --- acting: epsilon-greedy ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Exploration(Part):
-    """How often an action is drawn at random, in the course of a run."""
+    """The schedule of random actions."""
 
     epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
     epsilon_end: float = hyperparameter(0.05, "and in the end")
@@ -64,10 +65,10 @@ class Exploration(Part):
 
 
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:
-    """The best action, but with probability `epsilon` any that is allowed (Watkins 1989, section 8.1).
+    """The best action, but with probability `epsilon` a uniform allowed one (Watkins 1989, section 8.1).
 
     `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
-    action as long as `epsilon` is below one.
+    action if `epsilon` is below one.
 
     >>> policy = epsilon_greedy(jnp.array([[1.0, 3.0, 2.0, -jnp.inf]]), 0.3)
     >>> [round(float(p), 3) for p in jnp.exp(policy.logits[0])]
@@ -83,7 +84,7 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical
 
 
 def choices(env: Environment) -> Discrete | MultiDiscrete:
-    """The action space of an environment, which an algorithm checked when it was constructed."""
+    """The environment's action space; the algorithm's constructor has checked it."""
     space = env.action_space
     assert isinstance(space, Discrete | MultiDiscrete)
     return space
@@ -92,16 +93,16 @@ def choices(env: Environment) -> Discrete | MultiDiscrete:
 def values(
     network: Network, parameters: Any, observation: Observation, space: Discrete | MultiDiscrete
 ) -> jax.Array:
-    """Q of every action `[N, n]`, for observations `[N, *obs]` as the network sees them.
+    """Q of every action `[N, n]`, for observations `[N, *obs]` after normalisation.
 
-    Of several choices `[N, M, n]`, `n` being the most that one has. `-inf`: not allowed, or not there.
+    For several choices `[N, M, n]`, n being the largest choice. `-inf`: not allowed, or padding.
     """
     features, action_mask = features_and_mask(observation)
     return allowed_values(space, network.apply(parameters, features), action_mask)
 
 
 def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
-    """What each choice of an action is worth, `[N, M]`, as one number, `[N]`; of one choice it stays `[N]`.
+    """Averages values of choices `[N, M]` to `[N]`; of one choice, `[N]` is unchanged.
 
     >>> over_choices(jnp.array([[1.0, 3.0]])).tolist(), over_choices(jnp.array([1.0, 3.0])).tolist()
     ([2.0], [1.0, 3.0])
@@ -110,24 +111,24 @@ def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array]
 
 
 def for_each_choice(one: jax.Array, values: jax.Array) -> jax.Array:
-    """Numbers `[N]` in a shape that goes with `values`, `[N]` or `[N, M]`."""
+    """Reshapes `[N]` to broadcast with `values`, `[N]` or `[N, M]`."""
     return one if values.ndim == 1 else one[:, None]
 
 
-# --- learning from replay, with a target network: `DQN` and its relatives, `VDN` and `QMIX` ---
+# --- replay with a target network: `DQN` and its variants, `VDN` and `QMIX` ---
 
 
 class Learned(NamedTuple):
-    """What gradient steps change."""
+    """Everything that gradient steps change."""
 
     parameters: Any
-    target_parameters: Any  # older ones, that targets are computed with
+    target_parameters: Any  # older parameters, for targets
     optimizer_state: Any
     updates: jax.Array  # int32, gradient steps so far
 
 
 def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
-    """What gradient steps change, from the first parameters."""
+    """The state of learning, from initial parameters."""
     return Learned(
         parameters=parameters,
         target_parameters=jax.tree.map(jnp.copy, parameters),
@@ -138,7 +139,7 @@ def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
 
 @dataclasses.dataclass(frozen=True)
 class TargetUpdates(Part):
-    """How a target network follows the one that is trained."""
+    """How the target network follows the trained network."""
 
     target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
     target_rate: float = hyperparameter(
@@ -146,7 +147,7 @@ class TargetUpdates(Part):
     )
 
     def after(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
-        """After a gradient step to these parameters; nothing changes unless the buffer was `ready`."""
+        """The state after a gradient step to these parameters; unchanged unless the buffer was `ready`."""
         updates = learned.updates + ready
         rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
         target_parameters = optax.incremental_update(parameters, learned.target_parameters, rate)
@@ -160,7 +161,7 @@ class TargetUpdates(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Priorities(ReplayChoice):
-    """Prioritised replay of minibatches, one gradient step after the other."""
+    """Prioritised replay, with one gradient step after another."""
 
     def improve(
         self,
@@ -173,11 +174,10 @@ class Priorities(ReplayChoice):
         num_iterations: int,
         transform: Callable[[Any, Learned, jax.Array], Any] | None = None,
     ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
-        """All gradient steps of an iteration, and the means of their losses.
+        """All gradient steps of an iteration, and the mean losses.
 
-        `learn`: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`; one of `keys`
-        for each step; `transform`: `(minibatches [U, N], learned, key) -> minibatches`, of the samples, if
-        any.
+        `learn`: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`. `keys`: one
+        for each step. `transform`, if any: `(minibatches [U, N], learned, key) -> minibatches`.
         """
         ready = buffer.is_ready(replay)
         beta = self.beta(iteration, num_iterations)
@@ -193,7 +193,7 @@ class Priorities(ReplayChoice):
             # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
             return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
-        # Where no step changes what the next one draws, all minibatches are drawn at once.
+        # If errors do not change priorities, all minibatches are drawn at once.
         draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
         if not buffer.has_priorities and transform is not None:
             draws = draws._replace(transition=transform(draws.transition, learned, keys[0]))
@@ -207,10 +207,10 @@ class StepPriorities(Priorities, StepReplay):
 
 
 def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """A few steps of all environments into the buffer, and gradient steps on minibatches out of it.
+    """Steps all environments into the buffer, then takes gradient steps on minibatches.
 
-    `acting` are the parameters that act; the fragment `act` also takes the probability of a random action, or
-    with an exploration of a user's own how far the run has come.
+    `acting` are the parameters that act. The fragment `act` also takes the probability of a random action, or
+    with a user's explorer the fraction of the run that is done.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
     epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
@@ -230,7 +230,7 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
         self.num_iterations,
         None if self.transform is None else self.transforming.rows,
     )
-    # Only now, so that all that one iteration acts on and learns from is normalised alike.
+    # Here, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
         statistics = self.observe(statistics, acted.observations)
     state = state._replace(
@@ -309,21 +309,21 @@ class DQN(Agent, presets="DQN"):
         return off_policy.first_state(self, learned, env_state, observation, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
+        """Steps all environments into the buffer, then takes gradient steps on minibatches."""
         return iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
-        """How it acts with these values of actions."""
+        """Acts epsilon-greedily, or by the explorer."""
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress
         return off_policy.actor_of(self, state, state.learned.parameters, amount)
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, parameters, statistics, amount, observation, recollection, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered, `[B]`."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`."""
         seen = self.normalizers.seen(statistics, observation)
         policy, network = off_policy.decided(self, parameters, seen, recollection)
         sample = functools.partial(self._sampled, policy, amount)
@@ -343,7 +343,7 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
     def gradient(self, parameters, target_parameters, minibatch, weight):
-        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and the terms of the loss."""
         gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
             parameters, target_parameters, minibatch, weight
         )
@@ -376,24 +376,23 @@ class DQN(Agent, presets="DQN"):
         value = of_action(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = for_each_choice(target, value) - value
-        # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved; weighted as in
-        # Schaul et al., algorithm 1, line 12. To clip the error, as the former do, is to let the square go on
-        # as a line.
+        # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved, with the weights of
+        # Schaul et al., algorithm 1, line 12. Clipping the error, as Mnih et al. do, makes it a Huber loss.
         squared = 0.5 * jnp.square(error)
         if self.max_error is not None:
             squared = optax.losses.huber_loss(error, delta=self.max_error)
         loss = jnp.mean(weight * over_choices(squared))
-        # Priorities of several choices: Tavakoli et al., section "Error for experience prioritization".
+        # Priorities with several choices: Tavakoli et al., section "Error for experience prioritization".
         error = error if error.ndim == 1 else jnp.sum(jnp.abs(error), axis=-1)
         return loss, (error, {"loss": loss, "value": jnp.mean(value)})
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
-        """What `Q(observation, action)` should be: `[N]`."""
+        """The target of `Q(observation, action)`: `[N]`."""
         next_values = self._values(target_parameters, transition.next_observation)
         if self.double:  # van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4
             best = jnp.argmax(self._values(parameters, transition.next_observation), axis=-1)
             next_value = of_action(next_values, best)
-        else:  # the same paper, equation 2 with the target network of Mnih et al.
+        else:  # the same paper, equation 2, with a target network
             next_value = jnp.max(next_values, axis=-1)
         return transition.reward + transition.discount * over_choices(next_value)
 
@@ -401,7 +400,7 @@ class DQN(Agent, presets="DQN"):
         return values(self._network, parameters, observation, choices(self.env))
 
     def check_when_traced(self, state: Any) -> None:
-        """Refuses a network that does not give a number for each output."""
+        """Refuses a network without a number for each output."""
         parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
         self._memory.check(parameters, state, numbers)
         found = jax.eval_shape(self._network.apply, parameters, off_policy.seen_types(self, state))
@@ -429,7 +428,7 @@ class DQN(Agent, presets="DQN"):
 
     @property
     def buffer(self) -> Replay:
-        """Where steps are kept, or sequences, and minibatches are drawn from."""
+        """The replay buffer of steps or sequences."""
         return self.priorities.of(
             self,
             buffer_size=self.buffer_size,

@@ -1,6 +1,6 @@
-"""Exploration as a value.
+"""Exploration strategies as values.
 
-`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions, instead of
+`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions, in place of
 the algorithm's own exploration. Its state, one for each environment, is carried from step to step.
 """
 
@@ -13,7 +13,8 @@ from fdg.errors import FdgError
 
 
 def boltzmann(temperature: float = 1.0) -> Explorer:
-    """Samples actions with probabilities proportional to `exp(value / temperature)`; for learners of values.
+    """Samples actions with probabilities proportional to `exp(value / temperature)`; for value-based
+    learners.
 
     >>> explorer, policy = boltzmann(0.5), Categorical(jnp.array([[0.0, 100.0]]))
     >>> keys, start = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, bool)

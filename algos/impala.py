@@ -4,7 +4,7 @@ Actors record the log-probability of their actions. V-trace corrects by importan
 newer policy. The distribution policy's `staleness` is the age of the actors' parameters in iterations. With
 `staleness=0` both policies are equal, and V-trace targets are lambda-returns.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
 
     _default_optimizer = property(optimizers.rmsprop_of)
 
-    # --- fragments; `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
@@ -80,7 +80,7 @@ class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
         return action, policy.log_prob(action)
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a rollout `[T, B]`, and what it is made of: scalars."""
+        """The loss over a rollout `[T, B]`, and its terms: scalars."""
         policy, value = on_policy.over_time(
             lambda rows: self._policy(parameters, rows), trajectory.observation
         )

@@ -1,6 +1,6 @@
-"""What networks are made of: dense layers, convolutions, and observations as numbers.
+"""Layers of networks: dense layers, convolutions, observations as numbers.
 
-Letters in shapes: `N` rows of any origin, `F` features.
+Shapes: `N` rows, `F` features.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.ge
 
 _VECTOR_HIDDEN = (64, 64)
 
-# Convolutions: filters, their size, their stride.
-# For small images, the torso of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176).
+# Convolutions: filters, size, stride.
+# For small images, the torso of MinAtar's agents (Young and Tian 2019, arXiv 1903.03176).
 _SMALL_IMAGE = ((16, 3, 1),)
 _SMALL_IMAGE_HIDDEN = (128,)
-# For large ones, that of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
-# Nature 518, Methods, "Model architecture"), which takes 84 x 84 and leaves one position of 36 x 36.
+# For large images, that of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
+# Nature 518, Methods, "Model architecture"), for 84 x 84 pixels, or at least 36 x 36.
 _LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LARGE_IMAGE_HIDDEN = (512,)
 _LARGE_FROM = 36
 
-_LARGEST_SPAN = 2.0**16  # bounds of integers that are further apart say nothing of what they will be
+_LARGEST_SPAN = 2.0**16  # integers with bounds further apart are not rescaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Layers(Part):
     )
 
     def sized(self, space: ObservationSpace) -> Self:
-        """The same with widths: where there are none, those that suit the observations."""
+        """Fills in default widths, chosen by the observations."""
         widths = checked_widths(space, self.hidden, self.activation, self.convolve)
         return dataclasses.replace(self, hidden=widths)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLayers(Layers):
-    """Layers of an actor-critic, and the spread that a Gaussian policy starts with."""
+    """Layers of an actor-critic, and the initial deviation of a Gaussian policy."""
 
     initial_log_std: float = hyperparameter(
         0.0, "initial log standard deviation of the policy (continuous actions)"
@@ -70,12 +70,12 @@ class PolicyLayers(Layers):
 
 
 class Trunk(nn.Module):
-    """Dense layers and a head, of what `features` gives, to `[N, outputs]`; images are convolved first.
+    """Dense layers and a head on `features`, to `[N, outputs]`; images are convolved first.
 
-    With `layers.torso` of "simba" they are SimbaV2's, which have neither an activation of choice nor dropout.
-    With `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016,
-    arXiv 1607.06450). `more [N, G]`, if given, joins the features that the dense layers see. With a rate of
-    `dropout` and `keys [N]`, features of the dense layers are dropped (`dropped`).
+    A `layers.torso` of "simba" uses SimbaV2's layers, without choice of activation or dropout. With
+    `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
+    1607.06450). `more [N, G]` joins the features before the dense layers. With a rate of `dropout` and `keys
+    [N]`, the dense layers have dropout (`dropped`).
     """
 
     layers: Layers
@@ -92,10 +92,10 @@ class Trunk(nn.Module):
 
 
 class Convolution(nn.Module):
-    """`flax.linen.Conv` of images `[N, H, W, C]` without padding, as one product of matrices.
+    """`flax.linen.Conv` for images `[N, H, W, C]` without padding, as one matrix product.
 
-    In a compiled loop XLA on a CPU takes 31 times as long over the gradient of a convolution of MinAtar's
-    images, 18 times over Atari's (`make bench ARGS="-k convolution -s"`). `size` is a multiple of `stride`.
+    In a compiled loop, XLA on a CPU takes 31 times as long for the gradient of a convolution of MinAtar's
+    images, 18 times for Atari's (`make bench ARGS="-k convolution -s"`). `size` is a multiple of `stride`.
     """
 
     filters: int
@@ -106,7 +106,8 @@ class Convolution(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:  # noqa: D102
         count, stride, channels = images.shape[0], self.stride, images.shape[-1]
         per_side = self.size // stride
-        # Blocks of `stride` x `stride` pixels become channels; a filter sees `per_side` x `per_side` blocks.
+        # Blocks of `stride` x `stride` pixels become channels; a filter covers `per_side` x `per_side`
+        # blocks.
         rows, columns = ((length - self.size) // stride + per_side for length in images.shape[1:3])
         blocks = images[:, : rows * stride, : columns * stride].reshape(
             count, rows, stride, columns, stride, channels
@@ -124,7 +125,7 @@ class Convolution(nn.Module):
         return outputs.reshape(count, rows, columns, self.filters)
 
 
-# The two below are called inside a module's `__call__`; their layers belong to that module.
+# Call the next two inside a module's `__call__`; their layers belong to that module.
 def hidden_layers(
     inputs: Any,
     layers: Layers,
@@ -135,8 +136,8 @@ def hidden_layers(
 ) -> jax.Array:
     """All layers of a `Trunk` but the head, of these widths, to `[N, hidden[-1]]`.
 
-    `inputs` is `[N, F]`, images `[N, H, W, C]`, or a tuple of several of either: each image has convolutions
-    of its own, and what comes of them joins the rest before the dense layers.
+    `inputs` is `[N, F]`, images `[N, H, W, C]`, or a tuple of these: each image has its own convolutions,
+    whose outputs join the rest before the dense layers.
     """
     kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
 
@@ -155,7 +156,7 @@ def hidden_layers(
     x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=-1)
     if layers.torso == "simba" and hidden:
         return _blocks(x, hidden)
-    # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
+    # From here on [N, features]: XLA on a CPU is fast at matrix products.
     for index, width in enumerate(hidden):
         x = nn.Dense(width, kernel_init=kernel_init)(x)
         x = activate(x if keys is None else dropped(x, dropout, keys, index))
@@ -163,10 +164,10 @@ def hidden_layers(
 
 
 def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.Array:
-    """Features `[N, F]`, of which a share `rate` is zero and the others are divided by `1 - rate`.
+    """Dropout: sets a fraction `rate` of features `[N, F]` to zero, and divides others by `1 - rate`.
 
-    Srivastava et al. 2014 (JMLR 15). Each sample has its own key, so the numbers do not depend on how a
-    minibatch is split: `keys [N]`, from which the layer at `index` derives its own.
+    Srivastava et al. 2014 (JMLR 15). Each sample has its own key, so results do not depend on how a minibatch
+    is split: `keys [N]`, from which the layer at `index` derives its own.
     """
     own = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(own)
@@ -183,7 +184,7 @@ def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
 
 
 def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> jax.Array:
-    """The last layer, `[N, F]` to `[N, outputs]`; after a torso of unit length two, without a `scale`."""
+    """The last layer, `[N, F]` to `[N, outputs]`; after SimbaV2's torso, without a `scale`."""
     if torso == "simba":
         return UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
@@ -192,7 +193,7 @@ def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> ja
 def checked_widths(
     space: ObservationSpace, hidden: Sequence[int] | None, activation: str, convolve: bool = True
 ) -> tuple[int, ...]:
-    """Widths of the dense layers, chosen by the observations where none are given."""
+    """Widths of the dense layers; defaults depend on the observations."""
     if activation not in _ACTIVATIONS:
         raise unknown_name("activation", activation, _ACTIVATIONS)
     if hidden is not None:
@@ -212,9 +213,9 @@ def _is_large(image_shape: tuple[int, ...]) -> bool:
 
 
 def features(observation: Any, space: ObservationSpace, convolve: bool = True) -> Any:
-    """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image to convolve, `[N, F]` for all else.
+    """Observations `[N, *obs]` as float32: images to convolve `[N, H, W, C]`, all else `[N, F]`.
 
-    Of observations in parts, a tuple: the images one by one, and then all other parts side by side.
+    For observations in parts, a tuple: the images one by one, then all other parts concatenated.
     """
     if isinstance(space, Box | Discrete | MultiDiscrete):
         return _of_part(observation, space, convolve)
@@ -250,9 +251,9 @@ def _of_part(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
 
 
 def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
-    """Float32 `[N, *shape]`; codes are one-hot, for those of each channel of a map one channel each.
+    """Float32 `[N, *shape]`; codes become one-hot, in a map for each channel.
 
-    Integers between two bounds become numbers from 0 to 1. What has been normalised is no integer any more.
+    Bounded integers are scaled to [0, 1]; normalised observations are no longer integers.
     """
     inputs = observation.astype(jnp.float32)
     if not jnp.issubdtype(observation.dtype, jnp.integer):
@@ -264,7 +265,7 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
     columns = []
     for i, (lowest, count) in enumerate(space.codes):
         code = channels[..., i].astype(jnp.int32) - lowest
-        # Two codes are one number, 0 or 1.
+        # With two codes, one number, 0 or 1.
         columns.append(
             jax.nn.one_hot(code, count, dtype=jnp.float32)
             if count > 2
@@ -274,7 +275,7 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
 
 
 def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """The offset and the divisor of integers, float32: scalars, or `[1, *shape]`."""
+    """Offset and divisor for bounded integers, float32: scalars, or `[1, *shape]`."""
     low, high = (np.asarray(side, np.float32) for side in (space.low, space.high))
     span = np.asarray(np.maximum(high - low, 1.0), np.float32)
     if not space.is_bounded or span.max() > _LARGEST_SPAN:
@@ -286,19 +287,19 @@ def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     return (low[None], span[None]) if low.ndim else (low, span)
 
 
-# --- layers by one value, for the field `network` of any algorithm ---
+# --- layers as one value, for the field `network` of any algorithm ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A default network by its settings, such as `algos.networks.mlp(64, 64)`: it stands for these fields."""
+    """The settings of a default network, such as `algos.networks.mlp(64, 64)`; expands to these fields."""
 
     settings: tuple[tuple[str, Any], ...]
 
 
 @checked
 def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
-    """Dense layers of these widths; images are flattened. Without an activation, the algorithm's.
+    """Dense layers of these widths; images are flattened. The default activation is the algorithm's.
 
     `PPO(env=env, network=mlp(64, 64))` is `PPO(env=env, hidden=(64, 64), convolve=False)`.
     """
@@ -309,17 +310,17 @@ def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = F
 def convolutional(
     *hidden: int, activation: Activation | None = None, layer_norm: bool = False
 ) -> Architecture:
-    """Convolutions of each image, then dense layers of these widths; without widths, the default ones."""
+    """Convolutions of each image, then dense layers of these widths, or of default widths."""
     return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)
 
 
 @checked
 def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = None) -> Architecture:
-    """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have length one.
+    """SimbaV2's blocks (Lee et al. 2025, arXiv 2502.15280), whose features and weights have unit length.
 
-    `SAC(env=env, actor_network=simba(128, 2))` is `SAC(env=env, hidden=(128, 128), torso="simba")`: in
-    `actor_network` it stands for the layers of all networks. The paper has one block of 128 for the actor and
-    two of 512 for the critics: `simba(128, 1, critic=(512, 2))`, where an algorithm has `critic_hidden`.
+    `SAC(env=env, actor_network=simba(128, 2))` is `SAC(env=env, hidden=(128, 128), torso="simba")`: it sets
+    the layers of all networks, not only the actor's. The paper has one block of 128 for the actor and two of
+    512 for the critics: `simba(128, 1, critic=(512, 2))`, if the algorithm has `critic_hidden`.
     """
     wide = None if critic is None else (critic[0],) * critic[1]
     return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
@@ -327,7 +328,7 @@ def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = No
 
 @checked
 def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """A memory of this size after dense layers of these widths; see `algos.memories` for others.
+    """A GRU of this size after dense layers of these widths; see `algos.memories` for others.
 
     `RecurrentPPO(env=env, network=gru(128))` is `RecurrentPPO(env=env, memory="gru", memory_size=128)`.
     """
@@ -336,7 +337,7 @@ def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> 
 
 @checked
 def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """As `gru`, with a long short-term memory."""
+    """As `gru`, with an LSTM."""
     return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
 
 
@@ -358,19 +359,19 @@ def _architecture(**settings: Any) -> Architecture:
 
 # --- hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, arXiv 2502.15280) ---
 #
-# Section 4 of the paper. Features have length one after each block, and so has each column of a weight matrix
-# after each update (`projected`, which every algorithm calls). So neither can grow while targets move. What
-# the paper adds around the network are settings of algorithms: observations by running statistics
-# (`normalize_observation`), and critics that give distributions of returns (`atoms`).
+# Section 4 of the paper. Features have unit length after each block, and so has each column of a weight
+# matrix after each update (`projected`, which every algorithm calls); so neither grows while targets move.
+# Other parts of the paper are settings of algorithms: running statistics of observations
+# (`normalize_observation`), and distributional critics (`atoms`).
 
-_SHIFT = 3.0  # c_shift, the number that joins the inputs before they are put on a sphere
-_EXPANSION = 4  # of the layer within a block
+_SHIFT = 3.0  # c_shift, appended to the inputs before they are projected to the sphere
+_EXPANSION = 4  # ratio of the hidden width of a block
 _KERNEL = "unit_kernel"
 _SMALLEST = 1e-16
 
 
 def unit(x: jax.Array, axis: int = -1) -> jax.Array:
-    """Vectors along an axis, divided by their length; zero where they are zero, with a gradient of zero.
+    """Normalises vectors along an axis to unit length; zero stays zero, with a gradient of zero.
 
     >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
@@ -380,7 +381,7 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def projected(parameters: Any) -> Any:
-    """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to length one."""
+    """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to unit length."""
 
     def one(path: Any, x: Any) -> Any:
         return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
@@ -389,7 +390,7 @@ def projected(parameters: Any) -> Any:
 
 
 class UnitDense(nn.Module):
-    """A product with a matrix whose columns have length one: `[N, F]` to `[N, width]`, without a bias."""
+    """A matrix product with unit-length columns: `[N, F]` to `[N, width]`, without a bias."""
 
     width: int
 
@@ -402,7 +403,7 @@ class UnitDense(nn.Module):
 
 
 class Scaler(nn.Module):
-    """A learned scale of each feature: `first` at first, when its parameter is `size`."""
+    """A learned scale of each feature, initially `first`; the parameter is initially `size`."""
 
     first: float
     size: float
@@ -425,15 +426,15 @@ class UnitHead(nn.Module):
         return UnitDense(self.outputs)(hidden) + bias[None]
 
 
-# The two below are called inside a module's `__call__`; their layers belong to that module.
+# Call the next two inside a module's `__call__`; their layers belong to that module.
 def embedding(x: jax.Array, width: int) -> jax.Array:
-    """Inputs `[N, F]` to features of length one, `[N, width]`."""
+    """Embeds inputs `[N, F]` as features of unit length, `[N, width]`."""
     shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT, jnp.float32)], axis=-1)
     return unit(_scaled(UnitDense(width)(unit(shifted))))
 
 
 def block(x: jax.Array, depth: int) -> jax.Array:
-    """One of `depth` residual blocks, on features of length one `[N, D]`."""
+    """One of `depth` residual blocks, on features of unit length `[N, D]`."""
     width = x.shape[-1]
     inner = nn.relu(_scaled(UnitDense(_EXPANSION * width)(x)))
     towards = unit(UnitDense(width)(inner)) - x

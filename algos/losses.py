@@ -1,7 +1,7 @@
-"""Losses of several algorithms, and advantages.
+"""Losses that several algorithms share, and advantages.
 
-Arrays of losses are `[...]`, one number for each sample, with any leading axes; losses are means over all.
-Advantages are time-major, `[T, B]`, as returns are: see `algos.returns`, also for how episodes end.
+Losses have any leading axes, `[...]`, one number for each sample, and are averaged. Advantages are
+time-major, `[T, B]`; see `algos.returns` for returns and the ends of episodes.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from fdg.settings.parts import Part
 
 
 class Decision(NamedTuple):
-    """What the actor knew when it acted."""
+    """The actor's outputs when it acted."""
 
     log_prob: jax.Array  # [...] float32, of the action taken
     value: jax.Array  # [...] float32, V(observation)
@@ -205,7 +205,7 @@ def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Advantages(Part):
-    """How far the future counts, and generalised advantage estimation with it."""
+    """Settings of the discount and of generalised advantage estimation."""
 
     discount: float = hyperparameter(0.99, "gamma")
     gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
@@ -241,8 +241,8 @@ def generalized_advantage_estimation(
     value.
 
     Returns:
-        `advantage` and `target`, both `[T, B]` float32; `target = advantage + value` is the lambda-return
-        that the value function is fitted to.
+        `advantage` and `target`, both `[T, B]` float32; `target = advantage + value` is the lambda-return,
+        the target of the value function.
 
     >>> one = jnp.ones((1, 1))
     >>> never = jnp.zeros((1, 1), bool)

@@ -1,11 +1,11 @@
-"""What a network may remember by, over a sequence: GRU, LSTM, minGRU, and a transformer with a window.
+"""Memories of recurrent networks: GRU, LSTM, minGRU, and a transformer with a window.
 
-Each is a module that takes a memory, inputs and where episodes start, and gives an output and the memory
-after each step. Where an episode starts it is as new: nothing of what was before reaches the output. Step by
-step or all steps at once, the numbers are the same, up to the order of sums.
+Each is a module from a memory, inputs and episode starts to outputs and the memory after each step. An
+episode's start resets the memory. Results are the same for one step at a time and for a whole sequence, up to
+the order of sums.
 
-Letters in shapes: `T` steps, `N` memories, `H` units, `F` features of an input, `W` steps of a window, `L`
-layers, `M = W - 1` steps before the present one, `S = M + T`.
+Shapes: `T` steps, `N` memories, `H` units, `F` input features, `W` steps of a window, `L` layers, `M = W - 1`
+earlier steps, `S = M + T`.
 """
 
 import dataclasses
@@ -28,34 +28,34 @@ KINDS = ("gru", "lstm", "mingru", "transformer")
 
 
 class Cells(NamedTuple):
-    """What an LSTM remembers."""
+    """The memory of an LSTM."""
 
     cell: jax.Array  # [N, H] float32
     hidden: jax.Array  # [N, H] float32
 
 
 class Window(NamedTuple):
-    """What a transformer remembers: what each of its layers was given in the last steps."""
+    """The memory of a transformer: the inputs of each layer in the last steps."""
 
     inputs: jax.Array  # [N, L, M, H] float32, the newest last
-    valid: jax.Array  # [N, M] bool, the step was one of this episode
+    valid: jax.Array  # [N, M] bool, True for steps of this episode
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryKind:
-    """A kind of memory and its sizes; a value.
+    """A kind of memory and its sizes.
 
     Attributes:
       kind: "gru" (Cho et al. 2014, arXiv 1406.1078), "lstm" (Hochreiter and Schmidhuber 1997), "mingru" (Feng
         et al. 2024, arXiv 2410.01201), "transformer" (causal, with gates; Parisotto et al. 2019,
         arXiv 1910.06764).
-      size: H, of the output.
-      window: W, steps that each layer of a transformer looks back over, the present one among them.
-      layers: of a transformer.
-      heads: of a transformer's attention.
+      size: H, the width of the output.
+      window: W, steps that each transformer layer attends to, the current one included.
+      layers: transformer layers.
+      heads: attention heads.
 
     Raises:
-      FdgError: (construction) no such kind, or sizes that do not fit.
+      FdgError: (construction) an unknown kind, or sizes that do not fit.
     """
 
     kind: Kind = "gru"
@@ -81,11 +81,11 @@ class MemoryKind:
 
     @classmethod
     def of(cls, sizes: Any, kind: Kind) -> "MemoryKind":
-        """A memory with the sizes in settings, `algos.values.MemorySizes`."""
+        """The memory with the sizes of `algos.values.MemorySizes`."""
         return cls(kind, sizes.memory_size, sizes.memory_window, sizes.memory_layers, sizes.memory_heads)
 
     def empty(self, leading: tuple[int, ...]) -> Any:
-        """The memory before anything was seen, with these leading axes in place of `N`.
+        """The initial memory, with these leading axes in place of `N`.
 
         >>> MemoryKind("transformer", size=8, window=4).empty((3,)).inputs.shape
         (3, 1, 3, 8)
@@ -113,7 +113,7 @@ class MemoryKind:
 
 
 class ForgetfulGRU(nn.Module):
-    """A GRU; parameters are those of `flax.linen.GRUCell`, equations and gradients of `gru_unroll`."""
+    """A GRU with parameters as in `flax.linen.GRUCell`; equations and gradients in `gru_unroll`."""
 
     size: int
 
@@ -127,10 +127,10 @@ class ForgetfulGRU(nn.Module):
 
 
 class ForgetfulLSTM(nn.Module):
-    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`; `i`, `f`, `o` are sigmoids, all four of `x` and `h`.
+    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`; `i`, `f`, `o` are sigmoids; all depend on `x` and `h`.
 
     The forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
-    Network Architectures", section 2.2). Only the product with `h` goes step by step.
+    Network Architectures", section 2.2). Only the product with `h` is sequential.
     """
 
     size: int
@@ -157,9 +157,9 @@ class ForgetfulLSTM(nn.Module):
 
 
 class MinGRU(nn.Module):
-    """`h' = (1 - z) * h + z * n`, with `z = sigmoid(x W_z + b_z)` and `n = x W_n + b_n`: no gate sees `h`.
+    """`h' = (1 - z) * h + z * n`, with `z = sigmoid(x W_z + b_z)` and `n = x W_n + b_n`.
 
-    So all steps are worked out together, by a parallel scan (Feng et al. 2024, section 3.1).
+    No gate depends on `h`, so a parallel scan computes all steps (Feng et al. 2024, section 3.1).
     """
 
     size: int
@@ -185,9 +185,9 @@ class MinGRU(nn.Module):
 class WindowedTransformer(nn.Module):
     """Causal attention over the last `window` steps of the episode, in layers with gates (GTrXL).
 
-    Each layer sees what it was given in those steps, so `layers` of them look back further than one. What it
-    was given before this sequence is remembered without gradient, as in Transformer-XL (Dai et al. 2019,
-    arXiv 1901.02860, section 3.2). Positions are a bias of each head for each distance.
+    Each layer attends to its own inputs of those steps, so several layers look back further. Inputs from
+    before this sequence have no gradient, as in Transformer-XL (Dai et al. 2019, arXiv 1901.02860, section
+    3.2). Positions are a learned bias per head and distance.
     """
 
     size: int
@@ -201,11 +201,11 @@ class WindowedTransformer(nn.Module):
         before = self.window - 1
         x = nn.Dense(self.size, name="embedding")(inputs.reshape(steps * count, -1))
         x = x.reshape(steps, count, self.size)
-        # Which episode each step is of: 0 for the one that goes on from the memory, -1 for none.
+        # The episode of each step: 0 continues the memory's, -1 for none.
         episode = jnp.cumsum(start.astype(jnp.int32), axis=0)  # [T, N]
         remembered = jnp.where(memory.valid, 0, -1).T  # [M, N]
         source = jnp.concatenate([remembered, episode])  # [S, N]
-        # Step t is at position M + t; it sees those that are less than W before it.
+        # Step t is at position M + t, and attends to steps less than W before it.
         distance = before + np.arange(steps)[:, None] - np.arange(before + steps)[None]  # [T, S]
         near = (distance >= 0) & (distance < self.window)
         visible = near[:, :, None] & (source[None] == episode[:, None])  # [T, S, N]
@@ -216,7 +216,7 @@ class WindowedTransformer(nn.Module):
             given.append(history)
             block = GatedBlock(self.size, self.heads, name=f"layer_{layer}")
             x = block(x, history, visible, np.clip(distance, 0, before), self.window)
-        # The memory after step t is what stands at t + 1 to t + M.
+        # The memory after step t is positions t + 1 to t + M.
         rows = np.arange(steps)[:, None] + np.arange(1, self.window)[None]  # [T, M]
         inputs_after = jnp.stack([history[rows] for history in given], axis=2)  # [T, M, L, N, H]
         valid = source[rows] == episode[:, None]  # [T, M, N]
@@ -226,9 +226,9 @@ class WindowedTransformer(nn.Module):
 
 
 class GatedBlock(nn.Module):
-    """Attention and a dense layer, each behind a norm and a gate (Parisotto et al. 2019, section 3.2).
+    """Attention and a dense layer, each with a norm and a gate (Parisotto et al. 2019, section 3.2).
 
-    `x [T, N, H]`, `history [S, N, H]`, which of it is `visible [T, S, N]` to `[T, N, H]`.
+    `x [T, N, H]`, `history [S, N, H]` and its mask `visible [T, S, N]` to `[T, N, H]`.
     """
 
     size: int
@@ -260,7 +260,7 @@ class GatedBlock(nn.Module):
 
 
 class Gate(nn.Module):
-    """A GRU's gate between a layer's input `x` and its result `y`: at first, mostly `x`.
+    """A GRU-style gate between a layer's input `x` and its result `y`; initially mostly `x`.
 
     `r = sigmoid(y W_r + x U_r)`, `z = sigmoid(y W_z + x U_z - 2)`, `n = tanh(y W_n + (r * x) U_n)`, and
     `(1 - z) * x + z * n` (Parisotto et al. 2019, section 3.2, "Gated-Recurrent-Unit-type gating").
@@ -285,18 +285,18 @@ class Gate(nn.Module):
 
 # --- the GRU over a sequence (Cho et al. 2014, arXiv 1406.1078), and its gradient ---
 #
-# With inputs `x`, memory `h`, and `*` by element, as in `flax.linen.GRUCell`, whose parameters these are:
+# With inputs `x`, memory `h`, elementwise `*`, and parameters as in `flax.linen.GRUCell`:
 #
 # `r = sigmoid(x W_ir + b_ir + h W_hr)`, `z = sigmoid(x W_iz + b_iz + h W_hz)`,
 # `n = tanh(x W_in + b_in + r * (h W_hn + b_hn))`, `h' = (1 - z) * n + z * h`.
 #
-# Only what depends on the step before goes step by step: three products in it forwards and three backwards.
-# All else is a product over the whole sequence: of the inputs, before; and, after the way back, of the
-# gradients by the kernels, which JAX's own derivative of a loop would add up at every step.
+# Only the dependency on the previous step is sequential: three products per step forwards, three backwards.
+# All else is a product over the whole sequence: of the inputs, before the loop; of the kernels' gradients,
+# after the backward loop, where JAX's derivative would add them up at every step.
 
 
 class _Gates(NamedTuple):
-    """One array for each of the three equations: of reset, of update, of what is new."""
+    """One array for each equation: reset, update, new."""
 
     r: jax.Array
     z: jax.Array
@@ -304,9 +304,9 @@ class _Gates(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """What the way back needs of each step, `[T, N, H]`."""
+    """Residuals of each step for the backward pass, `[T, N, H]`."""
 
-    memory: jax.Array  # after it
+    memory: jax.Array  # after the step
     gates: _Gates
     remembered: jax.Array  # h W_hn + b_hn
 
@@ -314,12 +314,12 @@ class _Steps(NamedTuple):
 def gru_unroll(
     parameters: Mapping[str, Any], memory: jax.Array, inputs: jax.Array, start: jax.Array
 ) -> jax.Array:
-    """The memory after each step, `[T, N, H]`; where an episode starts, nothing is remembered before it.
+    """The memory after each step, `[T, N, H]`; reset where an episode starts.
 
-    `memory [N, H]` float32 is that before the first step; `inputs [T, N, F]` float32; `start [T, N]` bool.
+    `memory [N, H]` float32, before the first step; `inputs [T, N, F]` float32; `start [T, N]` bool.
     """
     flat = inputs.reshape(-1, inputs.shape[-1])
-    # Three products and not one that is three times as wide: XLA on a CPU takes half the time over them.
+    # Three products, not one of three times the width: XLA on a CPU needs half the time.
     seen = (flat @ parameters[name]["kernel"] + parameters[name]["bias"][None] for name in ("ir", "iz", "in"))
     gates = _Gates(*(x.reshape(*start.shape, -1) for x in seen))
     kernels = _Gates(*(parameters[name]["kernel"] for name in ("hr", "hz", "hn")))
@@ -351,11 +351,10 @@ def _with_steps(seen, start, memory, kernels, bias):
 
 
 def _backwards(saved, gradient):
-    """Gradients of `_recurrence`'s arguments from those of each memory, `[T, N, H]`."""
+    """Gradients of `_recurrence`'s arguments from the gradients of each memory, `[T, N, H]`."""
     start, first, kernels, (memories, (r, z, n), remembered) = saved
     before = jnp.where(start[..., None], 0.0, jnp.concatenate([first[None], memories[:-1]]))
-    # What a change of the new memory does to the sums in the gates: how much to n's and to z's; and what a
-    # change of n's does to r's.
+    # Derivatives of the new memory by the gates' sums: of n and of z; and of n's sum by that of r.
     by_memory_n, by_memory_z = (1.0 - z) * (1.0 - n * n), (before - n) * z * (1.0 - z)
     by_n = remembered * r * (1.0 - r)
     transposed = _Gates(*(kernel.T for kernel in kernels))
@@ -386,14 +385,14 @@ _recurrence.defvjp(_with_steps, _backwards)
 
 
 def of_module(module: Any) -> RecurrentNetwork:
-    """A module of Linen of `(memory, observation, start)`, with a method `nothing_yet(B) -> memory`."""
+    """Wraps a Linen module of `(memory, observation, start)` with a method `nothing_yet(B) -> memory`."""
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
 
 def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
     """Shapes and dtypes of what `unroll` returns for the next step of a state's environments.
 
-    `memory`: the network's; None for that of `state.recollection`.
+    `memory`: the network's; None for the one in `state.recollection`.
     """
     steps = features_and_mask(state.observation)[0], state.recollection.start
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)
@@ -405,7 +404,7 @@ class MemoryTrunk(nn.Module):
     """Dense layers, a memory, a dense layer and a head, over a sequence.
 
     `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
-    results `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
+    outputs `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
     """
 
     layers: Layers
@@ -416,7 +415,7 @@ class MemoryTrunk(nn.Module):
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
         sequence = start.shape
-        # Only the memory may go step by step; all layers before and after it take the whole sequence at once.
+        # Only the memory is sequential; other layers take the whole sequence at once.
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         x = hidden_layers(rows, self.layers, self.layers.hidden or ())
         if self.remembers is not None:
@@ -428,7 +427,7 @@ class MemoryTrunk(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Init:  # values and not closures, so that equal modules make equal networks
+class _Init:  # dataclasses, not closures, so that equal modules make equal networks
     module: Any
 
     def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:

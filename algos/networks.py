@@ -1,8 +1,8 @@
-"""Networks as pairs of pure functions: those that a user gives, and the default ones.
+"""Networks as pairs of pure functions: the user's and the defaults.
 
-An algorithm's field `network` takes a `Network`; a Linen module; an NNX or Equinox module, whose parameters
-are the initial ones; a module class or a `functools.partial` of one, which is called with random keys of the
-run; or the name of any of these, `"my.module:name"`.
+An algorithm's field `network` takes a `Network`; a Linen module; an NNX or Equinox module with initial
+parameters; a module class or `functools.partial` of one, called with random keys of the run; or the name of
+any of these, `"my.module:name"`.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ from fdg.errors import FdgError, raised
 from fdg.settings.fields import float_or_array
 from fdg.settings.foreign import functions, library_of
 
-# --- networks that a user gives ---
+# --- the user's networks ---
 
 Sees = Literal["both", "actor", "critic"]
 
-# Metadata of fields that hold a user's own network: the command line takes its name.
+# Metadata of fields that hold a user's network: the command line takes its name.
 NETWORK: dict[str, Any] = {
     "help": "module:name of a network, or of a function of the spaces that returns one "
     "(None: built from --hidden and its like)",
@@ -52,11 +52,12 @@ NETWORK: dict[str, Any] = {
 class Network(NamedTuple):
     """A network as two pure functions.
 
-    `init(key, observation [N, *obs]) -> parameters`, a pytree; of the observation only shape and dtype count.
+    `init(key, observation [N, *obs]) -> parameters`, a pytree; only shape and dtype of the observation are
+    used.
     `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
-    Critics of actions (`twin_critics`) take an action with the observation, in both.
+    Critics of actions (`twin_critics`) take an action after the observation, in both.
 
-    Default networks of equal arguments are equal and hash alike; others compare by their functions.
+    Default networks with equal arguments are equal and hash alike; others compare by their functions.
     """
 
     init: Callable[..., Any]
@@ -72,12 +73,12 @@ class Network(NamedTuple):
 class RecurrentNetwork(NamedTuple):
     """A network with a memory, as three pure functions.
 
-    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
-    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
-    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
-      Where `start` is true an episode begins, and what the memory held before counts for nothing.
+    - `init(key, observation [T, B, *obs]) -> parameters`; only shape and dtype of the observation are used.
+    - `memory(B) -> memory`: the initial memory; a pytree with leading axis `B`.
+    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: runs `T` steps. Where
+    `start` is true an episode begins, and the memory is reset.
 
-    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
+    Networks made by `recurrent_actor_critic` with equal arguments are equal, and hash alike.
     """
 
     init: Callable[[jax.Array, Any], Any]
@@ -86,15 +87,15 @@ class RecurrentNetwork(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
 def by_name(flag: str, value: Any) -> Any:
-    """Resolves a value `module:name`; any other value unchanged.
+    """Resolves `module:name`; returns any other value unchanged.
 
     Raises:
-      FdgError: there is nothing of this name.
+      FdgError: the name does not exist.
     """
     return user_code.found(flag, value) if isinstance(value, str) else value
 
@@ -106,10 +107,10 @@ def resolved(
     field: str = "network",
     sees: Sees = "both",
 ) -> Any:
-    """A field's value as a `Network`; a network with a memory, and None, unchanged.
+    """Converts a field's value to a `Network`; returns a recurrent network and None unchanged.
 
     If parts of observations are privileged, an actor gets zeros for them; an actor-critic ("both") computes
-    the policy without them and the value with them. A network with a memory has to do this itself.
+    the policy without them and the value with them. A recurrent network has to do this itself.
 
     Args:
       network: see the module's docstring.
@@ -142,7 +143,7 @@ def resolved(
 
 @functools.lru_cache(maxsize=64)
 def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
-    """What `module:name` names; what a function of the two spaces returns."""
+    """Resolves `module:name`, and calls it with the two spaces if it is a function of these."""
     value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
         check_takes(value, ("observation_space", "action_space"), f"{field} '{name}'")
@@ -166,11 +167,11 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
 
 @dataclasses.dataclass(frozen=True)
 class _Blindfolded:
-    """`apply` of a network whose actor does not see what is privileged."""
+    """`apply` of a network whose actor does not see privileged observations."""
 
     apply: Any
     space: ObservationSpace
-    has_critic: bool  # whose value does
+    has_critic: bool  # whose value sees them
 
     def __call__(self, parameters: Any, observation: Any, *more: Any) -> Any:
         leading = jax.tree.leaves(observation)[0].shape[:1]
@@ -192,33 +193,33 @@ def actor_critic(
     layer_norm: bool = False,
     torso: Torso = "dense",
 ) -> Network:
-    """An actor and a critic that share nothing.
+    """An actor and a critic without shared layers.
 
     As in CleanRL (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", core
     details 2 and 13): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head and 1 for the critic's,
     and zero biases.
 
     `apply(parameters, observation [N, *obs])` returns `(distribution_parameters [N, P], value [N])`, both
-    float32; `distributions.for_space(action_space)` makes a distribution of the former and says what `P` is.
-    For a `Box` the logs of the standard deviations are parameters that do not depend on the observation. A
-    critic alone needs no function of its own: XLA drops the actor from a `jit` that uses only the value.
+    float32; `distributions.for_space(action_space)` makes a distribution of the former, and defines `P`. For
+    a `Box`, the log standard deviations are parameters that do not depend on the observation. A critic alone
+    needs no separate function: XLA drops the actor from a `jit` that uses only the value.
 
     Args:
-        observation_space: `Box`: converted to float32. Integers that are codes (`Box.codes`: of at most 64
-            kinds) are one-hot, others between bounds are scaled to 0 and 1 (uint8: divided by 255);
-            three axes `[height, width, channels]` are an image, with stacked frames along its channels, two
-            axes of codes are a map, and both get convolutions first: one of 3 x 3, or from 36 x 36 on the
-            three of DQN; all other shapes are flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and
-            `Tuple`: every part so, concatenated. The actor does not see what is `privileged`.
-        action_space: any that `distributions.for_space` knows.
-        hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`; after the
-            convolutions of a small image `(128,)`, of a large one `(512,)`.
+        observation_space: `Box`: converted to float32. Integer codes (`Box.codes`: at most 64 kinds) become
+          one-hot; other bounded integers are scaled to [0, 1] (uint8: divided by 255); three axes `[height,
+          width, channels]` are an image, with stacked frames along its channels, two axes of codes are a map,
+          and both get convolutions: one of 3 x 3, or from 36 x 36 on the three of DQN; other shapes are
+          flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: each part likewise,
+          concatenated. The actor does not see `privileged` parts.
+        action_space: any that `distributions.for_space` supports.
+        hidden: widths of the dense layers of actor and critic. Default: `(64, 64)`; after the convolutions of
+          a small image `(128,)`, of a large one `(512,)`.
         activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
         initial_log_std: for a `Box` action space.
-        convolve: images are convolved; else they are flattened, which is faster, and enough for small ones.
+        convolve: convolve images; else flatten them, which is faster, and suffices for small ones.
         layer_norm: normalise each layer but the heads before its activation.
-        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one for each
-            of `hidden`, whose widths are equal.
+        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one per entry of
+          `hidden`; all entries are equal.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -229,7 +230,7 @@ def actor_critic(
     """
     widths = None if hidden is None else tuple(hidden)
     layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
-    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
+    distributions.for_space(action_space)  # refuses an unsupported space here, before tracing
     return of_module(ActorCritic(observation_space, action_space, layers.sized(observation_space)))
 
 
@@ -240,10 +241,10 @@ def gaussian_actor(
     activation: Activation = "relu",
     **more: Any,
 ) -> Network:
-    """An actor whose standard deviations depend on the observation, as its means do.
+    """An actor whose standard deviations depend on the observation.
 
     `apply(parameters, observation [N, *obs])` returns `[N, 2 * D]` float32 for actions of `D` components:
-    means, then logs of standard deviations. Arguments as for `actor_critic`.
+    means, then log standard deviations. Arguments as in `actor_critic`.
     """
     size = math.prod(action_space.shape)
     return of_module(
@@ -258,7 +259,7 @@ def deterministic_actor(
     activation: Activation = "relu",
     **more: Any,
 ) -> Network:
-    """An actor that gives actions before their tanh: `[N, D]` float32. Arguments as for `actor_critic`."""
+    """An actor that returns actions before tanh: `[N, D]` float32. Arguments as in `actor_critic`."""
     size = math.prod(action_space.shape)
     return of_module(
         GaussianActor(observation_space, size, _sized(observation_space, hidden, activation, **more))
@@ -272,11 +273,11 @@ def twin_critics(
     outputs: int = 1,
     **more: Any,
 ) -> Network:
-    """Two independent critics of an observation and an action together.
+    """Two independent critics of an observation and an action.
 
     `init(key, observation, action)`; `apply(parameters, observation [N, *obs], action [N, *action])` returns
     two values, each `[N]` float32, or `[N, outputs]` with several `outputs`. Actions join the observation's
-    features before the dense layers. Arguments as for `actor_critic`.
+    features before the dense layers. Arguments as in `actor_critic`.
     """
     layers = _sized(observation_space, hidden, activation, **more)
     return of_module(TwinCritics(observation_space, layers, outputs))
@@ -290,7 +291,7 @@ def state_value(
 ) -> Network:
     """A critic of observations alone: `apply(parameters, observation [N, *obs])` returns `[N]` float32.
 
-    Arguments as for `actor_critic`; it sees what is `privileged` too.
+    Arguments as in `actor_critic`; it also sees `privileged` parts.
     """
     return of_module(StateValue(observation_space, _sized(observation_space, hidden, activation, **more)))
 
@@ -305,15 +306,14 @@ def q_network(
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
-    Of several choices the values of all, one after the other, `n = sum(nvec)`. What is `privileged` is not
-    seen.
+    Several choices have concatenated values, `n = sum(nvec)`. `privileged` parts are not seen.
 
     Args:
-        observation_space: as for `actor_critic`; `hidden`, `activation` and `**more`, too.
+        observation_space: as in `actor_critic`; likewise `hidden`, `activation` and `**more`.
         action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
-        dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
-            1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
-            each its A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
+        dueling: the head outputs V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
+          1511.06581, equation 9). V and A share all layers but the head. Several choices share V; each has
+          its own A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))
@@ -336,7 +336,7 @@ def _sized(
 
 
 def of_module(module: nn.Module) -> Network:
-    """A module of Linen with parameters alone; equal modules make equal networks."""
+    """Wraps a Linen module with parameters only; equal modules make equal networks."""
     return Network(_Init(module), _Apply(module))
 
 
@@ -352,12 +352,12 @@ def policy_and_value(
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
-    """Of values `[N, n]` those of the actions `[N]`: `[N]`.
+    """Selects the values of actions `[N]` from `[N, n]`: `[N]`.
 
     >>> of_action(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
     [2.0, 3.0]
     """
-    # Choosing by a mask and not by an index keeps the gradient free of a scatter.
+    # A mask, not an index, keeps the gradient free of a scatter.
     category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
 
@@ -374,7 +374,7 @@ class ActorCritic(nn.Module):
         seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.layers.convolve)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
-            outputs //= 2  # the means; the logs of the standard deviations follow below
+            outputs //= 2  # only means; the log standard deviations follow below
         actor = Trunk(self.layers, outputs, 0.01, name="actor")(seen)
         critic = Trunk(self.layers, 1, 1.0, name="critic")(all_of_it)
         if isinstance(self.action_space, Box):
@@ -444,18 +444,18 @@ class QNetwork(nn.Module):
 
 
 def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:
-    """`features` of observations `[N, *obs]` without what is privileged, which they may lack already."""
+    """`features` of observations `[N, *obs]` without privileged parts, which may already be missing."""
     return features(composite.public_part(space, observation), composite.public(space), convolve)
 
 
 def actor_and_critic_features(observation: Any, space: ObservationSpace, convolve: bool) -> tuple[Any, Any]:
-    """Observations `[N, *obs]` as an actor sees them, and as a critic does."""
+    """Features of observations `[N, *obs]` for the actor, and for the critic."""
     all_of_it = features(observation, space, convolve)
     hidden = composite.public(space) != space
     return actor_features(observation, space, convolve) if hidden else all_of_it, all_of_it
 
 
-# Two values and not two closures, so that equal modules make equal networks.
+# Dataclasses, not closures, so that equal modules make equal networks.
 @dataclass(frozen=True)
 class _Init:
     module: nn.Module

@@ -1,9 +1,9 @@
 """Running means and variances, which normalise observations and scale rewards.
 
 Statistics are arrays in the algorithm's state. A rollout reads them; they are updated once an iteration, from
-the whole `[T, B]` rollout. So all steps of a rollout are normalised with the same statistics, and the loop
-over steps needs no collective. The actor reads them as it reads parameters, so under a distribution policy
-with staleness they are as old as these.
+the whole `[T, B]` rollout. So all steps of a rollout use the same statistics, and the loop over steps needs
+no collective. Under a distribution policy with staleness, the actor's statistics are as old as its
+parameters.
 
 Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
@@ -35,7 +35,7 @@ class RunningStatistics:
 
 
 def init(shape: tuple[int, ...]) -> RunningStatistics:
-    """Statistics of no samples: mean 0, variance 1. Normalising with them only clips.
+    """Empty statistics: mean 0, variance 1. Normalising with them only clips.
 
     >>> init((3,)).var.tolist()
     [1.0, 1.0, 1.0]
@@ -43,11 +43,11 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     return RunningStatistics(jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32), jnp.float32(0))
 
 
-# --- of observations, which may be in parts ---
+# --- observations, possibly in parts ---
 
 
 def has_statistics(space: ObservationSpace) -> bool:
-    """Whether a part of the observations is normalised.
+    """True if a part of the observations is normalised.
 
     >>> from envs.spaces import Discrete
     >>> has_statistics(Discrete(3)), has_statistics(composite.Tuple((Discrete(3), Box(0.0, 1.0, ()))))
@@ -57,10 +57,10 @@ def has_statistics(space: ObservationSpace) -> bool:
 
 
 def init_observations(space: ObservationSpace) -> Any:
-    """Statistics of no observations: `init` for each part that is normalised, None for the others.
+    """Initial statistics: `init` for each part that is normalised, None for others.
 
-    Not normalised are categories and codes, which networks see one-hot, and uint8 images, which they divide
-    by 255. An observation that is a single array is always normalised.
+    Categories and codes, which networks see one-hot, and uint8 images, which networks divide by 255, are not
+    normalised. An observation that is a single array always is.
     """
     if not composite.is_composite(space):
         return init(composite.parts(space)[0][1].shape)
@@ -90,7 +90,7 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
     )
 
 
-# By running mean and variance; what `normalize_observation=True` stands for.
+# Running mean and variance; the default of `normalize_observation=True`.
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
@@ -142,9 +142,9 @@ def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax
 def accumulate_rollout_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The running discounted return, whose standard deviation scales rewards, over a rollout `[T, B]`.
+    """Updates the running discounted return, whose deviation scales rewards, over a rollout `[T, B]`.
 
-    Returns the next `running_return [B]` (initially zero), zero where the episode is `done`, and the returns
+    Returns the next `running_return [B]` (initially zero), reset where the episode is `done`, and the returns
     `[T, B]`, samples for the statistics. `reward` is unscaled.
 
     >>> done = jnp.array([[False, True]])
@@ -177,7 +177,8 @@ def scaled(
     stats: RunningStatistics,
     discount: float | jax.Array,
 ) -> tuple[jax.Array, jax.Array, RunningStatistics]:
-    """Rewards `[T, B]` of a rollout by `scale`; running returns `[B]` and statistics after it."""
+    """Scales the rewards `[T, B]` of a rollout; also returns the next running returns `[B]` and
+    statistics."""
     running_return, returns = accumulate_rollout_returns(running_return, reward, done, discount)
     stats = update(stats, returns)
     return scale(stats, reward), running_return, stats

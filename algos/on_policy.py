@@ -1,8 +1,8 @@
-"""The on-policy driver as functions: a rollout of all environments, then learning from it.
+"""On-policy training as functions: a rollout of all environments, then learning from it.
 
     begin -> State,    iteration: State -> act and step, T times -> learn -> State
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
 
 from collections.abc import Callable
@@ -23,29 +23,29 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer_state: Any
-    observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it; None if there are none
-    return_statistics: Any  # of the discounted return that rewards are scaled by, if any
-    running_return: jax.Array | None  # [B] float32, that return so far
+    observation_statistics: Any  # RunningStatistics of [*obs], or of each part; None if not normalised
+    return_statistics: Any  # of the discounted return that scales rewards, or None
+    running_return: jax.Array | None  # [B] float32, the discounted return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # of an exploration bonus (`algos.ppo`): what it learned, without parameters
-    running_novelty: jax.Array | None = None  # [B] float32, of the same: the discounted return of novelty
-    bonus: Any = None  # what `Agent.bonus` knows
+    known: Any = None  # the state of an exploration bonus (`algos.ppo`), without parameters
+    running_novelty: jax.Array | None = None  # [B] float32, likewise: the discounted return of novelty
+    bonus: Any = None  # the state of `Agent.bonus`
 
 
-# What a learner changes, of a state.
+# The part of a state that learning changes.
 LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_statistics", "known")
 
 
 class Trajectory(NamedTuple):
-    """A rollout. The loss gets it with normalised observations and rewards, if that is on."""
+    """A rollout. The loss gets it with normalised observations and rewards, if enabled."""
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action]
-    decision: Any  # [T, B], what the actor recorded with the action; None if nothing
-    time_step: TimeStep  # [T, B], what came of the action
+    decision: Any  # [T, B], recorded by the actor with the action; None if nothing
+    time_step: TimeStep  # [T, B], the results of the actions
 
 
 def begin(
@@ -57,8 +57,9 @@ def begin(
 ) -> State:
     """The initial state.
 
-    `statistics` of observations are initial ones, and `returns` are initial statistics of returns and running
-    returns; `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
+    `statistics`: the initial statistics of observations. `returns`: the initial statistics of returns, and
+    running returns. `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or
+    None.
     """
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
@@ -88,7 +89,7 @@ def iteration(
     act: Callable[..., tuple[jax.Array, Any]] | None = None,
     learn: Callable[..., tuple[tuple[Any, ...], Any, dict[str, jax.Array]]] | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """One rollout of all environments and learning from it: the new state, and metrics.
+    """Steps all environments for a rollout and learns from it; returns the new state, and metrics.
 
     Args:
       act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
@@ -118,7 +119,8 @@ def iteration(
 def acted(
     algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
 ) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
-    """A rollout `[T, B]` with the bonus, what it changes in the state by name, and metrics of the bonus."""
+    """A rollout `[T, B]` with the bonus added, changed fields of the state by name, and the bonus's
+    metrics."""
     env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
         act=act, key=key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
     )
@@ -134,7 +136,7 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
     return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
 
 
-# --- methods of actor-critics with `driver=on_policy`, which learn once from each rollout ---
+# --- methods of actor-critics with `driver=on_policy`, which update once per rollout ---
 
 
 def init(self: Any, key: jax.Array) -> Any:

@@ -1,8 +1,8 @@
-"""Optimisers, step sizes that may fall, and the epochs of minibatches that gradient steps are taken on.
+"""Optimisers, step-size schedules, and epochs of minibatches.
 
-Samples of a rollout `[T, B, ...]` are kept *environment-major*: `[B, T]` flattened, those of one environment
-side by side. So a split of the environments stays a split of the samples. A sample may be one step, or a
-sequence of several (`per_env` of them an environment).
+Samples of a rollout `[T, B, ...]` are kept *environment-major*: `[B, T]` flattened, so that a sharding of the
+environments becomes one of the samples. A sample is one step, or a sequence of steps (`per_env` for each
+environment).
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.fields import hyperparameter, own_value, require, require_positive
 from fdg.settings.parts import Part
 
-# A step size is a number, a traced one too, or a schedule of the number of steps so far.
+# A step size is a number, possibly traced, or a schedule of the number of steps so far.
 StepSize: TypeAlias = float | jax.Array | optax.Schedule
 
 
-# Functions of optax, and of optax.contrib, that make an optimiser of a step size alone.
+# Functions of optax and optax.contrib from a step size to an optimiser.
 NAMES = tuple(
     "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad"
     " lamb lars lion noisy_sgd novograd radam rmsprop sgd sm3 yogi"
@@ -45,14 +45,14 @@ class OptimizerSettings(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses a step size that is not positive, and what makes no optimiser."""
+        """Refuses a step size that is not positive, and an invalid optimiser."""
         require_positive(algorithm, "learning_rate")
         given(self.optimizer, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippedOptimizer(OptimizerSettings):
-    """The step size of an optimiser of clipped gradients, and what they are clipped to."""
+    """The step size, and the gradient norm, of an optimiser with clipping."""
 
     max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
 
@@ -65,15 +65,15 @@ class ClippedOptimizer(OptimizerSettings):
 def given(
     optimizer: Any, learning_rate: StepSize, max_grad_norm: float | jax.Array | None = None
 ) -> optax.GradientTransformation | None:
-    """The optimiser that a user gave; None if none.
+    """The user's optimiser; None if none is set.
 
     Args:
-      optimizer: one of `NAMES`, `module:name`, or a function of the step size, whose gradients are clipped to
-        the global norm `max_grad_norm`, if any; or a gradient transformation, taken as it is.
+      optimizer: one of `NAMES`, `module:name`, or a function of the step size, with gradients clipped to the
+        global norm `max_grad_norm`, if any; or a gradient transformation, used unchanged.
       learning_rate: a number, or a schedule.
 
     Raises:
-      FdgError: it is none of these, or the function fails.
+      FdgError: an invalid optimiser, or the function fails.
 
     >>> given("lion", 1e-3).init({}) == given(optax.lion, 1e-3).init({})
     True
@@ -90,7 +90,7 @@ def given(
         )
     try:
         made = make(learning_rate)
-    except Exception as error:  # whatever the code of a user raises
+    except Exception as error:  # user code may raise anything
         raise FdgError(
             f"optimizer={_named(make)} fails for a step size alone: {one_line(error)}: give a function of the"
             " step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
@@ -104,7 +104,7 @@ def given(
 
 
 def _is_transformation(value: Any) -> bool:
-    """Whether it has the two functions of an optax.GradientTransformation."""
+    """True if it has the two functions of an optax.GradientTransformation."""
     return not isinstance(value, type) and all(
         callable(getattr(value, part, None)) for part in ("init", "update")
     )
@@ -112,7 +112,7 @@ def _is_transformation(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _found(name: str) -> Callable[..., Any]:
-    """What a name stands for."""
+    """Resolves a name."""
     if ":" in name:
         return user_code.found("--optimizer", name)
     if name.lower() not in NAMES:
@@ -127,7 +127,7 @@ def _named(function: Any) -> str:
 def annealed(
     learning_rate: float | jax.Array, num_iterations: int, updates_per_iteration: int = 1
 ) -> optax.Schedule:
-    """A step size that falls linearly to zero over a run, constant within an iteration (as in CleanRL).
+    """A step size that decreases linearly to zero over a run, constant within an iteration (as in CleanRL).
 
     >>> step_size = annealed(1.0, num_iterations=4, updates_per_iteration=10)
     >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
@@ -157,9 +157,9 @@ def clipped_rmsprop(
 ) -> optax.GradientTransformation:
     """RMSProp (Tieleman and Hinton 2012) on gradients clipped to a global norm.
 
-    Not centred, with `eps` under the root, as in Mnih et al. 2016 (arXiv 1602.01783, section 4). The mean
+    Not centred, with `eps` inside the root, as in Mnih et al. 2016 (arXiv 1602.01783, section 4). The mean
     square starts at one, as in TensorFlow, where these hyperparameters come from: from zero, the first steps
-    would be ten times as long (`1 / sqrt(1 - decay)`) as those that follow.
+    would be ten times as large (`1 / sqrt(1 - decay)`).
     """
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
@@ -169,9 +169,9 @@ def clipped_rmsprop(
 
 # --- minibatches of a rollout ---
 
-# Of the shuffle: more than are needed, by the tests, to make all orders of few rows equally probable.
+# Rounds of the shuffle: enough, by the tests, to make all orders of few rows equally probable.
 _ROUNDS = 24
-_LARGE = 1 << 16  # from here on there are more
+_LARGE = 1 << 16  # more rounds from this number of rows on
 
 
 def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
@@ -181,7 +181,7 @@ def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
 
 @dataclasses.dataclass(frozen=True)
 class Epochs(Part):
-    """How often a rollout is learned from, and in which minibatches."""
+    """The number of epochs over a rollout, and their minibatches."""
 
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
@@ -197,7 +197,7 @@ class Epochs(Part):
         return self.num_epochs * self.num_minibatches
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive, and another kind of shuffle."""
+        """Refuses counts that are not positive, and an unknown kind of shuffle."""
         require_positive(algorithm, "num_epochs", "num_minibatches")
         require(
             algorithm,
@@ -208,9 +208,9 @@ class Epochs(Part):
     def check_divides(
         self, algorithm: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
     ) -> None:
-        """Refuses a number of minibatches that does not divide the samples, `per_env` of each environment.
+        """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
 
-        `of_env` and `of_all` name their number for one environment and for all.
+        `of_env` and `of_all` are phrases for the samples of one environment and of all.
         """
         count, what = per_env, of_env
         if self.shuffle != "time":
@@ -245,7 +245,7 @@ class Epochs(Part):
         )  # fmt: skip
 
     def minibatch(self, samples: Any, rows: jax.Array, num_envs: int) -> Any:
-        """The samples of some rows `[blocks, n]`; of time steps, those of every environment."""
+        """The samples at rows `[blocks, n]`; for rows of time steps, those of every environment."""
         return take_of_every_env(samples, rows, num_envs) if self.shuffle == "time" else take(samples, rows)
 
 
@@ -253,10 +253,10 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
     """Random orders of `count` rows, one for each block, without a sort: `[blocks, count]` int32.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway 2012, "An Enciphering Scheme Based on a Card Shuffle",
-    CRYPTO, figure 1): in each round the rows are paired, `x` with `pivot - x`, and a random bit of each pair
-    says whether they change places, by a multiply-shift hash (Dietzfelbinger et al. 1997, "A Reliable
-    Randomized Algorithm for the Closest-Pair Problem") that is redrawn for every block and round. All is
-    elementwise, so blocks are shuffled on their own devices; a sort took 40% of PPO's time on a CPU.
+    CRYPTO, figure 1): each round pairs rows `x` and `pivot - x`, and a random bit of each pair decides
+    whether they swap. The bit is a multiply-shift hash (Dietzfelbinger et al. 1997, "A Reliable Randomized
+    Algorithm for the Closest-Pair Problem"), redrawn for every block and round. All is elementwise, so blocks
+    are shuffled on their own devices; a sort took 40% of PPO's time on a CPU.
 
     >>> orders = permutations(jax.random.key(0), count=5, blocks=2)
     >>> jnp.sort(orders).tolist()
@@ -272,7 +272,7 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
         return jnp.where(swap == 1, partner, rows)
 
     rows = jnp.broadcast_to(jnp.arange(count, dtype=jnp.uint32)[None], (blocks, count))
-    for i in range(rounds):  # written out: XLA makes one pass over the rows of them all
+    for i in range(rounds):  # unrolled: XLA makes one pass over the rows
         rows = one_round(rows, drawn[i])
     return rows.astype(jnp.int32)
 
@@ -280,21 +280,21 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
 def shuffled_rows(
     key: jax.Array, count: int, num_epochs: int, num_minibatches: int, blocks: int = 1
 ) -> jax.Array:
-    """Which of its `count` rows each block gives to each update; every epoch takes each row once.
+    """The rows, of `count`, that each block contributes to each update; every epoch uses each row once.
 
     Returns:
       `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
     """
-    # Blocks first: devices that have some of them draw those alone.
+    # Blocks first: devices compute only the rows of their own blocks.
     rows = permutations(key, count, blocks * num_epochs)
     rows = rows.reshape(blocks, num_epochs * num_minibatches, -1)
     return rows.swapaxes(0, 1)
 
 
 def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
-    """The most blocks of which each gives every minibatch equally many samples.
+    """The largest number of blocks of which each contributes equally to every minibatch.
 
-    One an environment, or the fewest environments that this takes, so that devices exchange no samples.
+    One per environment, or the smallest groups of environments, so that devices exchange no samples.
     `num_minibatches` divides `num_envs * per_env`.
 
     >>> own_blocks(num_envs=4, per_env=128, num_minibatches=16)
@@ -306,9 +306,9 @@ def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
 
 
 def take(samples: Any, rows: jax.Array) -> Any:
-    """Some rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
+    """Selects rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
 
-    Where there are several blocks, a split of the samples that leaves blocks whole stays one.
+    With several blocks, a sharding that keeps blocks whole is preserved.
     """
     blocks = rows.shape[0]
     if blocks == 1:
@@ -322,7 +322,7 @@ def take(samples: Any, rows: jax.Array) -> Any:
 
 
 def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
-    """The same rows `[1, n]` of each environment, all of them in `[0, per_env)`: `[B * n, ...]`."""
+    """Selects the same rows `[1, n]`, in `[0, per_env)`, of each environment: `[B * n, ...]`."""
 
     def of_envs(x):
         by_env = x.reshape(num_envs, -1, *x.shape[1:])[:, rows[0]]
@@ -339,16 +339,16 @@ def updated(
     rows: jax.Array,
     take: Callable[[jax.Array], Any],
 ) -> tuple[Any, Any, Any]:
-    """One update after another, each on its own minibatch: the epochs of PPO and of PQN.
+    """Sequential updates, each on its own minibatch: the epochs of PPO and PQN.
 
     Args:
       gradient: `(parameters, minibatch) -> (gradient, losses)`.
       update: `(gradient, optimizer_state, parameters) -> (parameters, optimizer_state)`.
-      rows: `[updates, blocks, n]` int32, as of `shuffled_rows`.
-      take: the minibatch of some rows, `[blocks, n] -> minibatch`.
+      rows: `[updates, blocks, n]` int32, as from `shuffled_rows`.
+      take: makes the minibatch of some rows, `[blocks, n] -> minibatch`.
 
     Returns:
-      Parameters and optimiser state after the last update, and the means of the losses over all updates.
+      Parameters and optimiser state after the last update, and the mean losses over all updates.
 
     >>> gradient = lambda w, x: (x.sum(), {"loss": w})
     >>> update = lambda gradient, count, w: (w + gradient, count + 1)

@@ -1,9 +1,9 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
-`fdg.fragment` marks the parts, and the batch axis of their arrays. Two of them, `step` and `update`, are the
-same for every algorithm: `algos/agent.py`.
+`fdg.fragment` marks the fragments, and the batch axes of their arrays. `step` and `update` are inherited from
+`Agent`.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeSte
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
-# --- random network distillation (`--rnd true`): agents are also paid for what is new to them ---
+# --- random network distillation (`--rnd true`): a reward bonus for novel observations ---
 #
 # Burda et al. 2018, arXiv 1810.12894: `algos/rnd.py`.
 
@@ -64,7 +64,7 @@ class RandomNetworkDistillation(Part):
         require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
 
     def of(self, algorithm: Any) -> Any:
-        """The `algos.rnd.Distillation`, or `Nothing`, of an algorithm."""
+        """The algorithm's `algos.rnd.Distillation`, or `Nothing`."""
         if not self.rnd:
             return Nothing()
         space = algorithm.env.observation_space
@@ -81,7 +81,7 @@ class RandomNetworkDistillation(Part):
 
 
 class Nothing:
-    """The functions of `Distillation` without a novelty bonus."""
+    """The functions of `Distillation`, without a novelty bonus."""
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
         """The agent's parameters, and an empty state."""
@@ -111,8 +111,8 @@ class Minibatch(NamedTuple):
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
-    target: jax.Array  # [N] float32, what the value is fitted to
-    novelty: Any = None  # [N], of random network distillation
+    target: jax.Array  # [N] float32, of the value
+    novelty: Any = None  # [N], for random network distillation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class PPO(Agent, presets="PPO"):
     """PPO for discrete, multi-discrete and continuous actions.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
-    settings found good for an environment. Frozen and hashable.
+    tuned settings for an environment. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
@@ -162,7 +162,7 @@ class PPO(Agent, presets="PPO"):
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
-    # --- fragments; `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
@@ -176,7 +176,7 @@ class PPO(Agent, presets="PPO"):
         """Several epochs of minibatch updates on a rollout `[T, B]`.
 
         `learned`: parameters, optimiser state, statistics of observations and of returns, the novelty state.
-        `running`: the running return `[B]`, and that of novelty.
+        `running`: the running returns `[B]` of rewards and of novelty.
         """
         parameters, optimizer_state, observation_statistics, return_statistics, known = learned
         running_return, running_novelty = running
@@ -184,8 +184,8 @@ class PPO(Agent, presets="PPO"):
         reward, running_return, return_statistics = self.normalizers.reward(
             time_step, running_return, return_statistics, self.discount
         )
-        # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
-        # under a distribution policy with staleness the actor's, as its parameters, are older than these.
+        # Statistics change only after learning, so that actor and learner use the same ones; but under a
+        # policy with staleness, the actor's statistics are as old as its parameters.
         see = functools.partial(self.normalizers.seen, observation_statistics)
         next_value = values_after(
             decision.value, time_step, lambda final: self._policy(parameters, see(final))[1]
@@ -195,8 +195,8 @@ class PPO(Agent, presets="PPO"):
             advantage, parameters, known, running_novelty, see, trajectory, key
         )
         samples = self.samples(see, trajectory, advantage, target)._replace(novelty=novelty)
-        # Environment-major and flat: a split of the environments stays a split of the samples, and
-        # products of flat matrices are what XLA is quick at.
+        # Environment-major and flat: a sharding of the environments becomes one of the samples, and XLA is
+        # fast at products of flat matrices.
         samples = jax.tree.map(environment_major, samples)
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update

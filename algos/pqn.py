@@ -1,10 +1,10 @@
 """Parallelised Q-network, PQN (Gallici et al. 2025, ICLR, "Simplifying Deep Temporal Difference Learning").
 
-Q-learning without replay and without a target network (arXiv 2407.04811): many environments give fresh
-samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
-of Peng and Williams 1994.
+Q-learning without replay and without a target network (arXiv 2407.04811): many environments provide fresh
+samples, and layer normalisation prevents divergence. Targets are lambda-returns, as in Q(lambda) of Peng and
+Williams 1994.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ from fdg.settings.fields import hyperparameter, require_positive, require_within
 
 
 class Minibatch(NamedTuple):
-    """Samples that a gradient is taken over."""
+    """Samples for one gradient step."""
 
     observation: Observation  # [N, *obs]
     action: jax.Array  # [N, *action] int32
-    target: jax.Array  # [N] float32, what Q(observation, action) is fitted to
+    target: jax.Array  # [N] float32, of Q(observation, action)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PQN(Agent, presets="PQN"):
         return state, {**metrics, "epsilon": epsilon}
 
     def actor(self, state: State) -> Actor:
-        """How it acts with these values of actions."""
+        """The actor with these parameters."""
 
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
 
@@ -107,17 +107,17 @@ class PQN(Agent, presets="PQN"):
 
         return Actor(empty_memory, act)
 
-    # --- fragments; `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
     def act(self, parameters, statistics, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, value of the best one `[B]`."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, the best action's value `[B]`."""
         values = self._values(parameters, self.normalizers.seen(statistics, observation))
         return epsilon_greedy(values, epsilon).sample(keys), _best(values)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change after it."""
+        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change afterwards."""
         parameters, optimizer_state, *statistics = learned
         seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
         observation, action, value, time_step = seen
@@ -131,7 +131,7 @@ class PQN(Agent, presets="PQN"):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        """Gradient of the loss over a minibatch `[N]`, and the terms of the loss."""
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     def loss(self, parameters, minibatch: Minibatch):
@@ -153,7 +153,7 @@ class PQN(Agent, presets="PQN"):
         return dqn.values(self._network, parameters, observation, choices(self.env))
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network that does not value each action."""
+        """Refuses a network without a value for each action."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         found = jax.eval_shape(self._network.apply, state.parameters, features)
         distributions.check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
@@ -171,5 +171,5 @@ class PQN(Agent, presets="PQN"):
 
 
 def _best(values: jax.Array) -> jax.Array:
-    """What the best action is worth: `[N]`, of values `[N, n]`, or `[N, M, n]` of several choices."""
+    """The best action's value `[N]`, of values `[N, n]`, or `[N, M, n]` with several choices."""
     return over_choices(jnp.max(values, axis=-1))

@@ -1,10 +1,10 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-`algos/value_decomposition.py` where what agents do together is worth a mixture of what each does, which rises
-with each of these values, by weights that depend on what all agents see.
+`algos/value_decomposition.py` with a mixing network: the joint value increases with each agent's value, with
+weights that depend on the observations of all agents.
 
-Letters in shapes: `N` rows of any origin, `A` agents, `S` numbers of a state, `H` units of a mixer.
+Shapes: `N` rows, `A` agents, `S` numbers of a state, `H` units of a mixer.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from fdg.settings.fields import float_or_array, hyperparameter, require, require
 class QMIX(ValueDecomposition, presets="QMIX"):
     """QMIX for discrete actions of several agents, feed-forward or recurrent (`memory`).
 
-    The state that the mixing network sees are the observations of all agents side by side, as MAPPO's central
-    value function has them, parts that are `privileged` among them.
+    The mixing network's state is the concatenated observations of all agents, `privileged` parts included, as
+    for MAPPO's central critic.
 
     Raises:
       FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
@@ -69,14 +69,13 @@ class QMIX(ValueDecomposition, presets="QMIX"):
 class MonotonicMixer(nn.Module):
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    Values `[N, A]` and a state `[N, S]` to the joint value `[N]`. It does not fall with the value of any
-    agent: its weights are absolute values of what hypernetworks make of the state; the biases are free.
-    """
+    Values `[N, A]` and a state `[N, S]` to the joint value `[N]`, which never decreases in any agent's value:
+    the weights are absolute values of hypernetwork outputs; the biases are free."""
 
-    units: int  # `H`, of the one hidden layer, whose activation is an ELU
-    hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; the paper has none
-    # Of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as the authors had
-    # them. With larger ones a mixture of 32 units overestimates, and targets diverge.
+    units: int  # `H`, of the only hidden layer, with ELU
+    hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; none in the paper
+    # Scale of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as in the
+    # authors' code. With larger ones, a mixer of 32 units overestimates, and targets diverge.
     scale: float = 1.0
 
     @nn.compact
@@ -97,6 +96,6 @@ class MonotonicMixer(nn.Module):
         first = jnp.abs(from_state(agents * self.units, "weight_1")).reshape(count, agents, self.units)
         hidden = nn.elu(jnp.sum(values[:, :, None] * first, axis=1) + dense(state, self.units, "bias_1"))
         second = jnp.abs(from_state(self.units, "weight_2"))
-        # "a 2-layer hypernetwork with a ReLU nonlinearity" makes the last bias.
+        # The paper's "2-layer hypernetwork with a ReLU nonlinearity" outputs the last bias.
         last = dense(nn.relu(dense(state, self.units, "bias_2_0")), 1, "bias_2")
         return jnp.sum(hidden * second, axis=1) + last[:, 0]

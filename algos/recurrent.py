@@ -1,6 +1,6 @@
-"""Actor-critics with a memory, of one agent or of several, and feed-forward ones in their form.
+"""Recurrent actor-critics, of one agent or several, and a wrapper for feed-forward ones.
 
-Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
+Shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from fdg.settings.fields import float_or_array
 
 
 class Output(NamedTuple):
-    """What a network makes of a sequence."""
+    """A recurrent network's output for a sequence."""
 
     policy: jax.Array  # [T, B, P] float32, the parameters of a distribution over actions
     value: jax.Array  # [T, B] float32
@@ -37,9 +37,9 @@ class Output(NamedTuple):
 
 
 class AgentValues(NamedTuple):
-    """What a network that values actions makes of a sequence."""
+    """The output of a recurrent network of action values for a sequence."""
 
-    values: jax.Array  # [T, B, A, n] float32, of every action of each agent, allowed or not
+    values: jax.Array  # [T, B, A, n] float32, of all actions of each agent, allowed or not
     memory: Any  # [T, B, ...], after each step
 
 
@@ -59,20 +59,20 @@ def recurrent_actor_critic(
 ) -> RecurrentNetwork:
     """An actor and a critic with separate parameters and separate memories.
 
-    Dense layers (after a convolution, of an image), a memory, one more dense layer, and a head: with a gated
+    Dense layers (after a convolution, for images), a memory, a dense layer, and a head: with a gated
     recurrent unit (GRU; Cho et al. 2014, arXiv 1406.1078) the architecture of JaxMARL's and PureJaxRL's
-    recurrent agents. Scales of the kernels as in `networks.actor_critic`.
+    recurrent agents. Kernel scales as in `networks.actor_critic`.
 
     Args:
         observation_space, action_space: of one agent.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the memory and of the layer after it. None: no memory and no such layer, as in
-            `networks.actor_critic`.
-        num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents
-            share parameters, and each has a memory. Default: one agent, and no axis `A`.
-        central: one critic sees the observations of all agents concatenated, and gives a value for each.
-        memory: another kind than a GRU, whose `size` is then `memory_size`.
-        activation, initial_log_std, convolve, layer_norm, torso: as for `networks.actor_critic`.
+        memory_size: width of the memory and of the layer after it. None: neither of them, as in
+          `networks.actor_critic`.
+        num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; agents share
+          parameters, and each has a memory. Default: one agent, and no axis `A`.
+        central: one critic sees the concatenated observations of all agents, and returns a value for each.
+        memory: a kind other than a GRU, whose `size` replaces `memory_size`.
+        activation, initial_log_std, convolve, layer_norm, torso: as in `networks.actor_critic`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
@@ -82,7 +82,7 @@ def recurrent_actor_critic(
     >>> output.policy.shape, output.value.shape, output.memory.actor.shape
     ((5, 8, 2), (5, 8), (5, 8, 16))
     """
-    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
+    distributions.for_space(action_space)  # refuses an unsupported space here, before tracing
     if memory_size is None:
         memory = None
     else:
@@ -105,14 +105,14 @@ def as_recurrent(
 ) -> RecurrentNetwork | None:
     """Wraps a feed-forward network as a `RecurrentNetwork` with an empty memory; steps are independent.
 
-    `network.apply` sees all steps at once, `[B * T, *obs]`. Equal networks have equal results. A
-    `RecurrentNetwork` and None are returned as they are.
+    `network.apply` gets all steps at once, `[B * T, *obs]`. Equal networks give equal results. A
+    `RecurrentNetwork` and None are returned unchanged.
 
     Args:
-        network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
+        network: its `apply` returns `(policy [N, P], value [N])`, as in `networks.actor_critic`.
         leading_axes: number of axes before `*obs`: 2 for `[T, B, *obs]`, 3 for agents, `[T, B, A, *obs]`.
-        actor_critic: whether `apply` gives `(policy, value)`. If False, it gives values of actions, `[N, n]`,
-            and `unroll` gives `AgentValues`.
+        actor_critic: `apply` returns `(policy, value)`. If False, it returns values of actions, `[N, n]`, and
+          `unroll` returns `AgentValues`.
 
     >>> import algos.networks, envs
     >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
@@ -134,10 +134,10 @@ without_memory = as_recurrent  # its old name; deprecated
 
 
 class Memory(NamedTuple):
-    """What actor and critic remember; of a network without memory, two empty tuples."""
+    """The memories of actor and critic; two empty tuples without memory."""
 
-    actor: Any  # [B, ...] or [B, A, ...], of a GRU `[..., H]` float32
-    critic: Any  # the same; a central critic has one memory for all agents, [B, ...]
+    actor: Any  # [B, ...] or [B, A, ...]; of a GRU `[..., H]` float32
+    critic: Any  # likewise; a central critic has one memory for all agents, [B, ...]
 
 
 class RecurrentActorCritic(nn.Module):
@@ -155,7 +155,7 @@ class RecurrentActorCritic(nn.Module):
         steps, num_envs = start.shape
         agents = self.num_agents or 1
         each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
-        # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
+        # The network's first layers take all samples in one row; environment-major, as everywhere.
         flat = jax.tree.map(lambda x: x.reshape(math.prod(each), *x.shape[len(each) :]), observation)
         seen, all_of_it = actor_and_critic_features(flat, self.observation_space, self.layers.convolve)
 
@@ -166,7 +166,7 @@ class RecurrentActorCritic(nn.Module):
 
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
-            outputs //= 2  # the means; the logs of the standard deviations follow below
+            outputs //= 2  # only means; the log standard deviations follow below
         trunk = functools.partial(MemoryTrunk, self.layers, self.remembers)
         actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
             _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
@@ -195,7 +195,7 @@ class RecurrentActorCritic(nn.Module):
         )
 
     def nothing_yet(self, num_envs: int) -> Memory:
-        """The memory before anything was seen."""
+        """The initial memory."""
         if self.remembers is None:
             return Memory((), ())
         of_all = (num_envs,)
@@ -206,12 +206,12 @@ class RecurrentActorCritic(nn.Module):
 
 
 def _side_by_side(inputs: jax.Array) -> jax.Array:
-    """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: along the channels of images."""
+    """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: images along their channels."""
     return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
 
 
 def _merge(memory: Any, leading: tuple[int, ...]) -> Any:
-    """`[B, A, ...]` to `[B * A, ...]`; `[B, ...]` as it is."""
+    """`[B, A, ...]` to `[B * A, ...]`; `[B, ...]` unchanged."""
     return jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), memory)
 
 
@@ -241,7 +241,7 @@ class _UnrollSteps:
     actor_critic: bool
 
     def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array) -> Any:
-        # Environment-major, as everywhere: a split of the environments stays a split of the rows.
+        # Environment-major, as everywhere: a sharding of environments becomes one of rows.
         by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
         leading = jax.tree.leaves(by_env)[0].shape[: self.leading_axes]
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)

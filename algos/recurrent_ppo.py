@@ -1,4 +1,4 @@
-"""PPO whose actor and critic have a memory, for partially observed environments.
+"""PPO with recurrent actor and critic, for partially observed environments.
 
 It learns from sequences of steps, each with the actor's memory at its start; the network is unrolled over
 them, and its memory is reset where an episode starts. Stored memories become stale as parameters change, so a
@@ -6,8 +6,7 @@ sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is
 the special case with an empty memory (`algos.recurrent.as_recurrent`).
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
-sequences.
+Shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S` sequences.
 """
 
 import dataclasses
@@ -54,32 +53,32 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 class Past(NamedTuple):
     """The last steps before a rollout: the burn-in that recomputes memories."""
 
-    memory: Any  # [B, ...] before those steps
+    memory: Any  # [B, ...], before those steps
     observation: Observation  # [B, K, *obs]
     start: jax.Array  # [B, K] bool
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state between iterations."""
 
     parameters: Any
     optimizer_state: Any
-    observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
-    return_statistics: Any  # of the discounted return that rewards are scaled by
-    running_return: jax.Array  # [B] float32, that return so far
+    observation_statistics: Any  # RunningStatistics of [*obs], or of each part
+    return_statistics: Any  # of the discounted return that scales rewards
+    running_return: jax.Array  # [B] float32, the discounted return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     recollection: Recollection  # [B]
     past: Past | None  # None without burn-in
     key: jax.Array
     iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
+    bonus: Any = None  # the state of `Agent.bonus`
 
 
 class Minibatch(NamedTuple):
-    """Sequences that a gradient is taken over."""
+    """Sequences for one gradient step."""
 
-    memory: Any  # [S, ...] as the actor had it before the burn-in; without one, before the sequence
+    memory: Any  # [S, ...], the actor's before the burn-in, or without one before the sequence
     burn_in: tuple[Observation, jax.Array] | None  # observation [S, K, *obs] and start [S, K]
     observation: Observation  # [S, L, *obs], normalised if observations are
     start: jax.Array  # [S, L] bool, an episode starts at this step
@@ -91,10 +90,10 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentPPO(Agent, presets="RecurrentPPO"):
-    """PPO with a memory in the actor and one in the critic: a GRU, or what `memory` says.
+    """PPO with a memory in the actor and one in the critic: a GRU, or another kind of `memory`.
 
-    Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
-    environments of CleanRL's `ppo_atari_lstm.py`, and the network is that of PureJaxRL's `ppo_rnn.py`.
+    Minibatches consist of whole sequences. Defaults are those of `PPO`, with the 8 environments of CleanRL's
+    `ppo_atari_lstm.py`, and the network of PureJaxRL's `ppo_rnn.py`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -105,7 +104,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
-    central_value: ClassVar[bool] = False  # whether one critic sees the observations of all agents
+    central_value: ClassVar[bool] = False  # True if one critic sees the observations of all agents
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=128, total_steps=500_000)
@@ -161,7 +160,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         parameters = self._network.init(parameter_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
         past = None
-        if self.burn_in:  # nothing has passed: episodes start now, and what is before them is forgotten
+        if self.burn_in:  # no past: episodes start now, and earlier steps are forgotten
             past = Past(
                 memory,
                 jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), observation),
@@ -228,7 +227,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return state, {**metrics, **paid}
 
     def actor(self, state: State) -> Actor:
-        """How it acts with these parameters and statistics, and a memory of its own."""
+        """The actor with these parameters and statistics; it carries its own memory."""
 
         def act(memory, observation, start, keys, greedy):
             seen = self.normalizers.seen(state.observation_statistics, observation)
@@ -237,7 +236,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
         return Actor(self._network.memory, act)
 
-    # --- fragments; `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
     def act(self, parameters, statistics, observation, recollection, keys):
@@ -287,11 +286,11 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """Gradient of the loss over a minibatch of sequences `[S]`, and what the loss is made of."""
+        """Gradient of the loss over a minibatch of sequences `[S]`, and the terms of the loss."""
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose results do not fit the action space."""
+        """Refuses a network whose outputs do not fit the action space."""
         output = step_types(self._network, state.parameters, state)
         each = (1, self.num_envs, *self._agents)
         fix = "give an algos.recurrent.Output(policy, value, memory)"
@@ -299,21 +298,22 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """PPO's loss over a minibatch of sequences `[S]`, and its parts."""
+        """PPO's loss over a minibatch of sequences `[S]`, and its terms."""
         policy, value = self._predict(parameters, minibatch)
         return self.objective.of(policy, value, minibatch)
 
     def advantage(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
+        """Advantage and value target, both `[T, B]`; bootstraps from the final observation of a
+        truncation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
     def _predict(self, parameters: Any, minibatch: Minibatch) -> tuple[Distribution, jax.Array]:
         """Distribution over actions, and value, of each step of the sequences, `[S, L]`."""
         memory = minibatch.memory
         if minibatch.burn_in is not None:
-            # R2D2, section 3: the first part of a sequence only brings the memory up to date.
+            # R2D2, section 3: the burn-in only updates the memory.
             _, _, memories = self._unroll(parameters, memory, *jax.tree.map(time_first, minibatch.burn_in))
             memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
         steps = jax.tree.map(time_first, (minibatch.observation, minibatch.start))
@@ -321,10 +321,10 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return jax.tree.map(time_first, (policy, value))
 
     def _next_value(self, parameters, statistics, value, time_step, memories):
-        """Value of what each step led to, before any reset: `[T, B]`.
+        """Value of the observation after each step, before any reset: `[T, B]`.
 
-        The memory after a step, `[T, B, ...]`, values the observation that the step led to: where an episode
-        was cut short, that is the memory it ended with.
+        It uses the memory after that step, `[T, B, ...]`; at a truncation, the memory at the end of the
+        episode.
         """
 
         def value_of(final):
@@ -342,17 +342,17 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return distributions.masked(policy, action_mask), output.value, output.memory
 
     def _one_step(self, parameters, observation, recollection: Recollection):
-        """Distribution over actions, value, and memory after it, all `[B]`, for observations `[B, *obs]`."""
+        """Distribution over actions, value, and next memory, all `[B]`, for observations `[B, *obs]`."""
         memory, start = recollection
         observation, start = jax.tree.map(lambda x: x[None], (observation, start))
         return jax.tree.map(lambda x: x[0], self._unroll(parameters, memory, observation, start))
 
     def _memory_before_each(self, first, before):
-        """The memory that each sequence starts from, burn-in included: `[S, ...]`.
+        """The memory at the start of each sequence, burn-in included: `[S, ...]`.
 
-        `first [B, ...]` is that before the rollout; `before [T, B, ...]` that before each of its steps.
+        `first [B, ...]` is the memory before the rollout; `before [T, B, ...]` before each of its steps.
         """
-        if self._length == self.num_steps:  # and no memory on the way is computed for nothing
+        if self._length == self.num_steps:  # then no intermediate memory is needed
             return first
         start, stop = self._length - self.burn_in, self.num_steps - self.burn_in
         return jax.tree.map(
@@ -364,11 +364,11 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         )
 
     def _burn_in(self, past: Past | None, statistics, observation, start):
-        """The steps before each sequence: observations `[S, K, *obs]` as networks see them, and starts."""
+        """The steps before each sequence: normalised observations `[S, K, *obs]`, and starts."""
         if past is None:
             return None
         earlier = jax.tree.map(time_first, (past.observation, past.start))
-        # Counted from the oldest step, those before the sequence that starts at step `t` are `t` to `t + K`.
+        # Counted from the oldest step, the burn-in of a sequence from step `t` is `t` to `t + K`.
         starts = range(0, self.num_steps, self._length)
         rows = jnp.stack([jnp.arange(t, t + self.burn_in) for t in starts])
         observation, start = jax.tree.map(
@@ -377,7 +377,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return self.normalizers.seen(statistics, observation), start
 
     def _next_past(self, before, observation, start) -> Past | None:
-        """What the next rollout's first sequences burn in from: the last steps of this one."""
+        """The burn-in of the next rollout's first sequences: the last steps of this one."""
         if not self.burn_in:
             return None
         last = jax.tree.map(lambda x: time_first(x[-self.burn_in :]), (observation, start))
@@ -393,11 +393,11 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @property
     def _agents(self) -> tuple[int, ...]:
-        """The axes of agents, which follow those of environments: none."""
+        """Axes of agents, after those of environments: none."""
         return ()
 
     def _ends(self, time_step: TimeStep) -> TimeStep:
-        """Time steps whose ends have the shape of their rewards."""
+        """Time steps with episode ends in the shape of rewards."""
         return time_step
 
     @property
@@ -421,6 +421,6 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:
-    """Sequences `[C, L, B, ...]`, C of each environment, as rows `[B * C, L, ...]`, environment-major."""
+    """Sequences `[C, L, B, ...]`, C per environment, as rows `[B * C, L, ...]`, environment-major."""
     x = jnp.moveaxis(x, 2, 0)
     return x.reshape(-1, *x.shape[2:])

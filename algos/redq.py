@@ -1,15 +1,15 @@
 """Soft actor-critics with an ensemble of critics: `REDQ`, `DroQ` and `TQC`.
 
-As SAC (`algos/sac.py`), but for any number of critics, an actor that maximises their mean, and an actor and
-temperature that may be updated less often than the critics. A subclass says what the critics are fitted to.
+SAC (`algos/sac.py`) with any number of critics, an actor that maximises their mean, and an actor and
+temperature that may be updated less often than the critics. Subclasses define the critics' targets.
 
 REDQ: randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982): many
-gradient steps for each environment step; targets are the lowest of a few critics drawn at random. DroQ
+gradient steps per environment step; a target is the lowest value of a random subset of critics. DroQ
 (Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034): two critics with dropout and
 layer normalisation. TQC: truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov 2020, ICML,
-arXiv 2005.04269): critics give quantiles of the return, and targets leave out the largest.
+arXiv 2005.04269): critics output quantiles of the return, and targets drop the largest.
 
-Letters in shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
+Shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from fdg.settings.parts import Part
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble(Part):
-    """How many critics there are, and of what size."""
+    """The number of critics, and their sizes."""
 
     num_critics: int = hyperparameter(10, "E, critics of the ensemble")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
@@ -56,7 +56,7 @@ class Ensemble(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses an empty ensemble and a share outside [0, 1)."""
+        """Refuses an empty ensemble and a fraction outside [0, 1)."""
         require_positive(algorithm, "num_critics")
         require(algorithm, 0 <= self.dropout < 1, f"dropout={self.dropout}: it must be from 0 to below 1")
         require(
@@ -69,8 +69,8 @@ class Ensemble(Part):
     def network(self, observation_space: ObservationSpace, layers: Layers, outputs: int = 1) -> Network:
         """The critics: `apply(parameters, observation [N, *obs], action [N, *action], keys [N] or None)`.
 
-        They give `[E, N]` float32, or `[E, N, outputs]`; without keys there is no dropout. Parameters have a
-        leading axis `E`.
+        They return `[E, N]` float32, or `[E, N, outputs]`; without keys there is no dropout. Parameters have
+        a leading axis `E`.
         """
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
@@ -80,7 +80,7 @@ class Ensemble(Part):
 
 
 class Critics(nn.Module):
-    """Independent trunks on the same inputs, mapped over a leading axis of their parameters."""
+    """Independent trunks on the same inputs, mapped over a leading axis of the parameters."""
 
     observation_space: ObservationSpace
     layers: Layers
@@ -126,9 +126,9 @@ class Keys(NamedTuple):
     """Keys of each sample of a gradient step, `[N]` each."""
 
     next_action: jax.Array
-    target: jax.Array  # what else is drawn for targets
+    target: jax.Array  # other randomness in targets
     action: jax.Array
-    # Of dropout: of the target critics, of the critics that are fitted, of those that the actor follows.
+    # Dropout in the target critics, in the trained critics, in the actor's loss.
     following: jax.Array
     given: jax.Array
     valued: jax.Array
@@ -136,7 +136,8 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SoftEnsemble(Agent, driver=off_policy):
-    """Base of `REDQ`, `DroQ` and `TQC`; a subclass adds `_target` and `_error`, and `_outputs` if not one."""
+    """Base of `REDQ`, `DroQ` and `TQC`; a subclass defines `_target` and `_error`, and `_outputs` unless
+    1."""
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -151,13 +152,14 @@ class SoftEnsemble(Agent, driver=off_policy):
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
 
-    _keys = len(Keys._fields)  # of each sample of a gradient step
+    _keys = len(Keys._fields)  # keys per sample of a gradient step
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, is_due, transition, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [6, N]`; the actor's is zero unless due."""
+        """Gradients of the losses over a minibatch `[N]`, `keys [6, N]`; the actor's is zero unless
+        `is_due`."""
         keys = Keys(*keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, parameters, target_critics, transition, keys
@@ -173,7 +175,7 @@ class SoftEnsemble(Agent, driver=off_policy):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
-        """One step of Adam; the targets follow, and actor and temperature move only where they are due."""
+        """One step of Adam and of the targets; actor and temperature move only if `is_due`."""
         critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
         target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
         return Learned(sac.together(critics, acting), target_critics, state, learned.updates + 1)
@@ -181,8 +183,8 @@ class SoftEnsemble(Agent, driver=off_policy):
     def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
         """The regression target of the critics, leading axis `N`.
 
-        `following [E, N]` or `[E, N, K]` is what the target critics give for the next action; `cost [N]` the
-        temperature times the log-probability of that action; `transition` and `keys` are `[N]`.
+        `following [E, N]` or `[E, N, K]` are the target critics' outputs for the next action; `cost [N]` is
+        the temperature times the log-probability of that action; `transition` and `keys` are `[N]`.
         """
         raise NotImplementedError
 
@@ -263,8 +265,8 @@ class SoftEnsemble(Agent, driver=off_policy):
 class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
-    Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics for
-    each environment step and each gradient step of the actor; but for four environments.
+    Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics per
+    environment step and per gradient step of the actor; except four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -291,7 +293,7 @@ class REDQ(SoftEnsemble, presets="REDQ"):
         )
 
     def _target(self, transition: Transition, following, cost, keys) -> jax.Array:
-        """Algorithm 1: `[N]`, by the lowest value of `M` critics, drawn for each sample.
+        """Algorithm 1: `[N]`, by the lowest value of `M` critics, sampled for each sample.
 
         The paper draws one subset for each minibatch; the expectation of the gradient is the same.
         """
@@ -309,9 +311,9 @@ class REDQ(SoftEnsemble, presets="REDQ"):
 class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
-    Defaults are those of the paper, except for four environments. A hidden layer of a critic is dense, then
-    dropout at a rate of 0.01, layer normalisation and ReLU, in the target critics too; there are 20 gradient
-    steps for each environment step.
+    Defaults are those of the paper, except four environments. A hidden layer of a critic is dense, then
+    dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there are 20 gradient
+    steps per environment step.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -325,7 +327,7 @@ class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
     Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
-    are dropped; but for four environments.
+    are dropped; except four environments.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.

@@ -1,6 +1,6 @@
 """The public classes of this package, and the names of its algorithms.
 
-A module is imported when its class is asked for; so each module of the package can look up the others here.
+A module is imported when its class is first used, so modules of this package can look each other up here.
 """
 
 import importlib
@@ -51,7 +51,7 @@ MODULES = {
     "VDN": "algos.value_decomposition",
 }
 
-# Of algorithms that act in environments: the class of each name.
+# Algorithms that act in environments: the class of each name.
 IN_ENVIRONMENTS = {
     "ppo": "PPO",
     "recurrent_ppo": "RecurrentPPO",
@@ -81,7 +81,7 @@ IN_ENVIRONMENTS = {
     "alphazero": "AlphaZero",
 }
 
-# Of language models, on text tasks.
+# Algorithms that train language models on text tasks.
 OF_TEXT = {
     "sft": "SFT",
     "dpo": "DPO",
@@ -90,7 +90,7 @@ OF_TEXT = {
     "reward_model": "RewardModel",
 }
 
-# The modules of values that settings name and algorithms do not: each is imported on first use.
+# Modules of values that settings name; each is imported on first use.
 OPTIONS = {
     "memory": "algos.sequences",
     "kinds of memory": "algos.memories",
@@ -109,7 +109,7 @@ def option(name: str) -> Any:
 
 
 def public(name: str) -> Any:
-    """A public class of this package, by its own name.
+    """Imports a public class of this package by its name.
 
     >>> public("PPO").__module__
     'algos.ppo'
@@ -118,5 +118,5 @@ def public(name: str) -> Any:
 
 
 def able(condition: Callable[[Any], bool]) -> list[str]:
-    """Names, as `algos.names` has them, of the algorithms in environments whose class meets a condition."""
+    """The names of algorithms in environments whose class meets a condition."""
     return [name for name, cls in IN_ENVIRONMENTS.items() if condition(public(cls))]

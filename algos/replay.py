@@ -1,17 +1,17 @@
-"""Replay: steps that the environments took, kept on the devices, and minibatches drawn from them.
+"""Replay: steps stored on the devices, and minibatches sampled from them.
 
-Each environment has a buffer of its own (`algos/buffers.py`), by default a ring of flashbax, in the order of
-time. This file maps it over the environments and adds what learning needs:
+Each environment has a buffer (`algos/buffers.py`), by default a flashbax ring buffer in time order. This
+module maps it over the environments and adds what learning needs:
 
-- Each step is stored with the observation that it led to *before* the automatic reset, and with how the
-  episode ended. So a truncated episode bootstraps and a terminated one does not (`algos.losses`).
-- A window of `n_step` steps is cut at the episode's end (`summarize`).
+- Each step is stored with its observation *before* the automatic reset, and with how the episode ended, so
+truncated episodes bootstrap and terminated ones do not (`algos.losses`).
+- A window of `n_step` steps ends with its episode (`summarize`).
 
-**Under a policy** a minibatch takes equally many windows from each environment's ring, by a key of its own.
-So a buffer that is split as the environments needs no communication; its memory grows with the devices; and
-the numbers are those of one device.
+**Under a policy**, a minibatch takes equally many windows from each environment's ring, with the ring's own
+key. So a buffer that is sharded like the environments needs no communication, its capacity grows with the
+devices, and results equal those of one device.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples, `n` steps of a window.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples, `n` steps of a window.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from fdg.settings.parts import Part
 
 @dataclasses.dataclass(frozen=True)
 class ReplayUpdates(Part):
-    """What is kept for replay, and how often what is drawn from it is learned from."""
+    """The size of the replay buffer, and gradient steps per environment step."""
 
     buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
@@ -51,7 +51,7 @@ class ReplayUpdates(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses sizes that are not positive, and gradient steps that are no whole number."""
+        """Refuses sizes that are not positive, and a fractional number of gradient steps."""
         require_positive(algorithm, "batch_size")
         require_not_negative(algorithm, "learning_starts")
         whole_updates(algorithm)
@@ -59,7 +59,7 @@ class ReplayUpdates(Part):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayChoice(Part):
-    """What is drawn for a gradient step: uniformly, by priority, or by a buffer of a user's own."""
+    """How minibatches are sampled: uniformly, by priority, or by a user's buffer."""
 
     priority_exponent: float = hyperparameter(
         0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
@@ -74,7 +74,7 @@ class ReplayChoice(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses an exponent of importance outside of [0, 1], and two buffers at once."""
+        """Refuses an importance exponent outside [0, 1], and two buffers at once."""
         require_within(algorithm, 0, 1, "importance_exponent")
         require(
             algorithm,
@@ -88,7 +88,7 @@ class ReplayChoice(Part):
         return linear(self.importance_exponent, 1.0, num_iterations, iteration)
 
     def of(self, algorithm: Any, kind: Any = None, **sizes: Any) -> Any:
-        """The buffer of an algorithm, with fields of `Replay`, or of another `kind`, such as `batch_size`."""
+        """The algorithm's buffer, with fields of `Replay`, or of another `kind`, such as `batch_size`."""
         return (kind or Replay)(
             num_envs=algorithm.num_envs,
             discount=algorithm.discount,
@@ -106,7 +106,7 @@ class StepReplay(ReplayChoice):
     n_step: int = hyperparameter(1, "rewards summed up before a value follows")
 
     def check(self, algorithm: Any) -> None:
-        """As of `ReplayChoice`; refuses no steps."""
+        """As in `ReplayChoice`; also refuses `n_step` below 1."""
         super().check(algorithm)
         require_positive(algorithm, "n_step")
 
@@ -133,18 +133,18 @@ def whole_updates(algorithm: Any) -> int:
 
 
 class Step(NamedTuple):
-    """One step of one environment, as it is stored."""
+    """A stored step of one environment."""
 
-    observation: Observation  # [..., *obs] what the action answered to
+    observation: Observation  # [..., *obs], before the action
     action: jax.Array  # [..., *action]
     reward: jax.Array  # [...] float32
     terminated: jax.Array  # [...] bool
     truncated: jax.Array  # [...] bool
-    final_observation: Observation  # [..., *obs] what the step led to, before any automatic reset
+    final_observation: Observation  # [..., *obs], after the step, before any automatic reset
 
     @staticmethod
     def of(observation: Observation, action: jax.Array, time_step: TimeStep) -> "Step":
-        """The steps of a rollout `[T, B]`, from what `algos.rollout.rollout` recorded."""
+        """The steps of a rollout `[T, B]`, as `algos.rollout.rollout` recorded them."""
         return Step(
             observation,
             action,
@@ -156,40 +156,40 @@ class Step(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What learning needs of a window of steps: `target = reward + discount * V(next_observation)`."""
+    """A window of steps, summarised: `target = reward + discount * V(next_observation)`."""
 
     observation: Observation  # [N, *obs]
     action: jax.Array  # [N, *action]
     reward: jax.Array  # [N] float32, discounted sum over the window
-    discount: jax.Array  # [N] float32, of the value that follows it; zero where the episode terminated
-    next_observation: Observation  # [N, *obs], what the window led to, before any automatic reset
-    weight: Any = None  # [N] float32, of each sample in the loss of SAC, TD3 and CrossQ; None: ones
+    discount: jax.Array  # [N] float32, of the next value; zero where the episode terminated
+    next_observation: Observation  # [N, *obs], after the window, before any automatic reset
+    weight: Any = None  # [N] float32, of each sample in the losses of SAC, TD3 and CrossQ; None: ones
 
 
 class Sample(NamedTuple):
-    """A minibatch, and where it came from."""
+    """A minibatch, and the indices it was sampled from."""
 
     transition: Any  # [N], environment-major: a `Transition`, or what a subclass of `Replay` makes of windows
     indices: jax.Array  # [N] int32, position in the environment's ring; for `Replay.prioritize`
-    probability: jax.Array  # [N] float32, of being drawn from that ring; one everywhere if replay is uniform
+    probability: jax.Array  # [N] float32, of sampling each window from its ring; ones if replay is uniform
 
 
 class ReplayState(NamedTuple):
-    """What is stored."""
+    """The contents of a replay buffer."""
 
     rings: Any  # leading axis B: flashbax's state of each environment's ring
     added: jax.Array  # [] int32: rows of each environment so far
 
     def resized(self, shape: "ReplayState") -> "ReplayState":
-        """The same steps in the longer rings of `shape`; itself where a step was overwritten already.
+        """Moves the steps to the longer rings of `shape`; unchanged if a step was already overwritten.
 
-        A run that is resumed for longer restores its checkpoint through this. Arrays are NumPy's.
+        A run that is resumed with more steps restores its checkpoint through this. Arrays are NumPy's.
         """
         ring = self.rings
         if not hasattr(ring, "is_full"):  # prioritised: its tree has the ring's length
             return self
         stored, wanted = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
-        axis = ring.current_index.ndim + 1  # after those of agents and environments, and flashbax's own
+        axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's own
         length, longer = stored[0].shape[axis], wanted[0].shape[axis]
         if longer <= length or np.any(self.added > length):
             return self
@@ -213,17 +213,17 @@ _AXES = ReplayState._make((0, None))  # the batch axis of each field
 class Replay:
     """A replay buffer, on fragments of role `buffer`; a frozen value.
 
-    Until `is_ready`, `sample` gives a minibatch that is not to be learned from.
+    Until `is_ready`, do not learn from the minibatches of `sample`.
 
     Attributes:
       num_envs: B.
-      buffer_size: steps that are kept, of all environments together, rounded down to the same for each.
+      buffer_size: capacity in steps of all environments, rounded down to the same for each.
       batch_size: N, a multiple of `num_envs`.
-      learning_starts: steps of all environments together after which `is_ready` is true.
-      n_step, discount: length of the windows that are drawn; gamma.
+      learning_starts: steps of all environments after which `is_ready` is true.
+      n_step, discount: length of sampled windows; gamma.
       priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): an environment's
-        window is drawn with probability proportional to `priority ** alpha`. Zero is uniform replay.
-      make: makes the buffer of one environment `env` (`algos.buffers`); None: by `priority_exponent`.
+        windows are sampled with probability proportional to `priority ** alpha`. Zero is uniform.
+      make: makes the buffer of one environment `env` (`algos.buffers`); None: chosen by `priority_exponent`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not fit.
@@ -263,14 +263,14 @@ class Replay:
             f" steps that buffer_size={self.buffer_size} holds",
         )
 
-    # --- what differs where rows are sequences (`algos/sequences.py`) ---
+    # --- overridden where rows are sequences (`algos/sequences.py`) ---
 
     def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
-        """A rollout `[T, B]` as `add` takes it; rows of single steps have no memory."""
+        """Converts a rollout `[T, B]` for `add`; single steps have no memory."""
         return steps
 
     def seen(self, see: Callable[[Observation], Observation], minibatch: Any) -> Any:
-        """A minibatch with its observations as networks see them."""
+        """Applies `see` to the observations of a minibatch."""
         return minibatch._replace(
             observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
         )
@@ -284,27 +284,27 @@ class Replay:
         return minibatch, keys
 
     def priority(self, error: jax.Array) -> jax.Array:
-        """Errors of transitions as one for each sample, `[N]`."""
+        """Reduces errors of transitions to one for each sample, `[N]`."""
         return error
 
     @property
     def steps_of_a_row(self) -> int:
-        """Steps of an environment that are one row of its ring."""
+        """Steps of an environment in one row of its ring."""
         return 1
 
     @property
     def window(self) -> int:
-        """Consecutive rows that are drawn together."""
+        """Consecutive rows that are sampled together."""
         return self.n_step
 
     @property
     def least_rows(self) -> int:
-        """Rows of an environment before there is something to draw."""
+        """Rows of an environment that sampling needs."""
         return max(self.window, self._ring.least_rows)
 
     @property
     def has_priorities(self) -> bool:
-        """Whether errors change what is drawn next."""
+        """True if errors change the sampling."""
         return self._ring.update is not None
 
     @property
@@ -313,21 +313,22 @@ class Replay:
         return self.buffer_size // (self.num_envs * self.steps_of_a_row)
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
-        """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only their types count."""
+        """An empty buffer for `observation [B, *obs]` and `action [B, *action]`, of which shapes and dtypes
+        count."""
         scalar, ended = jnp.zeros(self.num_envs, jnp.float32), jnp.zeros(self.num_envs, bool)
         return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
 
     def init_of_rows(self, rows: Any) -> ReplayState:
-        """An empty buffer for `rows`, one of each environment, `[B, ...]`; only their types count."""
+        """An empty buffer for `rows`, one per environment, `[B, ...]`, of which shapes and dtypes count."""
         ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), rows))
         rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_envs, *x.shape)), ring)
-        # Some of flashbax's numbers are weakly typed at first and not later, which would compile twice.
+        # Some of flashbax's numbers are weakly typed only initially, which would compile twice.
         rings = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), rings)
         return ReplayState(rings, jnp.int32(0))
 
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=_AXES)
     def add(self, state: ReplayState, steps: Any) -> ReplayState:
-        """Appends a rollout `[T, B]`, which continues the last one; the oldest steps give way."""
+        """Appends a rollout `[T, B]`, which continues the last one; overwrites the oldest steps."""
         count, each = jax.tree.leaves(steps)[0].shape[0], self.steps_of_a_row
         require(
             self,
@@ -339,12 +340,12 @@ class Replay:
         return ReplayState(jax.vmap(self._ring.add)(state.rings, by_environment), state.added + count)
 
     def sample(self, state: ReplayState, key: jax.Array) -> Sample:
-        """A minibatch of windows that lie anywhere in the rings, drawn with replacement."""
+        """Samples a minibatch of windows uniformly from the rings, with replacement."""
         drawn = self._sample(state, jax.random.split(key, self.num_envs))
         return jax.tree.map(lambda x: x.reshape(self.batch_size, *x.shape[2:]), drawn)
 
     def samples(self, state: ReplayState, keys: jax.Array) -> Sample:
-        """The minibatches that `sample` gives for `keys [U]`, all at once: every field is `[U, N, ...]`."""
+        """The minibatches that `sample` returns for `keys [U]`, at once: every field is `[U, N, ...]`."""
         each = jax.vmap(lambda key: jax.random.split(key, self.num_envs))(keys)
         drawn = self._samples(state, each)
         return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), drawn)
@@ -352,9 +353,9 @@ class Replay:
     def prioritize(
         self, state: ReplayState, indices: jax.Array, priority: jax.Array, ready: jax.Array | None = None
     ) -> ReplayState:
-        """Gives the windows of a `Sample`, by its `indices [N]`, new priorities `[N]` float32.
+        """Sets the priorities `[N]` float32 of a `Sample`'s windows, by `indices [N]`.
 
-        Nothing changes where replay is uniform, nor unless `ready` (None: `is_ready`).
+        Does nothing if replay is uniform, or unless `ready` (None: `is_ready`).
         """
         if not self.has_priorities:
             return state
@@ -363,19 +364,19 @@ class Replay:
         return self._prioritize(state, ready, indices.reshape(shape), priority.reshape(shape))
 
     def weight(self, sample: Sample, beta: float | jax.Array) -> jax.Array:
-        """The samples' `importance_weight`, `[N]` float32: ones where replay is uniform."""
+        """The samples' `importance_weight`, `[N]` float32: ones if replay is uniform."""
         if not self.has_priorities:
             return jnp.ones(self.batch_size, jnp.float32)
         return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:
-        """Whether `learning_starts` steps are there, and a window of each environment: `[]` bool."""
+        """True if there are `learning_starts` steps, and a window of each environment: `[]` bool."""
         rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
         return state.added >= max(self.least_rows, rows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
-        """From each ring, by its own key: a `Sample [B, N / B]`."""
+        """Samples each ring with its own key: a `Sample [B, N / B]`."""
         return self._drawn(state, keys)
 
     def _drawn(self, state: ReplayState, keys: jax.Array) -> Sample:
@@ -383,12 +384,12 @@ class Replay:
         return Sample(self._of_windows(drawn.rows), drawn.indices, drawn.probability)
 
     def _of_windows(self, windows: Any) -> Any:
-        """What is learned from, of windows `[B, N / B, n_step]`: `[B, N / B]`."""
+        """Summarises windows `[B, N / B, n_step]`: `[B, N / B]`."""
         return jax.vmap(lambda windows: summarize(windows, self.discount))(windows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=1, name="samples")
     def _samples(self, state: ReplayState, keys: jax.Array) -> Sample:
-        """From each ring, by each of its own `keys [U, B]`: a `Sample [U, B, N / B]`."""
+        """Samples each ring with its own keys `[U, B]`: a `Sample [U, B, N / B]`."""
         return jax.vmap(self._drawn, in_axes=(None, 0))(state, keys)
 
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
@@ -412,10 +413,10 @@ class Replay:
 
 
 def summarize(window: Step, discount: float) -> Transition:
-    """The n-step transition of windows `[N, n]`, cut at the end of the episode that they start in.
+    """The n-step transitions of windows `[N, n]`, each cut at the end of its first episode.
 
-    Rewards are summed up to that end (`buffers.n_step_sums`); the next observation is that of the last step
-    counted, and the discount of its value is zero if that step terminated.
+    Rewards are summed up to that end (`buffers.n_step_sums`); the next observation is that of the last
+    counted step, and its discount is zero if that step terminated.
 
     >>> row = lambda *values: jnp.array([values])
     >>> steps = Step(
@@ -447,15 +448,15 @@ def summarize(window: Step, discount: float) -> Transition:
 
 
 def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Array:
-    """Weights `[N]` that make up for the drawing by priority, the largest of them one.
+    """Weights `[N]` that correct for sampling by priority; the largest is one.
 
-    `(1 / (count * probability)) ** beta`, divided by its largest value in the minibatch (Schaul et al. 2016,
+    `(1 / (count * probability)) ** beta`, divided by the largest in the minibatch (Schaul et al. 2016,
     section 3.4 and algorithm 1, line 10); the count cancels.
 
     >>> importance_weight(jnp.array([0.5, 0.125]), 0.5).tolist()
     [0.5, 1.0]
     """
-    # The tree's sums are rounded, so that rarely a window of probability zero is drawn: it weighs nothing.
+    # The tree's sums are rounded, so a window of probability zero is rarely sampled; its weight is zero.
     possible = probability > 0.0
     least = jnp.min(jnp.where(possible, probability, jnp.inf))
     return jnp.where(possible, (least / jnp.where(possible, probability, 1.0)) ** beta, 0.0)
@@ -464,12 +465,12 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
 def linear(
     start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
 ) -> jax.Array:
-    """A number that goes from `start` to `end` in so much time, and stays there: `[]` float32.
+    """Interpolates linearly from `start` to `end` over `duration`, then stays there: `[]` float32.
 
     >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
     [1.0, 0.75, 0.5, 0.5]
     """
-    if isinstance(duration, jax.Array):  # it may be traced
+    if isinstance(duration, jax.Array):  # possibly traced
         lasts = duration > 0
         progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
     else:

@@ -1,13 +1,13 @@
-"""Returns and targets of several steps: discounted, lambda, V-trace (n-step: `algos.buffers`).
+"""Multi-step returns and targets: discounted, lambda, V-trace (n-step: `algos.buffers`).
 
 Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all functions:
 
 - `reward`, `value`, `next_value`: `[T, B]` float32. `value` is V of the observation before a step,
-  `next_value` V of the observation that the step led to, before any automatic reset.
-- `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). A step that terminated ended the process, and the
-  value after it is zero; one that was truncated ended only the recording (a time limit), and the value after
-  it is `next_value`. Either way the next row belongs to another episode, so no reward and no error flows back
-  across the end (Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
+`next_value` V of the observation after it, before any automatic reset.
+- `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). After a termination the value is zero. A truncation
+only ends the recording (a time limit), and the value after it is `next_value`. Either way the next row
+belongs to another episode, so no reward or error propagates across the end (Pardo et al. 2018, "Time Limits
+in Reinforcement Learning", arXiv 1712.00378).
 - `discount`, `lambda_`: scalars in [0, 1].
 
 Results are `[T, B]` float32.
@@ -38,13 +38,13 @@ def discounted_returns(
     next_value: jax.Array,
     discount: float | jax.Array,
 ) -> jax.Array:
-    """Discounted sum of rewards to the end of the episode; a value stands for rewards that are not recorded.
+    """Discounted sum of rewards to the end of the episode, with bootstrapping.
 
-    `return[t] = reward[t] + discount * return[t + 1]` with, in place of `return[t + 1]`: zero where step t
-    terminated, `next_value[t]` where it was truncated, `bootstrap_value [B]` after the last row
-    (Sutton and Barto 2018, equation 3.9). `next_value` is read only where truncated.
+    `return[t] = reward[t] + discount * return[t + 1]`, where `return[t + 1]` is zero if step t terminated,
+    `next_value[t]` if it was truncated, and `bootstrap_value [B]` after the last row (Sutton and Barto 2018,
+    equation 3.9). `next_value` is used only at truncations.
     """
-    # A step that both terminated and ran out of time has terminated: nothing follows it.
+    # A step that both terminated and was truncated counts as terminated.
     cut_short = jnp.logical_and(truncated, jnp.logical_not(terminated))
     term = reward + discount * jnp.where(cut_short, next_value, 0.0)
     weight = discount * not_ended(jnp.logical_or(terminated, truncated))
@@ -65,7 +65,7 @@ def lambda_returns(
     term is zero after a termination, and `discount * next_value[t]` after a truncation and in the last row.
 
     With `next_value = V` these are the targets of `generalized_advantage_estimation`; with `max over actions
-    of Q` Peng and Williams's Q(lambda) (1994, Machine Learning 22), which PQN learns from.
+    of Q` Peng and Williams's Q(lambda) (1994, Machine Learning 22), the target of PQN.
 
     >>> reward, next_value, never = jnp.ones((2, 1)), jnp.full((2, 1), 4.0), jnp.zeros((2, 1), bool)
     >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
@@ -101,11 +101,11 @@ def v_trace(
     equal (`ratio = 1`, clips of at least 1), results are those of `generalized_advantage_estimation`.
 
     Args:
-        ratio: `[T, B]` float32, probability of the action under the evaluated policy over that under the
-            acting one.
+        ratio: `[T, B]` float32, probability of the action under the evaluated policy, divided by that under
+          the acting policy.
         reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
-        rho_clip: above 0, rho-bar of the paper: decides to which policy's value the targets converge.
-        c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far back errors are carried.
+        rho_clip: above 0, rho-bar of the paper: determines the policy whose value the targets converge to.
+        c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far errors propagate back.
 
     Returns:
         `advantage` and `target`. Gradients flow through both; use `stop_gradient`.

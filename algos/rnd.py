@@ -1,9 +1,9 @@
-"""Random network distillation: agents are also paid for what is new to them (`--rnd true` of PPO).
+"""Random network distillation: a reward bonus for novel observations (`--rnd true` of PPO).
 
-Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. A network that is never
-trained, the target, gives features of observations; another, the predictor, learns to give the same for
-what was seen. Where it still errs is new, and its error a reward. These rewards have a value function and a
-discount of their own, and continue from episode to episode (section 2.3). `K` features.
+Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. The target network is never
+trained; the predictor learns to match its features on seen observations. The prediction error is large for
+novel observations, and serves as a reward. Novelty has its own value function and discount, and does not end
+with episodes (section 2.3). `K` features.
 """
 
 import dataclasses
@@ -24,31 +24,31 @@ from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 
 _CLIP = 5.0  # deviations, of observations (section 2.4)
-_DEEPER = 2  # layers that the predictor has more, as in the authors' code
+_DEEPER = 2  # additional layers of the predictor, as in the authors' code
 
 
 class Parameters(NamedTuple):
-    """The parameters that are trained."""
+    """The trained parameters."""
 
-    agent: Any  # of PPO's own network
+    agent: Any  # of PPO's network
     predictor: Any
-    value: Any  # of the value of novelty
+    value: Any  # of the novelty's value function
 
 
 class Known(NamedTuple):
     """The novelty bonus's state apart from parameters."""
 
-    target: Any  # parameters of the network that is never trained
-    observation_statistics: Any  # that both networks' observations are normalised by; None for categories
-    return_statistics: RunningStatistics  # of the discounted novelty that rewards are divided by
+    target: Any  # parameters of the target network
+    observation_statistics: Any  # for the normalisation of both networks' inputs; None for categories
+    return_statistics: RunningStatistics  # of the discounted novelty, whose deviation divides rewards
 
 
 class Novelty(NamedTuple):
-    """What the novelty losses need of samples `[N]`."""
+    """Samples `[N]` for the novelty losses."""
 
-    observation: Any  # [N, *obs], what the step led to, as predictor and target see it
+    observation: Any  # [N, *obs], after the step, as inputs of predictor and target
     features: jax.Array  # [N, K] float32, of the target
-    trains: jax.Array  # [N] bool, whether the predictor learns from it
+    trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
 
 
@@ -56,12 +56,12 @@ class Novelty(NamedTuple):
 class Distillation:
     """Random network distillation: its networks and functions."""
 
-    observation_space: ObservationSpace  # observations that may be novel, `privileged` parts included
+    observation_space: ObservationSpace  # of observations that may be novel, `privileged` parts included
     layers: Layers  # layers of target and value; the predictor has two more dense layers
     features: int  # K
     discount: float  # of novelty
     lambda_: float  # of generalised advantage estimation
-    share: float  # share of the samples that train the predictor
+    share: float  # fraction of the samples that train the predictor
     coefficient: float = 0.5  # weights of novelty's advantage, and of its value loss
     value_coefficient: float = 0.5
 
@@ -93,9 +93,9 @@ class Distillation:
         trajectory: Any,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
-        """Advantages `[T, B]` with those of novelty, and the other results of `judged`.
+        """Advantages `[T, B]` with novelty's added, and the other results of `judged`.
 
-        `see` maps observations to the input of the agent's network; other arguments are as for `judged`.
+        `see` maps observations to inputs of the agent's network; other arguments as in `judged`.
         """
         time_step = trajectory.time_step
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
@@ -124,9 +124,9 @@ class Distillation:
     ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
         """The novelty of a rollout.
 
-        `running [B]` float32 is discounted novelty so far; `seen` are inputs of the agent's network: `[T, B,
-        *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` selects the samples for the
-        predictor. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
+        `running [B]` float32 is the discounted novelty so far; `seen` are inputs of the agent's network: `[T,
+        B, *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` selects the predictor's
+        samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
         metrics.
         """
         steps, num_envs = step.reward.shape
@@ -148,7 +148,7 @@ class Distillation:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
 
         value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
-        # A row is followed by the next, in whichever episode.
+        # The next row follows, even in another episode.
         after = jnp.concatenate([value[1:], value_of(seen[1])[None]])
         advantage, target = generalized_advantage_estimation(
             reward, value, after, never, never, self.discount, self.lambda_
@@ -192,7 +192,7 @@ class Distillation:
 
 
 class _Embedding(nn.Module):
-    """Observations with all parts to `[N, outputs]`."""
+    """Embeds observations with all parts as `[N, outputs]`."""
 
     observation_space: ObservationSpace
     layers: Layers

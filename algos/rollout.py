@@ -1,6 +1,6 @@
 """Acting in an environment: actors, rollouts for training, whole episodes for evaluation.
 
-Letters in shapes: `T` steps, `B` or `N` environments, `A` agents in each (multi-agent environments only).
+Shapes: `T` steps, `B` or `N` environments, `A` agents in each (multi-agent environments only).
 """
 
 import functools
@@ -70,7 +70,7 @@ def without_memory(
 ) -> Actor:
     """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
 
-    `deliver` maps its actions to the environment's, such as by clipping.
+    `deliver` converts its actions for the environment, such as by clipping.
     """
 
     def act(memory, observation, start, keys, greedy):
@@ -407,10 +407,10 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
     """Mean return and length of the episodes that ended in a rollout `[T, B]`, by masked sums.
 
     Returns:
-      `episode_return`, `episode_length`, and `episode_NAME` of what else environments report of episodes
-      (`TimeStep.episode_info`): scalar float32, nan where no episode ended; `episodes`: how many. Where
-      actions are masked, `no_action_step`: the first step of the rollout, from 1, after which an episode
-      continues and no action is allowed; nan where there is none.
+      `episode_return`, `episode_length`, and `episode_NAME` for other metrics of environments
+      (`TimeStep.episode_info`): scalar float32, nan if no episode ended; `episodes`: their number. With
+      masked actions, `no_action_step`: the first step of the rollout, from 1, after which an episode
+      continues and no action is allowed; nan if there is none.
     """
     episodes = jnp.sum(time_step.done.astype(jnp.float32))
 

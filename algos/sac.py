@@ -1,9 +1,9 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
 
-Two critics of observation and action, targets that follow them, a squashed Gaussian actor, and a temperature
-that weighs its entropy against reward. Equations below are numbered as in the paper.
+Two critics of observation and action, target critics, a squashed Gaussian actor, and a temperature that
+weights its entropy. Equations are numbered as in the paper.
 
-Letters in shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
+Shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
 
-# --- what critics give ---
+# --- critic outputs ---
 
 
 @dataclasses.dataclass(frozen=True)
 class ReturnGrid(Part):
-    """The returns whose probabilities critics give, if they do."""
+    """Settings of distributional critics: a grid of returns, or none."""
 
     atoms: int | None = hyperparameter(
         None, "returns of a grid, whose probabilities the critics give; None: they give values"
@@ -41,13 +41,13 @@ class ReturnGrid(Part):
 
     @property
     def reading(self) -> Any:
-        """How what critics give is read: `Values`, or `algos.distributional.Distributions`."""
+        """How to read the critics' outputs: `Values`, or `algos.distributional.Distributions`."""
         if self.atoms is None:
             return Values()
         return registry.option("atoms").Distributions(self.atoms, self.value_min, self.value_max)
 
     def check(self, algorithm: Any) -> None:
-        """Refuses values of which no grid can be made."""
+        """Refuses values that make no grid."""
         if self.atoms is None:
             return
         require(algorithm, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
@@ -58,7 +58,7 @@ class ReturnGrid(Part):
         )
 
     def lower(self, given: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Of what two critics give, the lower value, `[N]`."""
+        """The lower value of two critics' outputs, `[N]`."""
         return jnp.minimum(*map(self.reading.value, given))
 
     def errors(
@@ -66,7 +66,7 @@ class ReturnGrid(Part):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
 
-        An error is the mean over both critics: priorities of the next draw.
+        An error is the mean over both critics: the sample's next priority.
         """
         read, (first, second) = self.reading, given
         loss = read.error(first, target, weight) + read.error(second, target, weight)
@@ -77,19 +77,19 @@ class ReturnGrid(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """A critic gives values, `[N]`."""
+    """Reads critic outputs `[N]` as values."""
 
     @property
     def outputs(self) -> int:
-        """Numbers that a critic gives."""
+        """Outputs of a critic per sample."""
         return 1
 
     def value(self, numbers: jax.Array) -> jax.Array:
-        """What it gives."""
+        """The value: the output itself."""
         return numbers
 
     def target(self, reward, discount, first, second, cost) -> jax.Array:
-        """`reward + discount * (the lower of both - cost)`, all `[N]`: what critics are fitted to.
+        """The critics' target: `reward + discount * (the lower of both - cost)`, all `[N]`.
 
         >>> one = jnp.ones(1)
         >>> Values().target(one, 0.5 * one, 4 * one, 6 * one, 2 * one).tolist()
@@ -98,7 +98,7 @@ class Values:
         return reward + discount * (jnp.minimum(first, second) - cost)
 
     def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
-        """Half the mean squared error, of samples with weights `[N]`."""
+        """Half the mean squared error, with sample weights `[N]`."""
         each = jnp.square(numbers - target)
         return 0.5 * jnp.mean(each if weight is None else weight * each)
 
@@ -107,7 +107,7 @@ class Values:
         return jnp.abs(numbers - target)
 
 
-# --- what soft actor-critics share ---
+# --- shared by soft actor-critics ---
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
 
@@ -116,7 +116,7 @@ class Parameters(NamedTuple):
     """The trained parameters."""
 
     actor: Any
-    critics: Any  # of both
+    critics: Any  # of both critics
     log_temperature: jax.Array  # [] float32, log alpha
 
 
@@ -142,8 +142,8 @@ class Entropy(Part):
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
         """The losses of the actor and of the temperature, and metrics.
 
-        Each has a gradient by its own part of the parameters only. `log_temperature` is `[]`; `log_prob` and
-        `value` are `[N]`, of sampled actions; the target is minus one for each component of an action of this
+        Each has gradients for its own parameters only. `log_temperature` is `[]`; `log_prob` and `value` are
+        `[N]`, of sampled actions; the target entropy is minus the number of components of an action of this
         `shape` (appendix D), unless it is given.
         """
         target = -float(math.prod(shape)) if self.target_entropy is None else self.target_entropy
@@ -161,14 +161,14 @@ class Entropy(Part):
 
 
 class Apart(NamedTuple):
-    """States of the optimiser of what is updated at different times."""
+    """Optimiser states of the critics and of the actor, which are updated at different times."""
 
     critics: Any
-    actor: Any  # and the temperature
+    actor: Any  # of actor and temperature
 
 
 def updated_apart(self: Any, gradient: Parameters, learned: Any, is_due: jax.Array) -> tuple[Any, Any, Apart]:
-    """Critics, actor with temperature, and states of the optimiser, where the actor moves only if due."""
+    """Updates critics, and if `is_due` the actor with temperature; also returns the optimiser states."""
     parameters, state = learned.parameters, learned.optimizer_state
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
@@ -183,7 +183,7 @@ def together(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
 
 
 def squashed(output: jax.Array, shape: tuple[int, ...]) -> TanhNormal:
-    """What an actor's network gives, `[N, 2 * D]`, as a distribution over actions in [-1, 1]."""
+    """The distribution over actions in [-1, 1] for an actor's outputs `[N, 2 * D]`."""
     mean, log_std = jnp.split(output, 2, axis=-1)
     return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
@@ -195,11 +195,11 @@ def soft_target(
     following: tuple[jax.Array, jax.Array],
     next_log_prob: jax.Array,
 ) -> jax.Array:
-    """What the critics are fitted to: equation 2, and for the value that follows equation 3.
+    """The critics' target: equation 2, with the next value of equation 3.
 
-    `following` is what both critics give for the action that follows; the lower counts (section 6).
+    `following` are both critics' outputs for the next action; the lower is used (section 6).
     """
-    # The discount is zero where the episode terminated, and not where it was truncated.
+    # The discount is zero after a termination, but not after a truncation.
     (first, second), cost = following, temperature * next_log_prob
     found = reading.target(transition.reward, transition.discount, first, second, cost)
     return jax.lax.stop_gradient(found)
@@ -209,7 +209,7 @@ class Learned(NamedTuple):
     """All that an update changes."""
 
     parameters: Any  # `Parameters`
-    target_critics: Any  # follows `parameters.critics` slowly
+    target_critics: Any  # moving average of `parameters.critics`
     optimizer_state: Any
 
 
@@ -217,8 +217,8 @@ class Learned(NamedTuple):
 class SAC(Agent, driver=off_policy, presets="SAC"):
     """SAC for continuous actions within bounds.
 
-    Defaults are those of the paper (table 1), but for four environments and a start as in CleanRL (Huang et
-    al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for each environment step.
+    Defaults are those of the paper (table 1), except four environments, and a start as in CleanRL (Huang et
+    al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps per environment step.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -242,22 +242,23 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     remembering = MemoryChoice()
 
-    _keys = 2  # of each sample of a gradient step
+    _keys = 2  # keys per sample of a gradient step
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, minibatch, keys):
-        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; what losses are."""
+        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; the terms of the
+        losses."""
         transition, keys = self.buffer.keyed(minibatch, keys)
         gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
         return gradient, *off_policy.without_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned):
-        """One step of Adam on all parameters; then the targets follow the critics."""
+        """One step of Adam on all parameters, then of the target critics."""
         parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
-        # Algorithm 1, its last line.
+        # The last line of algorithm 1.
         target_critics = optax.incremental_update(
             parameters.critics, learned.target_critics, self.target_rate
         )
@@ -277,9 +278,9 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each with a gradient by its own part of the parameters only.
+        """The sum of three losses, each with gradients for its own parameters only.
 
-        So all parts move at once; in algorithm 1 they move one after the other.
+        So all are updated at once; in algorithm 1, one after another.
         """
         constant = jax.lax.stop_gradient(parameters)
 

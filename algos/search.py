@@ -1,8 +1,7 @@
-"""Tree searches in two-player games, by mctx (github.com/google-deepmind/mctx), from one position.
+"""Tree search from one position of a two-player game, with mctx (github.com/google-deepmind/mctx).
 
-mctx searches a batch of positions with one random key. Here each position has a key and a search of its own
-(mctx's batch has length one, under `jax.vmap`), so that a batch which is split over devices gives the same
-numbers.
+mctx searches a batch of positions with one random key. Here each position has its own key and search (mctx's
+batch size is one, under `jax.vmap`), so results do not depend on how the batch is split over devices.
 """
 
 import dataclasses
@@ -16,17 +15,17 @@ from envs.games.game import Game, Position, play_on, random_move, score_of, seen
 from fdg.errors import FdgError
 
 Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
-"""`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player whose move it is."""
+"""`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player to move."""
 
 
 class Search(NamedTuple):
-    """What a search of one position found."""
+    """The result of searching one position."""
 
     action: jax.Array  # [] int32
-    policy: jax.Array  # [n] float32, an improved policy over the moves, 0 for those that are not legal
+    policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal ones
     value: (
         jax.Array
-    )  # [] float32, of the position for its player: of the moves that were tried, by the policy
+    )  # [] float32, the position's value for its player: of visited moves, weighted by the policy
 
 
 def gumbel_search(
@@ -42,16 +41,16 @@ def gumbel_search(
 ) -> Search:
     """A search as in Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 
-    At the root it draws moves without replacement by the Gumbel top-k trick and divides the simulations among
-    them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
+    At the root it samples moves without replacement by the Gumbel top-k trick, and divides the simulations
+    among them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
     (equation 11).
 
-    `evaluate(parameters, ...)` evaluates leaves; the game is not over at `position`; `simulations` positions
-    are added to the tree, and at most `considered` moves are considered at the root; `scale` is of the Gumbel
-    noise, 0 for the best move without noise; `discount` is of the outcome, for each move.
+    `evaluate(parameters, ...)` evaluates leaves; `position` is not terminal; `simulations` positions are
+    added to the tree, and at most `considered` moves are considered at the root; `scale` multiplies the
+    Gumbel noise, 0 for none; `discount` is per move.
     """
     model_key, search_key = jax.random.split(key)
-    with jax.numpy_rank_promotion("allow"):  # mctx is written for it
+    with jax.numpy_rank_promotion("allow"):  # mctx needs it
         found = _mctx().gumbel_muzero_policy(
             parameters,
             search_key,
@@ -70,10 +69,10 @@ def gumbel_search(
 
 
 def _completed(tree: Any, node: jax.Array) -> jax.Array:
-    """mctx's completed values, without its rescaling: outcomes have a scale, from -1 to 1.
+    """mctx's completed values, without its rescaling: outcomes are already between -1 and 1.
 
-    Rescaled to the range within the node, tiny errors decide where all moves lose: in tic-tac-toe the second
-    player then did not prevent three in a row.
+    Rescaled to the range within a node, tiny errors decide where all moves lose: in tic-tac-toe, the second
+    player then did not block three in a row.
     """
     return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
 
@@ -84,9 +83,10 @@ def _root(game: Game, evaluate: Evaluate, parameters: Any, key: jax.Array, posit
 
 
 def _model(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Callable[..., Any]:
-    """mctx's recurrent function: one move, what it wins for the mover, and how the result is evaluated.
+    """mctx's recurrent function: plays one move; returns the mover's reward, and the next position's
+    evaluation.
 
-    The value of what follows is another player's, hence a negative discount; it is zero after the end.
+    The next value is the other player's, so its discount is negative; it is zero at the end.
     """
 
     def one(parameters: Any, key: jax.Array, action: jax.Array, position: Position) -> tuple[Any, Position]:
@@ -133,7 +133,7 @@ def _mctx() -> Any:
 class Searching:
     """An `envs.games.Player` that searches with a trained evaluation; compares by identity.
 
-    `simulations` are those of each move; other attributes are the arguments of `gumbel_search`.
+    `simulations` is their number per move; other attributes are arguments of `gumbel_search`.
     """
 
     game: Any
@@ -145,11 +145,11 @@ class Searching:
     discount: Any = 1.0
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Nothing: each move has a tree of its own."""
+        """Stateless: each move has its own tree."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """The move that the search found best."""
+        """The best move of the search."""
         found = gumbel_search(
             self.game, self.evaluate, self.parameters, key, _going(self.game, key, position),
             self.simulations, self.considered, self.scale, self.discount,
@@ -161,20 +161,20 @@ class Searching:
 class RandomPlayouts:
     """An `envs.games.Player`: Monte Carlo tree search without a network.
 
-    A leaf's value is the outcome of one game of random moves from there (Coulom 2006, "Efficient selectivity
-    and backup operators in Monte-Carlo tree search"); moves are chosen in the tree by PUCT with equal priors
-    (Silver et al. 2017, arXiv 1712.01815, and mctx's constants), at the root by the number of visits.
+    A leaf's value is the outcome of one game of random moves (Coulom 2006, "Efficient selectivity and backup
+    operators in Monte-Carlo tree search"). In the tree, PUCT with equal priors selects moves (Silver et al.
+    2017, arXiv 1712.01815, with mctx's constants); at the root, the number of visits.
     """
 
     game: Any
     simulations: int = 64
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Nothing."""
+        """Stateless."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """The move that was visited most."""
+        """The most visited move."""
         position = _going(self.game, key, position)
         model_key, search_key = jax.random.split(key)
         with jax.numpy_rank_promotion("allow"):

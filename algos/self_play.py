@@ -1,11 +1,11 @@
-"""`SelfPlay`: an algorithm that trains against older versions of itself, from any algorithm of one agent.
+"""`SelfPlay`: trains any single-agent algorithm against older versions of itself.
 
     ppo = algos.PPO(env=envs.make("game:connect_four"))
     run = fdg.fit(algos.SelfPlay(ppo, size=4, every=10))
 
-The versions are part of the state, so that checkpoints hold them and every distribution policy gives the
-same numbers. What is kept of a version is what the algorithm's `actor` reads of its state: parameters,
-statistics of observations, but no replay memory.
+The versions are part of the state, so checkpoints contain them, and results are equal under every
+distribution policy. A version consists of the leaves of the state that the algorithm's `actor` reads:
+parameters and statistics of observations, but no replay buffer.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _OWN = {"size": int, "every": int, "latest": float}  # fields besides the algori
 
 
 class State(NamedTuple):
-    """The algorithm's own state, and the versions that are its opponents."""
+    """The algorithm's state, and the versions that are its opponents."""
 
     learner: Any  # of the algorithm
     versions: Any  # of each leaf that an actor reads, [size, ...]
@@ -39,11 +39,11 @@ class State(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the opponent of one game remembers."""
+    """The opponent's memory in one game."""
 
-    version: jax.Array  # [] int32: which one plays this game
-    remembered: Any  # by the actor of each version, [size, 1, ...]
-    begins: jax.Array  # [1] bool: it has not moved yet
+    version: jax.Array  # [] int32: the version that plays this game
+    remembered: Any  # the memory of each version's actor, [size, 1, ...]
+    begins: jax.Array  # [1] bool: True before its first move
 
 
 @checked_names
@@ -51,14 +51,14 @@ class Memory(NamedTuple):
 class SelfPlay:
     """An algorithm whose opponents are older versions of itself.
 
-    For each game an opponent is drawn: with probability `latest` the newest version, else any of those kept,
-    all equally probable. It samples its moves as in training. All versions evaluate each position, so a step
-    costs `size` evaluations of the actor. A game whose version is replaced continues with the newer one.
+    Each game samples an opponent: with probability `latest` the newest version, else uniformly any stored
+    one. It samples its moves as in training. All versions evaluate each position, so a step costs `size`
+    evaluations of the actor. A game whose version is replaced continues with the newer one.
 
     Attributes:
       algorithm: with `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
         agent against an opponent (`envs.games.Against`), used in evaluations only.
-      size, every: versions that are kept; iterations from one to the next.
+      size, every: number of stored versions; iterations between versions.
       latest: probability of the newest version.
 
     All other attributes are those of the algorithm.
@@ -100,16 +100,16 @@ class SelfPlay:
             raise FdgError(f"SelfPlay: latest={self.latest!r}: give a probability, from 0 to 1")
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration; all versions are the first parameters.
+        """The initial state; all versions have the initial parameters.
 
-        Where the opponent begins one of the first games, its first move is a random one.
+        If the opponent moves first in an initial game, its first move is random.
         """
         learner = self._learner.init(key)
         versions = [jnp.stack([leaf] * self.size) for leaf in self._read(learner)]
         return State(learner, versions, jnp.int32(0), jnp.int32(0))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One iteration of the algorithm against the versions, of which its result may become the newest."""
+        """One iteration against the versions, whose result may become the newest version."""
         step = functools.partial(self.step, state.versions, state.newest)
         learner, metrics = with_numbers(self._learner, {"step": step}).iterate(state.learner)
         iteration = state.iteration + 1
@@ -117,7 +117,7 @@ class SelfPlay:
         return State(learner, versions, newest, iteration), metrics
 
     def actor(self, state: State) -> Actor:
-        """How the newest parameters act."""
+        """Acts with the newest parameters."""
         return self.algorithm.actor(state.learner)
 
     @checked_names
@@ -126,26 +126,26 @@ class SelfPlay:
         return self.algorithm.evaluate(state.learner, key, episodes, greedy)
 
     def check_when_traced(self, state: State) -> None:
-        """As of the algorithm."""
+        """As for the algorithm."""
         if check := getattr(self.algorithm, "check_when_traced", None):
             check(state.learner)
 
     def changed(self, **values: Any) -> "SelfPlay":
-        """A copy with other values of its own fields, and of the algorithm's."""
+        """A copy with changed fields, of its own or of the algorithm."""
         own = {name: values.pop(name) for name in _OWN if name in values}
         change = getattr(self.algorithm, "changed", functools.partial(dataclasses.replace, self.algorithm))
         return dataclasses.replace(self, algorithm=change(**values), **own)
 
     def said(self) -> dict[str, Any]:
-        """The entries of `config.json` that describe this, in addition to those of the algorithm."""
+        """Additional entries of `config.json` for self-play."""
         return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _OWN)}
 
     @classmethod
     def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
-        """Makes it from words NAME=VALUE, as `said` and `--self-play` have them.
+        """Parses words NAME=VALUE, the format of `said` and `--self-play`.
 
         Raises:
-          FdgError: a word is not of this form, its name is no field, or its value does not fit.
+          FdgError: a word has another form, its name is no field, or its value does not fit.
         """
         values: dict[str, Any] = {}
         for word in text.split():
@@ -160,13 +160,15 @@ class SelfPlay:
 
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the games' next state and a `TimeStep [B]`, versions replying."""
+        """`keys [B]`, `action [B]` -> the games' next state and a `TimeStep [B]`, after the versions'
+        replies."""
         env = vectorize(Against(self._game, _Versions(self, versions, newest)), info=self.algorithm.env.info)
         return env.step(keys, env_state, action)
 
     @fdg.fragment("learner", in_axes=None, out_axes=None)
     def keep(self, versions, newest, leaves, iteration):
-        """The versions, every `every` iterations with new parameters, and the newest's position."""
+        """Adds the parameters to the versions every `every` iterations; returns versions and the newest's
+        index."""
         due = iteration % self.every == 0
         newest = jnp.where(due, (newest + 1) % self.size, newest)
         kept = [
@@ -181,7 +183,7 @@ class SelfPlay:
 
     @property
     def _learner(self) -> Any:
-        """The algorithm, in an environment whose state has room for what opponents remember."""
+        """The algorithm, in an environment whose state has room for the opponents' memories."""
         env = vectorize(Against(self._game, _Absent(self)), info=self.algorithm.env.info)
         return dataclasses.replace(self.algorithm, env=env)
 
@@ -205,12 +207,12 @@ class SelfPlay:
 
 @dataclasses.dataclass(frozen=True)
 class _Absent:
-    """A `Player` in the place of older versions while there are none: it moves at random."""
+    """A `Player` that moves at random, while there are no older versions."""
 
     of: SelfPlay
 
     def begin(self, key: jax.Array) -> Memory:
-        """An empty memory of each version's actor."""
+        """An empty memory for each version's actor."""
         one = _memory(self.of.algorithm)
         remembered = jax.tree.map(lambda x: jnp.zeros((self.of.size, *x.shape), x.dtype), one)
         return Memory(jnp.int32(0), remembered, jnp.ones(1, bool))
@@ -222,22 +224,22 @@ class _Absent:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Versions(_Absent):
-    """A `Player`: for each game one of the versions."""
+    """A `Player` that plays each game with one of the versions."""
 
     versions: list[jax.Array]
     newest: jax.Array
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # it holds arrays
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no hash
 
     def begin(self, key: jax.Array) -> Memory:
-        """Draws the version that plays."""
+        """Samples the version that plays."""
         first, second = jax.random.split(key)
         is_newest = jax.random.uniform(first) < self.of.latest
         drawn = jax.random.randint(second, (), 0, self.of.size, jnp.int32)
         return super().begin(key)._replace(version=jnp.where(is_newest, self.newest, drawn))
 
     def choose(self, key: jax.Array, memory: Memory, position: Position) -> tuple[jax.Array, Memory]:
-        """The move of the version that plays; the others' are worked out and dropped."""
+        """The move of the version that plays; those of other versions are computed and dropped."""
         observation = jax.tree.map(lambda x: x[None], seen(self.of._game, position))
 
         def one(leaves: list[jax.Array], remembered: Any) -> tuple[jax.Array, Any]:
@@ -267,7 +269,7 @@ def _memory(algorithm: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _is_read(of: SelfPlay) -> tuple[bool, ...]:
-    """Whether the algorithm's actor reads each leaf of its state."""
+    """Which leaves of its state the algorithm's actor reads."""
     shapes, structure = jax.tree.flatten(_shapes(of._learner))
 
     def act(leaves: list[jax.Array], memory: Any, key: jax.Array) -> Any:

@@ -1,11 +1,11 @@
 """Twin delayed deep deterministic policy gradient: `TD3`, and `FastTD3`.
 
-TD3 (Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477): a deterministic actor that explores with noise, two
-critics fitted to the lower of two targets, whose actions are smoothed by noise, and an actor that is updated
-less often. FastTD3 (Seo, Sferrazza, Geng, Nauman, Yin and Abbeel 2025, arXiv 2505.22642): many environments,
-each with its own deviation of the noise, large minibatches, few gradient steps, distributional critics.
+TD3 (Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477): a deterministic actor with exploration noise, two
+critics whose target is the lower of two values of a smoothed action, and less frequent updates of the actor.
+FastTD3 (Seo, Sferrazza, Geng, Nauman, Yin and Abbeel 2025, arXiv 2505.22642): many environments, each with
+its own noise deviation, large minibatches, few gradient steps, distributional critics.
 
-Letters in shapes: `B` environments, `D` components of an action, `N` samples of a minibatch.
+Shapes: `B` environments, `D` components of an action, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ class Parameters(NamedTuple):
     """Parameters of the networks, or of their targets."""
 
     actor: Any
-    critics: Any  # of both
+    critics: Any  # of both critics
 
 
 class Learned(NamedTuple):
     """All that an update changes."""
 
     parameters: Parameters
-    targets: Parameters  # follow `parameters` slowly
-    optimizer_state: Parameters  # of each part by itself, for they are updated at different times
+    targets: Parameters  # moving averages of `parameters`
+    optimizer_state: Parameters  # separate states, since updates happen at different times
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
@@ -65,7 +65,7 @@ class NoisyAction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DelayedTargets(Part):
-    """Noise of actions, in training and in targets, and when the actor and the targets are updated."""
+    """Noise of actions in training and in targets; the delay of actor and target updates."""
 
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
@@ -74,7 +74,7 @@ class DelayedTargets(Part):
     policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses deviations below zero, and an exploration that has none."""
+        """Refuses negative deviations, and exploration without noise."""
         require_positive(algorithm, "exploration_noise")
         require_not_negative(algorithm, "target_noise", "target_noise_clip")
 
@@ -83,8 +83,8 @@ class DelayedTargets(Part):
 class TD3(Agent, driver=off_policy, presets="TD3"):
     """TD3 for continuous actions within bounds.
 
-    Defaults are those of the paper (section 6.1 and its supplement C) as CleanRL has them, but for four
-    environments. Frozen and hashable.
+    Defaults are those of the paper (section 6.1 and supplement C) as in CleanRL, except four environments.
+    Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -106,14 +106,15 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
     layers = Layers(hidden=(256, 256), activation="relu")
     remembering = MemoryChoice()
 
-    _each = 1  # number that the actor gives for a component of an action
-    _keys = 1  # of each sample of a gradient step
+    _each = 1  # actor outputs per action component
+    _keys = 1  # keys per sample of a gradient step
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, targets, is_due, minibatch, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless due."""
+        """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless
+        `is_due`."""
         transition, keys = self.buffer.keyed(minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]
@@ -128,7 +129,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
-        """One step of Adam; actor and targets move only where they are due (algorithm 1)."""
+        """One step of Adam; actor and targets move only if `is_due` (algorithm 1)."""
         parameters, targets, optimizer_state, updates = learned
         critics, critics_state = self._one_update(
             gradient.critics, optimizer_state.critics, parameters.critics
@@ -172,7 +173,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         """Equation 14, with the clipped noise of target smoothing."""
         smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
-        # The discount is zero where the episode terminated, and not where it was truncated.
+        # The discount is zero after a termination, but not after a truncation.
         free = jnp.zeros_like(transition.reward)
         return self.grid.reading.target(transition.reward, transition.discount, first, second, free)
 
@@ -190,7 +191,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         return -jnp.mean(self.grid.reading.value(first))
 
     def _policy(self, actor, observation) -> NoisyAction:
-        """Actions in [-1, 1] with noise about them, for observations `[N, *obs]`."""
+        """A distribution of noisy actions in [-1, 1], for observations `[N, *obs]`."""
         action = jnp.tanh(self._actor.apply(actor, observation))
         return NoisyAction(action, self.exploration_noise, self.env.action_space.shape)
 
@@ -201,8 +202,9 @@ class FastTD3(TD3, presets="FastTD3"):
 
     Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
     github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, two gradient steps on 32,768
-    samples for each step of all of them. Unlike `TD3`, target values use the current actor, target critics
-    are updated at every update, the actor maximises the minimum of both critics, and weights decay (AdamW).
+    samples per step of all of them. Unlike in `TD3`, targets use the current actor, target critics are
+    updated in every gradient step, the actor maximises the minimum of both critics, and weights decay
+    (AdamW).
 
     Raises:
       FdgError: (construction) a field out of range, or actions without bounds.
@@ -242,12 +244,12 @@ class FastTD3(TD3, presets="FastTD3"):
         require_not_negative(self, "weight_decay")
 
     def act(self, actor, statistics, learning, progress, observation, recollection, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and what is remembered.
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory.
 
-        Deviations of the noise are spread evenly from the smallest to the largest, one for each environment.
-        The authors' code draws one for each episode, evenly between the same two.
+        Noise deviations are evenly spaced from the smallest to the largest, one for each environment. The
+        authors' code samples one for each episode, uniformly between the two.
         """
-        if recollection is not None:  # of a user's own exploration
+        if recollection is not None:  # of a user's explorer
             return super().act(actor, statistics, learning, progress, observation, recollection, keys)
         noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
         return self.spread(actor, statistics, learning, observation, keys, noise), None
@@ -257,19 +259,19 @@ class FastTD3(TD3, presets="FastTD3"):
         """As `act`, with the deviations `noise [B]`."""
         policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         policy = policy._replace(noise=noise[:, None])
-        # One key for both, of which only one is used.
+        # Both branches share a key, since only one result is used.
         uniform = jax.vmap(self._uniform)(keys)
         return jnp.where(learning, policy.sample(keys), uniform)
 
     def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
-        """The actor itself, and critics that follow at every update."""
+        """The current actor, and moving averages of the critics."""
         return Parameters(
             optax.incremental_update(parameters.actor, targets.actor, 1.0),
             optax.incremental_update(parameters.critics, targets.critics, self.target_rate),
         )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """Minus the lower critic's value of the actor's actions."""
+        """The negative lower critic's value of the actor's actions."""
         action = self._policy(actor, transition.observation).mode()
         return -jnp.mean(self.grid.lower(self._critics.apply(critics, transition.observation, action)))
 

@@ -1,17 +1,16 @@
 """Cooperative value learning: `VDN`, and the base of `QMIX`.
 
-Each agent values its own actions; a mixture of these values is fitted to the team's reward. While it rises
-with the value of every agent, greedy actions of each are the team's: agents act on what they see themselves,
-and learn together ("centralised training, decentralised execution"). Sequences are drawn from replay
-(`algos/sequences.py`), so that agents may have a memory, and targets several steps; gradient steps and the
-target network are those of DQN (`algos/dqn.py`).
+Each agent values its own actions; a mixture of these values is fitted to the team's reward. The mixture
+increases with every agent's value, so each agent's greedy action is the team's: agents act on their own
+observations and learn together ("centralised training, decentralised execution"). Replay stores sequences
+(`algos/sequences.py`), for recurrent agents and multi-step targets; gradient steps and the target network are
+those of DQN (`algos/dqn.py`).
 
-Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as that of an agent of
-its own: there are as many values as the sum of the choices, and not as their product.
+For `MultiDiscrete` actions, each choice is valued and mixed like an agent: the number of values is the sum of
+the choices, not the product.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `A` agents, `M` choices of all agents together
-(`A` where an action is one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of a
-minibatch.
+Shapes: `T` steps of a rollout, `B` environments, `A` agents, `M` choices of all agents (`A` if an action is
+one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of a minibatch.
 """
 
 import dataclasses
@@ -52,35 +51,35 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 
 
 class Parameters(NamedTuple):
-    """What gradients are taken of."""
+    """The trained parameters."""
 
     agents: Any  # of the network that all agents share
-    mixer: Any  # of the mixture; an empty tuple where it has none
+    mixer: Any  # of the mixture; an empty tuple if it has none
 
 
 class State(NamedTuple):
-    """All that the next iteration needs."""
+    """The state between iterations."""
 
     learned: Learned
-    observation_statistics: Any  # as of `PPO`, one for all agents; None where they are not normalised
+    observation_statistics: Any  # as in `PPO`, shared by all agents; None if they are not normalised
     replay: ReplayState
     env_state: Any  # leading axis B
     observation: Observation  # [B, A, *obs]
     recollection: Recollection  # [B]
     key: jax.Array
     iteration: jax.Array  # int32
-    bonus: Any = None  # what `Agent.bonus` knows
+    bonus: Any = None  # the state of `Agent.bonus`
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueDecomposition(Agent):
     """Base of `VDN` and `QMIX`: discrete actions of several agents, feed-forward or recurrent.
 
-    The team earns the mean over its agents' rewards, as `episode_return` has it. All agents have the same
-    parameters. Defaults are those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090),
-    without its memory, and with a learner that is busier.
+    The team's reward, and `episode_return`, are means over agents. Agents share parameters. Defaults are
+    those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090), without its memory, and
+    with more gradient steps.
 
-    A subclass says what the mixture is: `_mixed`, and `_mixer_parameters` if it has any.
+    A subclass defines the mixture: `_mixed`, and `_mixer_parameters` if it has any.
     """
 
     several_agents: ClassVar[bool] = True
@@ -156,11 +155,11 @@ class ValueDecomposition(Agent):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
+        """Steps all environments into the buffer, then takes gradient steps on sequences."""
         return iteration(self, state, state.learned.parameters.agents)
 
     def actor(self, state: State) -> Actor:
-        """How it acts: each agent with its best action, or drawn as in training."""
+        """Acts with each agent's best action, or samples as in training."""
 
         def act(memory, observation, start, keys, greedy):
             values, memory = self._one_step(
@@ -174,7 +173,7 @@ class ValueDecomposition(Agent):
 
         return Actor(self._network.memory, act)
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, agents, statistics, epsilon, observation, recollection, keys):
@@ -185,21 +184,21 @@ class ValueDecomposition(Agent):
     learn, gradient, update = DQN.learn, DQN.gradient, DQN.update
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network that does not value each action of each agent."""
+        """Refuses a network without a value for each action of each agent."""
         found = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
         distributions.check_remembered_values(found, actions, (1, self.num_envs, self._agents))
 
-    # --- what a subclass says ---
+    # --- defined by subclasses ---
 
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation) -> Any:
-        """First parameters of the mixture, of `values [N, M]` at `observation [N, A, *obs]`."""
+        """Initial parameters of the mixture, for `values [N, M]` at `observation [N, A, *obs]`."""
         return ()
 
     def _mixed(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """What the values `[N, M]` of the agents' actions are worth together, `[N]`.
+        """The joint value, `[N]`, of the agents' values `[N, M]`.
 
-        `observation [N, A, *obs]` is what all agents saw, and what only critics see.
+        `observation [N, A, *obs]` are the observations of all agents, `privileged` parts included.
         """
         raise NotImplementedError
 
@@ -207,7 +206,8 @@ class ValueDecomposition(Agent):
         return self.loss(*arguments)
 
     def loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
-        """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
+        """Half the mean squared error of the joint values of the actions taken (equation 6 of QMIX's
+        paper)."""
         sequences = jax.tree.map(time_first, minibatch._replace(memory=None))
         steps = sequences.steps
         values, memories = self._unroll(
@@ -228,16 +228,16 @@ class ValueDecomposition(Agent):
         sequences: Sequences,
         memories: Any,
     ) -> jax.Array:
-        """The targets of the mixed values: `[L, N]`.
+        """The targets of the joint values: `[L, N]`.
 
-        `memory [N, ...]` is that before each of the sequences `[L, N]`; `memories [L, N, ...]` are those of
-        the agents that learn, after each step.
+        `memory [N, ...]` is the memory before each sequence `[L, N]`; `memories [L, N, ...]` are those of the
+        trained agents after each step.
         """
         steps, start = sequences.steps, sequences.start
         _, remembered = self._unroll(target_parameters.agents, memory, steps.observation, start)
 
-        # A memory after a step, before any reset, values the observation that the step led to: where an
-        # episode was cut short, that is the memory it ended with.
+        # The memory after a step, before any reset, goes with the observation after that step; at a
+        # truncation, it is the memory at the end of the episode.
         def following(agents: Any, memories: Any) -> jax.Array:
             rows = jax.tree.map(environment_major, (steps.final_observation, Recollection(memories, start)))
             goes_on = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
@@ -260,12 +260,13 @@ class ValueDecomposition(Agent):
         )
 
     def _together(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """`_mixed` of sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
+        """`_mixed` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
         rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
         return time_major(self._mixed(mixer, *rows), values.shape[0])
 
     def _state_of(self, observation: Observation) -> jax.Array:
-        """What all agents see, side by side, privileged parts too: `[N, A, *obs]` to `[N, S]` float32."""
+        """Concatenates all agents' observations, privileged parts included: `[N, A, *obs]` to `[N, S]`
+        float32."""
         features, _ = features_and_mask(observation)
         agents = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), features)
         flat = jax.tree.leaves(layers.features(agents, self.env.observation_space, convolve=False))
@@ -275,7 +276,7 @@ class ValueDecomposition(Agent):
     def _unroll(self, agents, memory, observation, start):
         """Values of all actions `[T, B, A, n]`, `-inf` where not allowed, and memories after each step.
 
-        Where an action is made of several choices, `[T, B, A, choices, n]`, and `-inf` where one has fewer.
+        For `MultiDiscrete` actions `[T, B, A, choices, n]`, padded with `-inf`.
         """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
@@ -299,7 +300,7 @@ class ValueDecomposition(Agent):
 
     @property
     def buffer(self) -> SequenceReplay:
-        """Where sequences are kept, and minibatches are drawn from."""
+        """The replay buffer of sequences."""
         return self.priorities.of(
             self,
             SequenceReplay,
@@ -349,11 +350,11 @@ class VDN(ValueDecomposition, presets="VDN"):
 
 
 class AgentQNetwork(nn.Module):
-    """The value of each action of each agent, by one trunk of every agent alike.
+    """The value of each action of each agent, by one trunk that all agents share.
 
-    Dense layers (after a convolution, of an image), a memory and one more dense layer if there is one, and
-    a head: the agent of QMIX (Rashid et al. 2018, figure 2c). What is `privileged` is not seen; with
-    `identity` each agent also sees its number, one-hot.
+    Dense layers (after a convolution, for images), optionally a memory and a dense layer, and a head: the
+    agent of QMIX (Rashid et al. 2018, figure 2c). `privileged` parts are not seen; with `identity` each agent
+    also sees its index, one-hot.
     """
 
     observation_space: ObservationSpace
@@ -369,8 +370,8 @@ class AgentQNetwork(nn.Module):
         agents = self.num_agents
         each = (*start.shape, agents)
         if self.remembers is None:
-            # Without a memory all steps are alike: rows, environment-major, so that a split of the
-            # environments stays a split of the rows.
+            # Without a memory, steps become rows, environment-major, so that a sharding of environments
+            # becomes one of rows.
             steps, rows = 1, start.size * agents
             observation = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
         else:

@@ -1,10 +1,9 @@
-"""Values that an algorithm is given, and the settings that hold them.
+"""Optional components of algorithms, as values, and the settings that hold them.
 
-A bonus, a normaliser, a transform, an exploration and a memory are a few pure functions each, which carry a
-state of their own. An algorithm calls the settings here and names none of these values; where there is one
-for a setting, `algos.registry.OPTIONS` says which file it is in.
+A bonus, normaliser, transform, explorer or memory is a few pure functions that carry their own state.
+Algorithms use the settings here, and do not name such values; `algos.registry.OPTIONS` lists their modules.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ BONUS: dict[str, Any] = {
 class Bonus(NamedTuple):
     """An additional reward, such as for exploration, as two pure functions.
 
-    `init(observation [B, *obs]) -> state`: a pytree; only the observation's shape and dtype count.
+    `init(observation [B, *obs]) -> state`: a pytree; only shape and dtype of the observation are used.
     `apply(state, time_step [T, B]) -> (state, reward [T, B])`: called after a rollout, before learning or
     storing. `time_step.final_observation` is the observation after each step.
     """
@@ -100,7 +99,7 @@ class ObservationNormalizer(Part):
         return self._normalizer.init(space) if self.used or kept else None
 
     def seen(self, statistics: Any, observation: Any) -> Any:
-        """Observations `[..., *obs]` as inputs of networks."""
+        """Normalises observations `[..., *obs]` for the networks."""
         if not self.used:
             return observation
 
@@ -112,7 +111,7 @@ class ObservationNormalizer(Part):
         return map_features(apply, observation)
 
     def observed(self, statistics: Any, observation: Any) -> Any:
-        """The statistics with the observations `[T, B, *obs]` added."""
+        """Updates the statistics with observations `[T, B, *obs]`."""
         if not self.used:
             return statistics
         after = self._normalizer.update(statistics, features_and_mask(observation)[0])
@@ -163,7 +162,7 @@ class Normalizers(ObservationNormalizer):
     def rollout(
         self, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """The rollout as the loss gets it; the running returns, and both statistics, after it.
+        """Normalises a rollout for the loss; also returns the next running returns and both statistics.
 
         `statistics` are of observations and returns; `running` begins with the running returns; further
         entries of either are unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
@@ -241,7 +240,7 @@ class Transforming(Part):
 class Explorer(NamedTuple):
     """Exploration in training, as two pure functions over environments.
 
-    `init(action [B, *action]) -> state [B, ...]`: only the action's shape and dtype count.
+    `init(action [B, *action]) -> state [B, ...]`: only shape and dtype of the action are used.
     `apply(state [B, ...], policy, start [B], keys [B], progress) -> (state [B, ...], action [B, *action])`:
     `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values
     (`-inf`: not allowed). `start` is True where an episode starts; `progress`, `[]` float32, goes from 0 to 1
@@ -279,9 +278,9 @@ class ExplorerChoice(Part):
         progress: jax.Array,
         greedy: bool = False,
     ) -> tuple[jax.Array, Any]:
-        """Actions `[B, *action]`, and what is carried on, with the memory of the `network` after them.
+        """Actions `[B, *action]`, and the next memories: the `network`'s, and the explorer's.
 
-        Without an explorer, `sample(keys)` gives actions.
+        Without an explorer, `sample(keys)` samples actions.
         """
         if recollection is None:
             return (policy.mode() if greedy else sample(keys)), None
@@ -302,9 +301,9 @@ class ExplorerChoice(Part):
 
 
 class Remembered(NamedTuple):
-    """What an actor carries from step to step."""
+    """The memories of an actor."""
 
-    network: Any  # [B, ...]; None of a feed-forward network
+    network: Any  # [B, ...]; None for a feed-forward network
     explorer: Any  # [B, ...]; None without an explorer
 
 
@@ -312,16 +311,16 @@ class Remembered(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a default network with a memory gives."""
+    """The outputs of a default recurrent network."""
 
     outputs: int
     scale: float = 1.0  # of initial weights
     dueling: tuple[int, ...] | None = None  # numbers of actions of each choice
-    of_actions: bool = False  # whether it is a pair of critics, which take actions too
+    of_actions: bool = False  # a pair of critics, which also take actions
 
 
 class NoMemory:
-    """How networks without a memory act: the functions of `algos.sequences.Remembering`."""
+    """The functions of `algos.sequences.Remembering` for networks without a memory."""
 
     replay: ClassVar[dict[str, Any]] = {}  # arguments of `ReplayChoice.of`
 
@@ -334,19 +333,19 @@ class NoMemory:
         return None
 
     def parameters(self, actor: Any, critics: Any) -> Any:
-        """The parameters for acting: those of the actor, and with a memory of the critics, too."""
+        """The parameters for acting: the actor's, and with a memory also the critics'."""
         return actor
 
     def of_actor(self, acting: Any) -> Any:
-        """Of the parameters for acting, those of the actor."""
+        """Selects the actor's parameters from those for acting."""
         return acting
 
     def seen(self, observation: Any, recollection: Recollection | None) -> Any:
-        """Observations `[B, *obs]` as the networks get them."""
+        """Observations `[B, *obs]` as inputs of the networks."""
         return observation
 
     def after(self, acting: Any, seen: Any) -> Any:
-        """The memory after what was `seen`."""
+        """The memory after the observations `seen`."""
         return None
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
@@ -372,7 +371,7 @@ class MemorySizes(Part):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryChoice(MemorySizes):
-    """A memory, and the sequences that it learns from."""
+    """The kind of memory, and the sequences for learning."""
 
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "what the network remembers by: a GRU, an LSTM, ... (None: nothing)"
@@ -390,7 +389,7 @@ class MemoryChoice(MemorySizes):
     )
 
     def of(self, algorithm: Any) -> "NoMemory":
-        """How the networks of an algorithm remember: the user's own, or default ones by `memory`."""
+        """The memories of an algorithm's networks: the user's network, or the defaults for `memory`."""
         own = algorithm._own("network", "actor") if hasattr(algorithm, "network") else None
         if self.memory is None if own is None else not hasattr(own, "unroll"):
             return NO_MEMORY

@@ -3,7 +3,7 @@
 A part is an array with its own space (`envs.spaces`). Parts of a dictionary may be `privileged`: only critics
 see them, in training, so a trained agent acts without them.
 
-Letters in shapes: `[...]` any leading axes, the same for all parts.
+Shapes: `[...]` any leading axes, the same for all parts.
 """
 
 import dataclasses

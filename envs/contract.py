@@ -1,6 +1,6 @@
 """`check`: tests an environment's contract with random steps.
 
-Letters in shapes: `T` steps, `B` environments, `A` agents (multi-agent environments only).
+Shapes: `T` steps, `B` environments, `A` agents (multi-agent environments only).
 """
 
 import warnings

@@ -1,6 +1,6 @@
 """The environment interface, and `vectorize`, which makes a batched environment from a single instance.
 
-Letters in shapes: `B` environments, `A` agents. The axis `A` exists only in multi-agent environments
+Shapes: `B` environments, `A` agents. The axis `A` exists only in multi-agent environments
 (`num_agents` is a number).
 """
 

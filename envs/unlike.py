@@ -5,7 +5,7 @@ Actions that an agent has not are masked. That is parameter sharing with agent i
 "Revisiting Parameter Sharing in Multi-Agent Deep Reinforcement Learning", arXiv 2005.13625, section 4), with
 a place of its own for each kind of observation instead of padding, so that no number has two meanings.
 
-Letters in shapes: `A` agents.
+Shapes: `A` agents.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 A wrapper takes a batched `envs.Environment` of any source and is one. Your own is a subclass of `Wrapper`.
 
-Letters in shapes: `B` environments, `A` agents, `K` frames.
+Shapes: `B` environments, `A` agents, `K` frames.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ A `Stream` is a value and its state a pytree; both are pure JAX, independent of 
 state (the clock, specified in docs/streaming.md) determine which response starts when, under which version of
 the parameters, and which rows form a micro-batch.
 
-Letters in shapes: `S` slots; `F` responses started at once; `B` units of a batch, `b` of a micro-batch, `G`
+Shapes: `S` slots; `F` responses started at once; `B` units of a batch, `b` of a micro-batch, `G`
 responses of a unit; `a` batches ahead; `W = b + a B` the most live units.
 """
 

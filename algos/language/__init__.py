@@ -1,6 +1,6 @@
-"""Language models: a decoder of Llama's, Qwen2's and Qwen3's shape, and sampling from it.
+"""Language models: decoders (Llama, Qwen2, Qwen3) and sampling from them.
 
-Nothing here knows of tasks, rewards or learning; `Prompts` are those of `envs.text`.
+Nothing here depends on tasks, rewards or learning; `Prompts` are those of `envs.text`.
 """
 
 from algos.language.config import DecoderConfig

@@ -1,4 +1,4 @@
-"""The shape of a decoder: Llama, Qwen2 and Qwen3 as values of one dataclass, and `config.json`."""
+"""Configurations of decoders (Llama, Qwen2, Qwen3), and their `config.json`."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
-"""The linear layers of a block, by the names that they have in the parameters."""
+"""The linear layers of a block, by their names in the parameters."""
 
 _CONTEXT, _TRAINED = "max_position_embeddings", "original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
-_ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what each must say, and what it may
+_ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # type -> (required keys, optional keys)
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
@@ -86,22 +86,22 @@ class DecoderConfig:
         arXiv 2305.13245).
       head_dim: width of a head; None for `hidden_size / num_heads`.
       rope_theta: base of the rotary frequencies (arXiv 2104.09864).
-      rope_scaling: how these are stretched for long contexts, as sorted pairs of what `config.json` says:
+      rope_scaling: scaling of the frequencies for long contexts, as sorted pairs from `config.json`:
         `rope_type` "linear", "dynamic", "llama3", "yarn" (arXiv 2309.00071) or "longrope" (arXiv 2402.13753),
         and its factors. "dynamic" and "longrope" depend on the length of each text.
       rms_norm_eps: added to the mean square.
-      tie_embeddings: whether the head is the embedding's transpose.
+      tie_embeddings: the head is the embedding's transpose.
       qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: the first).
-      qk_norm: whether each head of queries and keys is normalised (Qwen3).
-      sliding_window: tokens, its own included, that a token of the layers from `first_sliding_layer` on
-        attends to; None for all.
+      qk_norm: normalise each head of queries and keys (Qwen3).
+      sliding_window: in layers from `first_sliding_layer` on, a token attends to this many tokens, itself
+        included; None for all.
       max_positions: the longest context, in tokens.
-      dtype: of the computation, "bfloat16", or "float32" for the parameters' own dtype.
-      remat: whether blocks are recomputed for the gradient.
-      packed_rows: rows of packed sequences that are computed at once, so that padding costs nothing; None:
-        each sequence is a row, with its padding. Changes no number but for rounding.
-      lora_rank, lora_alpha: r of low-rank adapters (arXiv 2106.09685), 0 for none; their scale is
-        `alpha / r`.
+      dtype: the compute dtype, "bfloat16", or "float32" for the parameters' dtype.
+      remat: recompute blocks for the gradient.
+      packed_rows: rows of packed sequences computed at once, which skips padding; None: each sequence is a
+        row, with its padding. Results differ only by rounding.
+      lora_rank, lora_alpha: r of low-rank adapters (arXiv 2106.09685), 0 for none; their scale is `alpha /
+        r`.
       lora_targets: the linear layers that have adapters.
       initializer_range: standard deviation of initial weights.
     """
@@ -196,17 +196,17 @@ class DecoderConfig:
 
     @property
     def rope_type(self) -> str:
-        """How rotary frequencies are stretched; "default" for not at all."""
+        """The kind of RoPE scaling; "default" for none."""
         return self.rope.get("rope_type", self.rope.get("type", "default"))
 
     @property
     def trained_positions(self) -> int:
-        """Context length of the training before rotary frequencies were stretched."""
+        """The context length of training before RoPE scaling."""
         return self.rope.get(_TRAINED) or self.max_positions
 
     @classmethod
     def tiny(cls, vocab_size: int, **changes: Any) -> "DecoderConfig":
-        """A network for tests and small tasks: two layers of width 64, four heads on two of keys and values.
+        """A network for tests and small tasks: two layers of width 64, four query heads, two key-value heads.
 
         >>> DecoderConfig.tiny(17).head_dim
         16
@@ -219,7 +219,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any], **changes: Any) -> "DecoderConfig":
-        """Reads the contents of a `config.json`, with some fields changed.
+        """Reads the contents of a `config.json`; keyword arguments change fields.
 
         Its `model_type` is llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
 
@@ -274,7 +274,7 @@ class DecoderConfig:
 
     @property
     def family(self) -> str:
-        """Hugging Face's `model_type` that has these options."""
+        """The `model_type` of Hugging Face with these options."""
         plain = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"
@@ -284,7 +284,8 @@ class DecoderConfig:
             if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
                 return "mistral"
         elif (plain or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
-            # Transformers has no Llama whose width is not a multiple of its heads, but such a Mistral.
+            # Transformers has no Llama whose width is not a multiple of its heads, but Mistral may have such
+            # a width.
             odd = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
             return "mistral" if odd else "llama"
         raise FdgError(
@@ -331,7 +332,7 @@ class DecoderConfig:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the network has, adapters not counted."""
+        """The number of parameters, without adapters."""
         d, heads, pairs = self.hidden_size, self.num_heads * self.width, self.num_kv_heads * self.width
         attention = d * (2 * heads + 2 * pairs) + self.qkv_bias * (heads + 2 * pairs) + self.output_bias * d
         mlp = 3 * d * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + d)
@@ -340,11 +341,11 @@ class DecoderConfig:
         return embeddings + d + self.num_layers * (attention + mlp + norms)
 
 
-_Value = Callable[..., Any]  # of a key, checked as a field is: (key, field, default) -> value
+_Value = Callable[..., Any]  # reads and checks a key: (key, field, default) -> value
 
 
 def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tuple[str, Any], ...] | None]:
-    """The base of rotary frequencies, and how they are stretched: wherever Transformers 4 or 5 keeps it."""
+    """The RoPE base and scaling, from any place where Transformers 4 or 5 keeps them."""
     where = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(where) or {}
     if not isinstance(rope, dict) or any(isinstance(one, dict) for one in rope.values()):
@@ -376,7 +377,7 @@ def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, in
         first = min(value("max_window_layers", "first_sliding_layer", 0), layers)
     kinds = config.get("layer_types")
     if kinds is not None:
-        # Of each layer; all that slide come after all that do not, or it is another network.
+        # One entry per layer; sliding layers must come after all others.
         first = kinds.count(_FULL) if isinstance(kinds, list) else 0
         if not isinstance(kinds, list) or kinds != [_FULL] * first + [_SLIDING] * (len(kinds) - first):
             raise FdgError(
@@ -403,7 +404,7 @@ _READ = _SIZES.keys() | {
     "rope_parameters", _TRAINED, "rms_norm_eps", "tie_word_embeddings", _CONTEXT,
     "initializer_range",
 }  # fmt: skip
-# Further keys that Transformers 5.24 reads for a family, and what each family has where a file says nothing.
+# Further keys that Transformers 5.24 reads for a family, with each family's defaults.
 _DEFAULTS = {"hidden_act": "silu", _CONTEXT: 2048}
 _QWEN = {
     "num_key_value_heads": 32, _CONTEXT: 32_768, "use_sliding_window": False, "sliding_window": 4096,
@@ -415,7 +416,7 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen2": {
         **_QWEN,
         "attention_bias": False,
-    },  # which it does not look at: queries, keys and values have one
+    },  # not read by Transformers: queries, keys and values have biases
     "qwen3": {**_QWEN, "attention_bias": False, "head_dim": 128},
 }
 

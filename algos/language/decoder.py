@@ -1,4 +1,4 @@
-"""A decoder-only transformer: parameters, logits of whole sequences, one token at a time from a cache.
+"""A decoder-only transformer: parameters, logits of whole sequences, and cached decoding.
 
 Parameters are a plain dict, float32:
 
@@ -7,7 +7,7 @@ Parameters are a plain dict, float32:
                       "attention": {"query": {"kernel": [D, H*h]}, "key", "value", "output", (norms)},
                       "mlp": {"gate": {"kernel": [D, F]}, "up", "down"}}, "1": ...}}
 
-and with adapters `{"base": <that>, "adapters": {"layers": {"0": {"attention": {"query": {"a", "b"}}}}}}`.
+With adapters: `{"base": <that>, "adapters": {"layers": {"0": {"attention": {"query": {"a", "b"}}}}}}`.
 """
 
 import dataclasses
@@ -23,33 +23,33 @@ from algos.language.config import DecoderConfig
 from algos.language.layers import Weights
 
 _FEW_TOKENS = (
-    1024  # of a vocabulary; rows of its table are then picked by a product, whose gradient is one too
+    1024  # vocabulary size up to which rows are gathered by a matrix product, whose gradient is one too
 )
-_PACKED_ROWS = 8  # that are computed at once where a cache is made of sequences of any length
-_LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] of a sequence that log_probs makes at a time
+_PACKED_ROWS = 8  # computed at once in `reread`, for sequences of any length
+_LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
 class Cache(NamedTuple):
-    """Keys and values of a prompt, and of up to `C` tokens after it.
+    """Keys and values of prompts, and of up to `C` tokens after each.
 
-    All rows write their next token at one place, `step % C` after the prompt, whenever each began: a row that
-    starts over (another prompt takes it) starts there, and never has more than `C` tokens.
+    All rows write their next token to the same column, `step % C` after the prompt, no matter when each
+    began. A row that takes another prompt starts at that column; no row has more than `C` tokens.
     """
 
-    keys: tuple[jax.Array, ...]  # of each layer, [N, K, P + C, h]; so are `values`
+    keys: tuple[jax.Array, ...]  # per layer, [N, K, P + C, h]; `values` likewise
     values: tuple[jax.Array, ...]
-    prompt: jax.Array  # which tokens of the prompt are there [N, P] bool
-    position: jax.Array  # of the next token, and tokens after the prompt, [N] int32
+    prompt: jax.Array  # mask of the prompt [N, P] bool
+    position: jax.Array  # of the next token [N] int32; likewise the number of tokens after the prompt
     generated: jax.Array
-    step: jax.Array  # number of calls of `decode` [] int32
+    step: jax.Array  # calls of `decode` so far, [] int32
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A Llama, Qwen2 or Qwen3 of some size: pure functions of parameters.
+    """A decoder (Llama, Qwen2 or Qwen3) as pure functions of parameters.
 
-    `N` sequences, `T` tokens each, `V` in the vocabulary, `D` wide. `segments` [N, T] int32 say which tokens
-    belong together: a token attends to those before it with its own number; 0 is padding, wherever it is.
+    `N` sequences of `T` tokens, vocabulary `V`, width `D`. `segments` [N, T] int32 group tokens: a token
+    attends to earlier tokens with its own number; 0 is padding, anywhere.
 
     >>> decoder = Decoder(DecoderConfig.tiny(17))
     >>> parameters = jax.eval_shape(decoder.init, jax.random.key(0))
@@ -61,7 +61,8 @@ class Decoder:
     config: DecoderConfig
 
     def init(self, key: jax.Array) -> Weights:
-        """First parameters: normal of deviation `initializer_range`, biases zero; adapters change nothing."""
+        """Initial parameters: normal with deviation `initializer_range`, zero biases; adapters have no effect
+        yet."""
         c = self.config
         count = c.num_layers * 7 + 2
         keys = jax.random.split(key, count)
@@ -70,7 +71,7 @@ class Decoder:
             return c.initializer_range * jax.random.normal(key, shape)
 
         def kernels(place: int, rows: int, columns: int) -> jax.Array:
-            """Those of all layers at once, `[L, rows, columns]`: XLA compiles one draw and not L."""
+            """Kernels of all layers at once, `[L, rows, columns]`: XLA compiles one draw, not L."""
             return jax.vmap(lambda key: normal(key, rows, columns))(keys[place : 7 * c.num_layers : 7])
 
         def linear(kernel: jax.Array, bias: bool) -> Weights:
@@ -108,7 +109,7 @@ class Decoder:
         return self.with_adapters(base, jax.random.fold_in(key, count)) if c.lora_rank else base
 
     def with_adapters(self, base: Weights, key: jax.Array) -> Weights:
-        """Parameters without adapters, with new ones that change nothing yet (`b` is zero)."""
+        """Adds adapters, which have no effect yet (`b` is zero), to parameters."""
         c = self.config
         names = [(part, name) for part in ("attention", "mlp") for name in base["layers"]["0"][part]]
         names = [(part, name) for part, name in names if name in c.lora_targets]
@@ -116,7 +117,7 @@ class Decoder:
 
         def adapter(kernel: jax.Array) -> Weights:
             rows, columns = kernel.shape
-            bound = rows**-0.5  # He et al.'s with slope sqrt(5), as adapters commonly have
+            bound = rows**-0.5  # He et al. with slope sqrt(5), the usual initialisation of adapters
             a = jax.random.uniform(next(keys), (rows, c.lora_rank), kernel.dtype, -bound, bound)
             return {"a": a, "b": jnp.zeros((c.lora_rank, columns), kernel.dtype)}
 
@@ -134,24 +135,24 @@ class Decoder:
         return registry.option("split parameters").tensor_parallel()
 
     def cast(self, parameters: Weights) -> Weights:
-        """Parameters in the dtype of the computation: once, before a loop that reads them many times."""
+        """Casts parameters to the compute dtype: once, before a loop that reads them many times."""
         dtype = self._dtype(parameters)
         return jax.tree.map(lambda x: x.astype(dtype), parameters)
 
     def hidden(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
     ) -> jax.Array:
-        """What the head reads, after the last norm: [N, T, D], in the dtype of the computation.
+        """The head's input, after the last norm: [N, T, D], in the compute dtype.
 
         `tokens` and `segments` are [N, T] int32, segment 0 is padding; `positions` [N, T] int32, None to
-        count from the beginning of each run of equal segments.
+        count from the start of each segment.
         """
         return self._sequences(parameters, tokens, segments, positions)[0]
 
     def apply(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
     ) -> jax.Array:
-        """Logits of the next token at each place: [N, T, V] float32."""
+        """Logits of the next token at each position: [N, T, V] float32."""
         return self.logits(parameters, self.hidden(parameters, tokens, segments, positions))
 
     def logits(self, parameters: Weights, hidden: jax.Array) -> jax.Array:
@@ -166,7 +167,7 @@ class Decoder:
     ) -> jax.Array:
         """Log-probability of each token given those before it in its segment: [N, T] float32, first 0.
 
-        Logits are computed for a few places at a time, and again for the gradient.
+        Logits are computed for a few positions at a time, and recomputed for the gradient.
         """
         hidden = self.hidden(parameters, tokens, segments)
         return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
@@ -175,7 +176,7 @@ class Decoder:
         """Calls a function on sequences, without their padding if `packed_rows` is set.
 
         `function` maps `(tokens [K, T], segments [K, T])` to a pytree of [K, T, ...]; `segments` [N, T] int32
-        are 1 where there is a token, 0 for padding.
+        are 1 for tokens, 0 for padding.
         """
         rows = self.config.packed_rows
         if rows is None:
@@ -190,7 +191,7 @@ class Decoder:
         segments: jax.Array,
         temperature: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
-        """`log_probs` from `hidden`, and the entropy of what each token is drawn from: [N, T] float32."""
+        """`log_probs` from `hidden`, and the entropy of each token's distribution: [N, T] float32."""
         n, t = tokens.shape
         some = min(t, max(1, _LOGITS_AT_ONCE // self.config.vocab_size))
         missing = -t % some
@@ -221,10 +222,11 @@ class Decoder:
     def prefill(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, new_tokens: int
     ) -> tuple[jax.Array, Cache]:
-        """Logits [N, V] float32 of the token after each prompt, and a cache for `new_tokens` (C) more.
+        """Logits [N, V] float32 of the token after each prompt, and a cache with room for `new_tokens` (C)
+        more.
 
-        `tokens` [N, P] int32 are left-padded: the last token of each row is there. `segments` [N, P] int32
-        are 1 where there is a token and 0 for padding.
+        `tokens` [N, P] int32 are left-padded, so the last column has no padding. `segments` [N, P] int32 are
+        1 for tokens, 0 for padding.
         """
         hidden, keys, values = self._sequences(parameters, tokens, segments, None)
         room = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
@@ -246,12 +248,12 @@ class Decoder:
         length: jax.Array,
         step: jax.Array,
     ) -> Cache:
-        """The cache of prompts and of what was decoded after them, under these parameters.
+        """Recomputes the cache of prompts and generated tokens with these parameters.
 
         Args:
           tokens, mask: [N, P], of left-padded prompts.
           generated, length: [N, C] int32, right-padded tokens after each prompt; [N] int32, their number.
-          step: [N] int32, the cache's `step` when the first of them was decoded; of the new cache, it is 0.
+          step: [N] int32, the cache's `step` when the first of them was decoded; it is 0 in the new cache.
         """
         prompts, room = tokens.shape[1], generated.shape[1]
         there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
@@ -276,17 +278,18 @@ class Decoder:
         )  # fmt: skip
 
     def decode(self, parameters: Weights, cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
-        """Reads one more token [N] int32 of each row: logits [N, V] float32 of the next, and the cache."""
+        """Reads one more token [N] int32 per row; returns logits [N, V] float32 of the next, and the
+        cache."""
         c, prompts = self.config, cache.prompt.shape[1]
         base, adapters = _parts(parameters)
         room = cache.keys[0].shape[2] - prompts
         slot = cache.step % room
         generated = jnp.minimum(cache.generated + 1, room)
-        # How long ago each place after the prompt was written; younger than the row, it is the row's.
+        # The age of each column after the prompt; columns younger than the row belong to it.
         age = (slot - jnp.arange(room)) % room
         mask = jnp.concatenate([cache.prompt, age[None] < generated[:, None]], axis=1)
         if c.sliding_window is not None:
-            start = cache.position - cache.generated - prompts  # of the row's first place, in positions
+            start = cache.position - cache.generated - prompts  # the position of the row's first column
             at = jnp.concatenate(
                 [start[:, None] + jnp.arange(prompts)[None], cache.position[:, None] - age[None]], axis=1
             )
@@ -333,12 +336,12 @@ class Decoder:
         if positions is None:
             positions = positions_of(segments)
         t = tokens.shape[1]
-        before = jnp.arange(t)[:, None] - jnp.arange(t)[None]  # how far back each token is
+        before = jnp.arange(t)[:, None] - jnp.arange(t)[None]  # the distance to each earlier token
         together = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None, :] > 0)
         mask = together & (before >= 0)[None]
         near = mask if c.sliding_window is None else mask & (before < c.sliding_window)[None]
         x = self._embed(base, tokens)
-        to_come = positions_of(segments[:, ::-1])[:, ::-1]  # tokens of the same text after each
+        to_come = positions_of(segments[:, ::-1])[:, ::-1]  # later tokens of the same segment
         turn = layers.rotary(c, positions, positions + to_come + 1, x.dtype)
         block = jax.checkpoint(_block, static_argnums=0) if c.remat else _block
         keys, values = [], []
@@ -353,7 +356,7 @@ class Decoder:
 
 
 def positions_of(segments: jax.Array) -> jax.Array:
-    """Places [N, T] int32 within each run of equal segments.
+    """Positions [N, T] int32 within each run of equal segments.
 
     >>> positions_of(jnp.array([[0, 0, 1, 1, 1, 2, 2]])).tolist()
     [[0, 1, 0, 1, 2, 0, 1]]
@@ -382,7 +385,7 @@ def _scale(config: DecoderConfig) -> float:
     return config.lora_alpha / config.lora_rank if config.lora_rank else 0.0
 
 
-# As calls of their own, blocks are traced once and not once a layer.
+# Separate calls, so that blocks are traced once, not once per layer.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(
     config: DecoderConfig,
@@ -413,7 +416,7 @@ def _decode_block(
     values: jax.Array,
     slot: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block on one token of each row [N, 1, D], which is written to the cache at `slot`."""
+    """One block on one token per row [N, 1, D], which it writes to the cache at `slot`."""
     weights, scale = _merged(weights, adapters), _scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
     q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)

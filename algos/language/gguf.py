@@ -1,8 +1,8 @@
-"""GGUF files (llama.cpp's checkpoints), read: Llama, Qwen2 and Qwen3, whatever their quantisation.
+"""Reads GGUF files (llama.cpp's checkpoints) of Llama, Qwen2 and Qwen3, with any quantisation.
 
-    python -m algos.language.gguf MODEL.gguf DIRECTORY   # Hugging Face's directory of it, with its tokenizer
+        python -m algos.language.gguf MODEL.gguf DIRECTORY   # converts to a Hugging Face directory
 
-Weights are made float32; the quantised numbers are those that llama.cpp computes with.
+Weights become float32, equal to the values that llama.cpp computes with.
 """
 
 import functools
@@ -39,8 +39,8 @@ _NAMES = {
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-# By `tokenizer.ggml.pre`: how texts are cut into words, before or in place of GPT-2's way; the patterns of
-# llama.cpp's `src/llama-vocab.cpp`. None: files from before there were names.
+# By `tokenizer.ggml.pre`: the pre-tokenizer's patterns, before or in place of GPT-2's, from llama.cpp's
+# `src/llama-vocab.cpp`. None: files from before pre-tokenizers had names.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,10 +59,10 @@ _CONTROL, _USER_DEFINED = 3, 4  # in `tokenizer.ggml.token_type`
 def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
     """A decoder and its parameters (float32, on the host) from a GGUF file.
 
-    `changes` are fields of `DecoderConfig` that the file does not say.
+    `changes` are fields of `DecoderConfig` that the file does not set.
 
     Raises:
-      FdgError: no such file, another architecture, or tensors that do not fit it.
+      FdgError: no such file, an unsupported architecture, or tensors of wrong shapes.
     """
     opened = _open(file)
     config = _config(opened, str(file), changes)
@@ -70,10 +70,10 @@ def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights
 
 
 def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
-    """Writes Hugging Face's directory of a GGUF file: config, weights, tokenizer and chat template.
+    """Converts a GGUF file to a Hugging Face directory: config, weights, tokenizer and chat template.
 
     Raises:
-      FdgError: as `load`; a tokenizer of another kind than byte-level BPE.
+      FdgError: as `load`; a tokenizer other than byte-level BPE.
     """
     tokenizer, settings = read_tokenizer(file)
     decoder, parameters = load(file)
@@ -84,13 +84,13 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
 
 
 class _File(NamedTuple):
-    """What a file's header says: its values, and its tensors with their shapes in llama.cpp's order."""
+    """A file's header: its values, and its tensors with their shapes in llama.cpp's order."""
 
     values: dict[str, Any]
     tensors: dict[str, Stored]
 
     def of_kind(self, name: str, kind: type, where: object, default: Any = None) -> Any:
-        """A value of one type; None where there is none, or the default."""
+        """A value of one type, or the default."""
         found = self.values.get(name, default)
         if found is not default and (not isinstance(found, kind) or isinstance(found, bool)):
             raise FdgError(f"{where}: {name}={quoted(found)} is no {kind.__name__}")
@@ -102,12 +102,12 @@ _SCALARS = {
     10: np.uint64, 11: np.int64, 12: np.float64,
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_MOST_STRINGS = 1 << 21  # of an array: larger than any vocabulary, and its merges
-_MOST = 1 << 16  # values, and tensors
+_MOST_STRINGS = 1 << 21  # in an array: larger than any vocabulary, and its merges
+_MOST = 1 << 16  # of values, and of tensors
 
 
 class _Header:
-    """Reads a header from front to back; what it says of lengths is checked against the file's size first."""
+    """Reads a header sequentially; checks each length against the file's size first."""
 
     def __init__(self, file: io.BufferedReader, where: object):
         self._file, self._where = file, where
@@ -254,12 +254,12 @@ def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
     return config
 
 
-# Keys of a family that change no logits, besides those that are read.
+# Keys of a family that do not affect logits.
 _IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length")
 
 
 def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -> None:
-    """Refuses what the file says of the network and `_config` does not read."""
+    """Refuses keys about the network that `_config` does not read."""
     read = {"embedding_length", "feed_forward_length", "block_count", "attention.head_count"}
     read |= {"attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.scaling.type"}
     read |= {"attention.layer_norm_rms_epsilon", "context_length"}
@@ -276,7 +276,7 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
 
 
 def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
-    """The tensors by Hugging Face's keys."""
+    """The tensors by Hugging Face's names."""
     turned = opened.values["general.architecture"] == "llama"
     found = {}
     for name, tensor in opened.tensors.items():
@@ -299,7 +299,7 @@ def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
 def _pairs_apart(
     heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
 ) -> np.ndarray:
-    # llama.cpp turns pairs (2i, 2i + 1) of a Llama's heads, and has its rows in that order.
+    # llama.cpp stores a Llama's heads with rotary pairs (2i, 2i + 1), and reorders the rows accordingly.
     return decode(content).reshape(heads, width // 2, 2, *shape[1:]).swapaxes(1, 2)
 
 

@@ -1,8 +1,8 @@
-"""The parts of a decoder's block, as functions of its weights: RMSNorm, rotary positions, attention, SwiGLU.
+"""The parts of a decoder block, as functions of weights: RMSNorm, rotary positions, attention, SwiGLU.
 
-Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads on `K` heads of keys and values, `h` their
-width, `S` tokens that are attended to. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` where
-it has one, and with `"a": [in, r]` and `"b": [r, out]` where it has an adapter.
+Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads, `K` key-value heads, `h` their width, `S`
+attended tokens. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` if it has one, and with `"a":
+[in, r]` and `"b": [r, out]` if it has an adapter.
 """
 
 import functools
@@ -19,7 +19,7 @@ Weights = dict[str, Any]
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """At least float32, in which norms, softmax and logits are computed."""
+    """Casts to at least float32, for norms, softmax and logits."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -47,11 +47,11 @@ def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
 
 @functools.cache
 def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
-    """Radians a position turns each pair of a head [h / 2], and what cosines and sines are multiplied by.
+    """Rotary frequencies [h / 2] in radians per position, and the factor of cosines and sines.
 
-    Sources: arXiv 2104.09864, sec. 3.2.2; "linear" divides all; "llama3" those of wavelengths beyond what was
-    trained on, smoothly (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23; "longrope" of short
-    texts: arXiv 2402.13753, sec. 3.3.
+    Sources: arXiv 2104.09864, sec. 3.2.2; "linear" divides all; "llama3" smoothly divides those with
+    wavelengths above the trained context (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23;
+    "longrope" for short texts: arXiv 2402.13753, sec. 3.3.
     """
     width, rope = config.width, config.rope
     plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
@@ -69,7 +69,7 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
         )
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = trained * plain / (2 * math.pi)  # over the context that was trained on
+        turns = trained * plain / (2 * math.pi)  # over the trained context
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return plain * (kept + (1 - kept) / factor), 1.0
     first, last = (
@@ -106,9 +106,9 @@ def rotary(
 
 
 def _of_length(config: DecoderConfig, frequencies: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Frequencies [..., h / 2] of texts of `lengths` [..., 1] tokens, as Transformers has them."""
+    """Frequencies [..., h / 2] for texts of `lengths` [..., 1] tokens, as in Transformers."""
     rope, width = config.rope, config.width
-    if config.rope_type == "dynamic":  # beyond the context that was trained on, of a larger base ("NTK")
+    if config.rope_type == "dynamic":  # beyond the trained context, a larger base ("NTK")
         factor = float(rope["factor"])
         more = jnp.maximum(factor * lengths / config.max_positions - (factor - 1), 1.0)
         return frequencies * more ** _along_last(
@@ -122,7 +122,7 @@ def _of_length(config: DecoderConfig, frequencies: jax.Array, lengths: jax.Array
 
 
 def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turns heads [..., heads, h], whose pairs are (i, i + h / 2), by cosines and sines [..., h / 2]."""
+    """Rotates heads [..., heads, h], in pairs (i, i + h / 2), by cosines and sines [..., h / 2]."""
     cos, sin = (part[..., None, :] for part in turn)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -131,7 +131,8 @@ def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
 def heads(
     config: DecoderConfig, weights: Weights, x: jax.Array, turn: tuple[jax.Array, jax.Array], scale: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries [..., H, h], keys and values [..., K, h] of [..., D], turned to their positions."""
+    """Projects [..., D] to queries [..., H, h], keys and values [..., K, h], with rotary positions
+    applied."""
     q, k, v = (linear(weights[name], x, scale) for name in ("query", "key", "value"))
     q = q.reshape(*x.shape[:-1], config.num_heads, config.width)
     k, v = (each.reshape(*x.shape[:-1], config.num_kv_heads, config.width) for each in (k, v))
@@ -142,10 +143,9 @@ def heads(
 
 
 def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention, `H / K` query heads on each head of keys and values.
+    """Softmax attention, with `H / K` query heads per key-value head.
 
-    `q` [N, T, H, h], `keys` and `values` [N, K, S, h], and what each token attends to, `mask` [N, T, S] bool,
-    to [N, T, H * h].
+    `q` [N, T, H, h], `keys` and `values` [N, K, S, h] and `mask` [N, T, S] bool to [N, T, H * h].
     """
     n, t, h, width = q.shape
     grouped = q.reshape(n, t, keys.shape[1], -1, width)
@@ -162,14 +162,14 @@ def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
 
 
 def split_adapters(parameters: Weights) -> tuple[Weights, Weights]:
-    """(what is trained, what is not): adapters and their base; all of a network without adapters, and {}."""
+    """(trained, frozen): adapters and their base; without adapters, all parameters and {}."""
     if "base" in parameters:
         return parameters["adapters"], parameters["base"]
     return parameters, {}
 
 
 def join_adapters(trained: Weights, frozen: Weights) -> Weights:
-    """The parameters of what `split_adapters` made."""
+    """The inverse of `split_adapters`."""
     return {"base": frozen, "adapters": trained} if frozen else trained
 
 
@@ -179,7 +179,7 @@ def base(parameters: Weights) -> Weights:
 
 
 def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
-    """One network that computes the same: `kernel + lora_alpha / lora_rank * a b`, on the host (eq. 3)."""
+    """Merges adapters into kernels, `kernel + lora_alpha / lora_rank * a b`, on the host (eq. 3)."""
     if "base" not in parameters:
         return parameters
     scale = config.lora_alpha / config.lora_rank

@@ -1,7 +1,7 @@
-"""Packing: several short sequences in one row, told apart by segment numbers, so that little is padding.
+"""Packing: several short sequences in one row, separated by segment numbers, to reduce padding.
 
-`pack` packs them on the host, into as few rows as it finds; `pack_rows` in a program, into a given number.
-`without_padding` calls a function of padded rows on packed ones.
+`pack` runs on the host and minimises the number of rows; `pack_rows` is traceable, with a given number of
+rows. `without_padding` applies a function to packed rows.
 """
 
 import math
@@ -16,7 +16,7 @@ from fdg.errors import FdgError
 
 
 class Packed(NamedTuple):
-    """Rows of sequences.
+    """Packed sequences.
 
     Attributes:
       tokens, segments: [rows, T] int32; segments are 1, 2, ... in each row, 0 for padding.
@@ -30,12 +30,12 @@ class Packed(NamedTuple):
 
 
 def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = None, pad: int = 0) -> Packed:
-    """Sequences in as few rows as first-fit decreasing finds, or in `rows` rows of `length` tokens.
+    """Packs sequences by first-fit decreasing, or into `rows` rows of `length` tokens.
 
     `pad` fills the rest.
 
     Raises:
-      FdgError: a sequence that is empty or too long; more than fit into `rows`.
+      FdgError: an empty or too long sequence; too many for `rows`.
 
     >>> packed = pack([[5, 6], [7, 8, 9], [1]], length=4)
     >>> packed.tokens.tolist(), packed.segments.tolist()
@@ -44,7 +44,7 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     ([1, 0, 0], [0, 0, 3])
     """
     used: list[int] = []  # tokens in each row
-    numbers: list[int] = []  # and sequences
+    numbers: list[int] = []  # sequences in each row
     tokens: list[np.ndarray] = []
     segments: list[np.ndarray] = []
     row, start = np.zeros(len(sequences), np.int32), np.zeros(len(sequences), np.int32)
@@ -74,24 +74,23 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
 
 
 class Rows(NamedTuple):
-    """Sequences in rows, made within a program; `M` rows of `L` tokens, of `N` sequences."""
+    """`N` sequences, packed in traced code into `M` rows of `L` tokens."""
 
     tokens: jax.Array  # [M, L] int32
     segments: jax.Array  # [M, L] int32: 1, 2, ... in each row, 0 for padding.
-    source: jax.Array  # [M, L] int32, place of each token among the [N, T] that were given; N * T for padding
-    place: jax.Array  # [N, T] int32, the inverse: place of each token among the [M, L]; M * L for padding
-    fits: jax.Array  # [N] bool: sequences that no row had room for are left out
+    source: jax.Array  # [M, L] int32, index of each token in the input [N, T]; N * T for padding
+    place: jax.Array  # [N, T] int32, the inverse: index of each token in [M, L]; M * L for padding
+    fits: jax.Array  # [N] bool: False for sequences that no row had room for
 
     def moved(self, x: jax.Array) -> jax.Array:
-        """What belongs to tokens, [N, T] to [M, L]; zero in padding."""
+        """Moves values of tokens from [N, T] to [M, L]; zero in padding."""
         return jnp.append(x.reshape(-1), jnp.zeros(1, x.dtype))[self.source]
 
 
 def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: int = 0) -> Rows:
-    """Sequences in `rows` (M) rows of `length` (L) tokens, by first-fit decreasing; can be traced.
+    """Packs sequences into `rows` (M) rows of `length` (L) tokens, by first-fit decreasing; traceable.
 
-    `tokens` and `mask` are [N, T] int32, and bool where there is a token; padding may be anywhere. `pad`
-    fills the rest.
+    `tokens` [N, T] int32; `mask` [N, T] bool, False for padding, which may be anywhere. `pad` fills the rest.
 
     >>> tokens = jnp.array([[5, 6, 0], [7, 8, 9], [0, 0, 1]])
     >>> packed = pack_rows(tokens, tokens > 0, rows=2, length=4)
@@ -117,7 +116,7 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
     fits, row, start, number = (each[back] for each in (fits, row, start, number))
     within = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
     at = (row * length + start)[:, None] + within
-    at = jnp.where(mask & fits[:, None], at, rows * length)  # elsewhere: nowhere
+    at = jnp.where(mask & fits[:, None], at, rows * length)  # others: out of range
     place_of = jnp.arange(count * width, dtype=jnp.int32)
     source = jnp.full(rows * length, count * width, jnp.int32).at[at.reshape(-1)].set(place_of, mode="drop")
     source = source.reshape(rows, length)
@@ -131,18 +130,17 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
 def without_padding(
     function: Callable[[jax.Array, jax.Array], Any], tokens: jax.Array, segments: jax.Array, rows: int
 ) -> Any:
-    """Calls a function of padded sequences on packed rows, as few as hold the tokens.
+    """Calls a function of padded sequences on as few packed rows as needed.
 
-    The N sequences are divided into K blocks of equal size. Each block packs its own sequences, so blocks
-    that are split over devices stay split. One trip of a loop computes one packed row of each block; rows
-    that no block needs are skipped. The gradient computes each trip again.
+    The N sequences are divided into K blocks of equal size. Each block packs its own sequences, so blocks may
+    be split over devices. One trip of a loop computes one packed row of each block; rows that no block needs
+    are skipped. The gradient recomputes each trip.
 
     Args:
       function: `(tokens [K, T] int32, segments [K, T] int32) -> pytree of [K, T, ...]`. The result for a
         token may depend on tokens of the same segment only.
-      tokens, segments: [N, T] int32; segments are 1 (or True) where there is a token; padding may be
-        anywhere.
-      rows: packed rows at once; K is its greatest common divisor with N.
+      tokens, segments: [N, T] int32; segments are 1 (or True) for tokens; padding may be anywhere.
+      rows: packed rows computed at once; K is the greatest common divisor of this and N.
 
     Returns a pytree of [N, T, ...], zero in padding.
 

@@ -1,8 +1,8 @@
-"""Adapters as PEFT keeps them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads and writes PEFT's adapters: `adapter_config.json` and `adapter_model.safetensors`.
 
-PEFT's `lora_A` [r, in] and `lora_B` [out, r] are `a` [in, r] and `b` [r, out] here, and its scale is
-`lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`. A layer that a folder has no adapter for gets
-one of zeros, which adds nothing and has no gradient: it stays as it is, as with PEFT.
+PEFT's `lora_A` [r, in] and `lora_B` [out, r] are `a` [in, r] and `b` [r, out] here; the scale is `lora_alpha
+/ r`, or `lora_alpha / sqrt(r)` with `use_rslora`. A layer without an adapter in the folder gets one of zeros,
+which adds nothing and has no gradient.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ _PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight":
 _MOST_LAYERS = 4096
 _READ = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
 _IGNORED = frozenset(
-    # How it was made, and for what.
+    # How the adapters were made.
     "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode lora_dropout"
-    # Where adapters are: the tensors say.
+    # Where adapters are; the tensors' names show it.
     " target_modules exclude_modules layers_to_transform layers_pattern"
-    # Settings of options that are off, or are refused by their own names.
+    # Settings of options that are off, or are checked separately.
     " megatron_core loftq_config eva_config corda_config lora_ga_config runtime_config"
     " qalora_group_size".split()
 )
-_BEGINNINGS = ("gaussian", "orthogonal", "eva")  # others change the base
+_BEGINNINGS = ("gaussian", "orthogonal", "eva")  # other initialisations change the base
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
-    """A base's shape with the adapters of a folder, without their tensors; as `load`."""
+    """The base's config with the folder's adapters, without reading tensors; errors as in `load`."""
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
         refuse_run(folder, "a folder with adapters", "--format peft ")
@@ -77,17 +77,17 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
 
 
 def base_name(directory: str | os.PathLike[str]) -> str:
-    """The name of the base that a folder's adapters say they were trained on; empty where they do not."""
+    """The base's name in a folder of adapters; empty if it is missing."""
     found = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
     return found if isinstance(found, str) else ""
 
 
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
-    """The adapters of a folder (float32, on the host), and the shape of their base with them.
+    """Loads adapters (float32, on the host), and the base's config with them.
 
     Raises:
-      FdgError: no such folder or file, another kind of adapter, an option that is not supported, tensors that
-        are of another base or are not finite.
+      FdgError: no such folder or file, an unsupported kind of adapter or option, tensors that do not fit the
+        base or are not finite.
     """
     folder = pathlib.Path(directory)
     adapted = read_config(folder, config)
@@ -105,14 +105,14 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
 def _matched(
     folder: pathlib.Path, config: DecoderConfig, rank: int
 ) -> Iterator[tuple[tuple[str, ...], str, str, Stored]]:
-    """Of each tensor: path of the layer that it adapts, `a` or `b`, its key, and where it is."""
+    """For each tensor: the path of its layer, `a` or `b`, its key, and where it is stored."""
     if not os.path.lexists(folder / TENSORS):
         older = " (adapter_model.bin is of an older format, which is not read)"
         raise FdgError(
             f"{folder}: {TENSORS} is missing{older * os.path.lexists(folder / 'adapter_model.bin')}: save the"
             " adapters again with PEFT"
         )
-    if config.num_layers > _MOST_LAYERS:  # before that many names are made
+    if config.num_layers > _MOST_LAYERS:  # before so many names are made
         raise FdgError(f"{folder}: its base has num_layers={config.num_layers}, of {_MOST_LAYERS} at most")
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
@@ -153,10 +153,10 @@ def save(
     base: str = "",
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes the adapters of parameters, without their base, as PEFT does.
+    """Writes adapters, without the base, in PEFT's format.
 
-    `directory` is new, or one whose adapters are replaced; `base` is where the base is, for those who load
-    it; `files` are further ones, by name.
+    `directory` is new, or its adapters are replaced; `base` is the base's path or name, for whoever loads it;
+    `files` are further files by name.
 
     Raises:
       FdgError: there are no adapters; the directory cannot be written.

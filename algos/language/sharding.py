@@ -1,8 +1,9 @@
-"""How a decoder's parameters are split over devices, as rules on their paths (docs/policies.md).
+"""Rules that shard a decoder's parameters, by their paths (docs/policies.md).
 
-A block has two products in a row twice: into heads and out of them, into the SwiGLU and out of it. Tensor
-parallelism splits the first by columns and the second by rows, so that devices meet once after each pair
-(Megatron-LM, arXiv 1909.08053, sec. 3). Adapters are split as what they adapt, on the side that they share.
+A block has two pairs of products: into and out of the heads, into and out of the SwiGLU. Tensor parallelism
+splits the first of a pair by columns and the second by rows, so that each pair needs one all-reduce
+(Megatron-LM, arXiv 1909.08053, sec. 3). Adapters are split like their kernel, along the axis that they share
+with it.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ _FIRST, _SECOND = "(query|key|value|gate|up)", "(output|down)"
 
 
 def tensor_parallel() -> Rules:
-    """Heads and hidden units over the mesh's axis `model`; embeddings along their largest dimension.
+    """Shards heads and hidden units over the mesh axis `model`; embeddings along their largest dimension.
 
     >>> tensor_parallel()[0]
     ("'(query|key|value|gate|up)'.*'kernel'", (None, 'model'))
@@ -22,7 +23,7 @@ def tensor_parallel() -> Rules:
 
 
 def fully_sharded_tensor_parallel() -> Rules:
-    """The same, and the other dimension over `batch`: each device keeps one part of batch x model parts."""
+    """Also shards the other dimension over `batch`: each device keeps one of batch x model parts."""
     return _rules("batch")
 
 

@@ -1,7 +1,7 @@
-"""Tensors in files: where each one lies by the file's own header, read when it is needed.
+"""Tensors in files, located by the file's header, and read lazily.
 
-A header is checked before anything is read: what it says lies within the file, and no bytes belong to two
-tensors, so reading all of them costs no more than the file's size, times four where it holds float8.
+Headers are checked first: tensors lie within the file and do not overlap, so reading all costs no more memory
+than the file's size, times four for float8.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import json_object, open_regular
 
-_HEADER_BYTES = 16 << 20  # of a safetensors file; a tensor takes about a hundred
+_HEADER_BYTES = 16 << 20  # in a safetensors file; a tensor takes about a hundred
 _NAMES = 120  # characters of a tensor's name in an error
 
 _FLOATS = {
@@ -32,10 +32,10 @@ class Stored(NamedTuple):
     """A tensor in a file."""
 
     path: str  # the file
-    shape: tuple[int, ...]  # of the tensor
-    offset: int  # of its first byte
-    size: int  # its bytes
-    # bytes `[size] uint8` to numbers, in any shape and float dtype
+    shape: tuple[int, ...]  # the tensor's
+    offset: int  # of the first byte
+    size: int  # in bytes
+    # decodes bytes `[size] uint8` to numbers, in any shape and float dtype
     decode: Callable[[np.ndarray], np.ndarray]
 
     def read(self) -> np.ndarray:
@@ -45,12 +45,12 @@ class Stored(NamedTuple):
             file.seek(self.offset)
             if file.readinto(content.data) != self.size:
                 raise FdgError(f"{self.path}: has become shorter while it was read")
-        with np.errstate(all="ignore"):  # what is not finite afterwards is the caller's matter
+        with np.errstate(all="ignore"):  # the caller checks for values that are not finite
             return self.decode(content).astype(np.float32, copy=False).reshape(self.shape)
 
 
 def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, none of them read yet."""
+    """The tensors of a safetensors file by name; reads only the header."""
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -79,7 +79,7 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
 
 
 def _entry(path: str, name: str, said: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """What a header says of a tensor: dtype, shape, first byte and the one behind the last."""
+    """Parses a header's entry: dtype, shape, first byte and end."""
 
     def whole(value: Any) -> bool:
         return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)

@@ -1,7 +1,7 @@
-"""Checkpoints of decoders: Hugging Face's directories, read and written (`config.json`, `*.safetensors`).
+"""Reads and writes checkpoints in Hugging Face's format (`config.json`, `*.safetensors`).
 
-Kernels are [in, out] here and [out, in] there. A directory is written under a name of its own first: what was
-there before is whole until the new one is.
+Kernels are [in, out] here and [out, in] there. A directory is first written under a temporary name, so that
+the previous checkpoint stays whole until the new one is.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fdg.reading import read_json, refuse_run
 
 _INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
 _GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
-_SHARD_BYTES = 5 << 30  # of a file, as Hugging Face's own are
+_SHARD_BYTES = 5 << 30  # of a file, as in Hugging Face's checkpoints
 _INDEX_BYTES = 32 << 20
 _MOST_LAYERS = 1024
 
@@ -34,10 +34,10 @@ _MOST_LAYERS = 1024
 def names(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
-    """Hugging Face's key of each parameter: its path here, its shape there, and whether it is transposed.
+    """By parameter path: Hugging Face's name, its shape there, and whether it is transposed.
 
-    With `scores` of one that gives a whole text one number, `score` [D, 1] of what it holds at the last token
-    (there a `...ForSequenceClassification` with one label), in place of logits.
+    With `scores`, for a reward model with one number per text: `score` [D, 1], applied at the last token, in
+    place of the head (there a `...ForSequenceClassification` with one label).
 
     >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
@@ -51,7 +51,7 @@ def names(
     elif not c.tie_embeddings:
         found["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
     queries, pairs = c.num_heads * c.width, c.num_kv_heads * c.width
-    linear = {  # key there: name here, columns, rows, whether there is a bias
+    linear = {  # name there: name here, columns, rows, whether there is a bias
         "self_attn.q_proj": (("attention", "query"), queries, c.hidden_size, c.qkv_bias),
         "self_attn.k_proj": (("attention", "key"), pairs, c.hidden_size, c.qkv_bias),
         "self_attn.v_proj": (("attention", "value"), pairs, c.hidden_size, c.qkv_bias),
@@ -79,7 +79,7 @@ def names(
 
 
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
-    """The shape of a directory's decoder, without its tensors; as `load`."""
+    """The config of a directory's decoder, without its tensors; errors as in `load`."""
     file = pathlib.Path(directory) / "config.json"
     if not os.path.lexists(file):
         known = "it has no config.json" if os.path.isdir(directory) else "no such directory"
@@ -101,18 +101,18 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
 def load(
     directory: str | os.PathLike[str], *, scores: bool = False, **changes: Any
 ) -> tuple[Decoder, Weights]:
-    """A decoder and its parameters (float32, on the host) from a directory that Hugging Face's library wrote.
+    """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
     Args:
       directory: with `config.json`, and `model.safetensors` or its shards and their index.
-      scores: whether it is a reward model's: see `names`.
-      changes: fields of `DecoderConfig` that the file does not say, such as `dtype`, `remat`, `lora_rank`;
-        with a rank the parameters get new adapters (of `jax.random.key(0)`; `Decoder.with_adapters` makes
-        others).
+      scores: True for a reward model: see `names`.
+      changes: fields of `DecoderConfig` that the file does not set, such as `dtype`, `remat`, `lora_rank`;
+        with a rank the parameters get new adapters (from `jax.random.key(0)`; `Decoder.with_adapters` takes
+        another key).
 
     Raises:
-      FdgError: no such directory or file, a missing shard, another architecture, numbers that are not finite:
-        names it.
+      FdgError: no such directory or file, a missing shard, an unsupported architecture, numbers that are not
+        finite.
     """
     folder = pathlib.Path(directory)
     config = read_config(folder, **changes)
@@ -126,7 +126,7 @@ def load(
 def assemble(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
 ) -> Weights:
-    """Parameters of tensors with Hugging Face's keys and shapes."""
+    """Makes parameters from tensors with Hugging Face's names and shapes."""
     found: Weights = {}
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
         array = finite(tensor, f"{where}: '{key}'")
@@ -138,12 +138,12 @@ def assemble(
 
 
 def finite(tensor: Stored, where: str) -> np.ndarray:
-    """The numbers of a tensor, float32."""
+    """Reads a tensor as float32, and checks that it is finite."""
     array = tensor.read()
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         total = np.dot(flat, flat)
-    if not math.isfinite(total):  # the fastest test; the sum may be too large by itself
+    if not math.isfinite(total):  # the fastest test; a finite tensor may overflow the sum
         count = array.size - np.count_nonzero(np.isfinite(array))
         if count:
             raise FdgError(
@@ -154,7 +154,7 @@ def finite(tensor: Stored, where: str) -> np.ndarray:
 
 
 def _turned(array: np.ndarray) -> np.ndarray:
-    """The transpose of a matrix, contiguous: a few rows at a time, which stay in the processor's cache."""
+    """A contiguous transpose, a few rows at a time, which stay in the CPU's cache."""
     out = np.empty(array.shape[::-1], array.dtype)
     for i in range(0, len(array), 32):
         out[:, i : i + 32] = array[i : i + 32].T
@@ -162,15 +162,15 @@ def _turned(array: np.ndarray) -> np.ndarray:
 
 
 def has_tensors(directory: str | os.PathLike[str]) -> bool:
-    """Whether any weights are in a directory; also true of a name that no directory can have."""
+    """True if a directory has weights, or its name is invalid."""
     try:
         return any(pathlib.Path(directory).glob("*.safetensors"))
-    except OSError:  # which reading it says better
+    except OSError:  # reading it raises a better error
         return True
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The config of a directory without weights, which shapes follow from."""
+    """The config of a directory that may lack weights; shapes follow from it."""
     config = read_config(directory)
     if config.num_layers > _MOST_LAYERS:
         raise FdgError(
@@ -181,7 +181,7 @@ def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
 
 
 def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:
-    """Whether `load` would find all that it needs, without reading a tensor: the config."""
+    """Whether `load` would find all files; reads the config, but no tensor."""
     folder = pathlib.Path(directory)
     config = read_config(folder)
     _matched(config, _stored(folder), str(folder), scores)
@@ -191,8 +191,8 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
 def _matched(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
-    """The tensors that the config needs by their `names`, each with its path and whether it is transposed."""
-    if config.num_layers > len(tensors):  # before that many names are made
+    """The tensors that the config needs, by `names`, each with its path and whether it is transposed."""
+    if config.num_layers > len(tensors):  # before so many names are made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
@@ -201,7 +201,7 @@ def _matched(
     found: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
     for given, tensor in tensors.items():
         plain = _WRAPPERS.sub("", given)
-        key = plain if plain in expected else f"model.{plain}"  # of a model that was saved without its head
+        key = plain if plain in expected else f"model.{plain}"  # saved without its head
         if plain == "lm_head.weight" and config.tie_embeddings:
             key = "model.embed_tokens.weight"
             if not {key, key.removeprefix("model.")}.isdisjoint(tensors):
@@ -241,9 +241,9 @@ def _matched(
     return found
 
 
-# Of a compiled module, one spread over devices, and one in a trainer's.
+# Prefixes of compiled, distributed and wrapped models.
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|pretrained_model)\.)+")
-# Buffers that old checkpoints hold, the head of a reward model's base, and the value head of a trainer.
+# Buffers of old checkpoints, the head of a reward model's base, and a trainer's value head.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")
 
 
@@ -256,20 +256,20 @@ def save(
     settings: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes a directory that Hugging Face's library loads; adapters are added to what they adapt.
+    """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Args:
-      directory: new, or one that holds a checkpoint already, which is replaced; other files in it stay.
-      decoder: whose parameters these are.
-      parameters: as `decoder.init` makes them; with a `score` beside them, a reward model's: see `names`.
-      shard_bytes: the largest file, where there is more than one tensor.
+      directory: new, or an existing checkpoint to replace; other files in it stay.
+      decoder: the model.
+      parameters: as from `decoder.init`; with `score`, a reward model's: see `names`.
+      shard_bytes: the largest file, unless a single tensor is larger.
       dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
-      settings: further keys of `config.json`, such as which token ends a text.
+      settings: further keys of `config.json`, such as the end token.
       files: further files by name, such as a tokenizer's.
 
     Raises:
-      FdgError: what the config says is no model of Hugging Face's; the directory cannot be written, or holds
-        adapters, which that library would add.
+      FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,
+        which that library would add.
     """
     config = {**decoder.config.to_hugging_face(), **(settings or {}), "torch_dtype": dtype}
     base = merge_adapters(decoder.config, parameters)
@@ -298,7 +298,7 @@ def save(
             (partial / _INDEX).write_text(json.dumps(listing, indent=2, sort_keys=True) + "\n")
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         new = {file.name for file in partial.iterdir()}
-    for old in pathlib.Path(directory).glob("model*.safetensors*"):  # of the checkpoint that was there
+    for old in pathlib.Path(directory).glob("model*.safetensors*"):  # of the previous checkpoint
         if old.name not in new:
             old.unlink()
 
@@ -316,7 +316,7 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 def writing(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
-    """A folder to write into, whose files then take the place of those of a directory; `last` comes last."""
+    """Yields a temporary folder, then moves its files into a directory; `last` comes last."""
     folder = pathlib.Path(directory)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -336,7 +336,7 @@ def writing(
 
 
 def _shards(config: DecoderConfig, base: Weights, most: int, dtype: np.dtype) -> list[dict[str, Any]]:
-    """Which tensors go into which file: functions that make them, one file's at a time."""
+    """Divides tensors into files: for each file, functions that make its tensors."""
     shards: list[dict[str, Any]] = [{}]
     room = most
     for key, (path, shape, transposed) in names(config, "score" in base).items():
@@ -362,9 +362,9 @@ def _shard_name(i: int, count: int) -> str:
 
 
 def _stored(folder: pathlib.Path) -> dict[str, Stored]:
-    """The tensors of a directory's files, by their names there."""
+    """The tensors of a directory's files, by name."""
     index: dict[str, Any] = {}
-    if os.path.lexists(folder / _ONE):  # which goes before an index, as for Hugging Face's library
+    if os.path.lexists(folder / _ONE):  # takes precedence over an index, as in Hugging Face's library
         files = [_ONE]
     elif os.path.lexists(folder / _INDEX):
         index = read_json(folder / _INDEX, _INDEX_BYTES).get("weight_map") or {}
@@ -397,5 +397,5 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
 
 
 def _is_plain(file: Any) -> bool:
-    """Whether a name is that of a file in the directory itself."""
+    """True if a name has no path components."""
     return isinstance(file, str) and file not in ("", ".", "..") and not set("/\\\0") & set(file)

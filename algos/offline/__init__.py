@@ -1,4 +1,4 @@
-"""Algorithms that learn from data sets: imitation, offline reinforcement learning, and fine-tuning online."""
+"""Algorithms that learn from data sets: imitation, offline RL, and online fine-tuning."""
 
 from fdg.public_names import submodules
 

@@ -1,9 +1,9 @@
 """Behaviour cloning (Pomerleau 1989, "ALVINN", NIPS 1): the actor imitates the actions of a data set.
 
-It also distils a teacher into a student that sees no privileged part of the observations, from data that the
-teacher has made or labelled (`fdg collect --labels`).
+It also distils a teacher into a student without privileged observations, from data that the teacher collected
+or labelled (`fdg collect --labels`).
 
-Letters in shapes: `N` samples of a minibatch, `D` components of an action.
+Shapes: `N` samples of a minibatch, `D` components of an action.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from fdg.settings.fields import require
 
 
 class Parameters(NamedTuple):
-    """What gradients are taken by."""
+    """The trained parameters."""
 
     actor: Any
 
@@ -43,7 +43,7 @@ class Learned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BC(Agent, presets="BC"):
-    """Maximum likelihood of the actions of a data set, for discrete actions and those within bounds.
+    """Maximum likelihood of a data set's actions, for discrete and bounded continuous actions.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -55,7 +55,7 @@ class BC(Agent, presets="BC"):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
     steps_are: ClassVar[str] = "gradient steps"
-    discount: ClassVar[float] = 1.0  # of replay; imitation does not use it
+    discount: ClassVar[float] = 1.0  # required by replay; imitation does not use it
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=100_000)
@@ -63,8 +63,8 @@ class BC(Agent, presets="BC"):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pair in place of the default. Its results are logits, or means before their tanh and
-    # logs of standard deviations, [N, 2 * D].
+    # Any (init, apply) pair in place of the default. It returns logits, or means before tanh and log standard
+    # deviations, [N, 2 * D].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
@@ -77,30 +77,30 @@ class BC(Agent, presets="BC"):
         )
 
     def check_files(self) -> None:
-        """Refuses to begin without a data set."""
+        """Raises without a data set."""
         require(self, self.dataset is not None, "dataset=None: give a folder of fdg collect, or of Minari")
 
-    # --- what all have that learn from data: `algos/offline/learning.py` ---
+    # --- the interface of `algos/offline/learning.py` ---
 
     updates_per_iteration = property(learning.updates)
     buffer = property(learning.buffer)
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
-    explorer = property(lambda self: ExplorerChoice())  # it does not explore
-    transforming = property(lambda self: Transforming())  # nor are rows changed: rewards do not matter
-    _keys = 1  # of each sample of a gradient step; not used
+    explorer = property(lambda self: ExplorerChoice())  # no exploration
+    transforming = property(lambda self: Transforming())  # no transformation of rows: rewards do not matter
+    _keys = 1  # keys per sample of a gradient step; not used
     _memory, _sampled, _default_optimizer = NO_MEMORY, off_policy.sampled, property(off_policy.adam)
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first iteration, the data set in its replay."""
+        """The initial state, with the data set in its replay buffer."""
         self.check_files()
         return learning.init(self, key)
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, transition):
-        """Gradient of the loss over a minibatch `[N]`, and what it is made of."""
+        """Gradient of the loss over a minibatch `[N]`, and the terms of the loss."""
         return jax.grad(self.loss, has_aux=True)(parameters, transition)
 
-    # --- parts; `update` is that of every agent ---
+    # --- parts; `update` is inherited from `Agent` ---
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         parameters = Parameters(self._actor.init(actor_key, observation))
@@ -117,7 +117,7 @@ class BC(Agent, presets="BC"):
         return Learned(parameters, optimizer_state), None, losses
 
     def loss(self, parameters: Parameters, transition: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Minus the mean log-likelihood, and the mean squared error of the most probable action."""
+        """The negative mean log-likelihood, and the mean squared error of the mode."""
         policy = self._policy(parameters.actor, transition.observation)
         loss = -jnp.mean(policy.log_prob(transition.action))
         error = jnp.square(policy.mode().astype(jnp.float32) - transition.action.astype(jnp.float32))
@@ -135,7 +135,7 @@ class BC(Agent, presets="BC"):
         return stretched(action, space) if isinstance(space, Box) else action
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose results do not fit the action space."""
+        """Refuses a network whose outputs do not fit the action space."""
         space, count = self.env.action_space, self.num_envs
         seen = composite.types(self.env.observation_space, (count,))
         output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)

@@ -1,10 +1,10 @@
 """Conservative Q-learning (CQL; Kumar, Zhou, Tucker and Levine 2020, arXiv 2006.04779).
 
 Soft actor-critic (`algos/sac.py`) whose critics also lower the values of actions outside the data, and raise
-those of its actions. The state is that of SAC: a run of SAC can begin with what CQL has learned (`--from`).
-Equations are numbered as in the paper.
+those of the data's actions. The state is SAC's, so a run of SAC can start from CQL (`--from`). Equations are
+numbered as in the paper.
 
-Letters in shapes: `N` samples of a minibatch, `K` actions drawn for each, `D` components of an action.
+Shapes: `N` samples of a minibatch, `K` sampled actions for each, `D` components of an action.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from fdg.settings.fields import hyperparameter, require_not_negative, require_po
 class CQL(Agent, driver=learning, presets="CQL"):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix F), except that actor and critics share one
-    learning rate, and that alpha is constant.
+    Defaults are those of the paper for locomotion (appendix F), except one learning rate for actor and
+    critics, and a constant alpha.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -54,7 +54,7 @@ class CQL(Agent, driver=learning, presets="CQL"):
         require_positive(self, "num_actions")
         require_not_negative(self, "conservatism")
 
-    _keys = 5  # of each sample of a gradient step: two are SAC's
+    _keys = 5  # keys per sample of a gradient step; two are SAC's
 
     gradient, update = SAC.gradient, SAC.update
     _first, _learn_from, _policy, _soft_loss = SAC._first, SAC._learn_from, SAC._policy, SAC.loss
@@ -69,9 +69,10 @@ class CQL(Agent, driver=learning, presets="CQL"):
         return loss + self.conservatism * gap, {**metrics, "conservative_gap": gap}
 
     def _drawn(self, actor: Any, transition: Transition, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions to be lowered, `[3 * K, N, *action]`, and the log-densities of drawing them.
+        """Actions whose values are lowered, `[3 * K, N, *action]`, and the log-densities of sampling them.
 
-        Uniform ones, and those of the policy now and next (appendix F); `keys [3, N]`.
+        Uniform actions, and actions of the policy at this and the next observation (appendix F); `keys [3,
+        N]`.
         """
         several = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.num_actions)))(keys)
         several = several.swapaxes(1, 2)  # [3, K, N]
@@ -93,8 +94,8 @@ class CQL(Agent, driver=learning, presets="CQL"):
     ) -> jax.Array:
         """The log of the integral of exp(Q) over actions, minus Q of the data's action.
 
-        It is the mean over samples, summed over both critics.
-        The integral is estimated by importance sampling from actions `[M, N, *action]` (appendix F).
+        The mean over samples, summed over both critics. Importance sampling of actions `[M, N, *action]`
+        estimates the integral (appendix F).
         """
         given = self._critics.apply(critics, transition.observation, transition.action)
         others = jax.vmap(lambda action: self._critics.apply(critics, transition.observation, action))(

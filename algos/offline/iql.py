@@ -1,10 +1,10 @@
 """Implicit Q-learning (IQL; Kostrikov, Nair and Levine 2021, arXiv 2110.06169).
 
-A state-value function is fitted to an upper expectile of the critics' values of the data's actions, critics
-to it, and the actor imitates the data's actions, weighed by their advantage over it. No action outside of the
-data is ever valued. Equations are numbered as in the paper.
+A state-value function is fitted to an upper expectile of the critics' values of the data's actions, and the
+critics to it. The actor imitates the data's actions, weighted by advantage. Actions outside the data are
+never evaluated. Equations are numbered as in the paper.
 
-Letters in shapes: `N` samples of a minibatch, `D` components of an action.
+Shapes: `N` samples of a minibatch, `D` components of an action.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ from fdg.settings.fields import hyperparameter, require, require_not_negative, r
 
 
 class Parameters(NamedTuple):
-    """What gradients are taken by."""
+    """The trained parameters."""
 
     actor: Any
-    critics: Any  # of both
+    critics: Any  # of both critics
     value: Any
 
 
@@ -40,7 +40,7 @@ class Parameters(NamedTuple):
 class IQL(Agent, driver=learning, presets="IQL"):
     """IQL for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion, but for standard deviations that depend on the observation
+    Defaults are those of the paper for locomotion, except standard deviations that depend on the observation,
     and a constant step size of the actor.
 
     Raises:
@@ -69,13 +69,13 @@ class IQL(Agent, driver=learning, presets="IQL"):
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
         require_not_negative(self, "advantage_scale")
 
-    _keys = 1  # of each sample of a gradient step
+    _keys = 1  # keys per sample of a gradient step
 
-    # --- fragments; `step` and `observe` are those of every agent ---
+    # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, target_critics, transition):
-        """Gradient of the losses over a minibatch `[N]`, and what they are made of."""
+        """Gradient of the losses over a minibatch `[N]`, and the terms of the losses."""
         return jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition)
 
     update = SAC.update
@@ -95,16 +95,16 @@ class IQL(Agent, driver=learning, presets="IQL"):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each with a gradient by its own part of the parameters only.
+        """The sum of three losses, each with gradients for its own parameters only.
 
-        So all parts move at once; the authors' code moves one after the other.
+        So all are updated at once; the authors' code updates one after another.
         """
         done = transition.observation, transition.action
         value = self._value.apply(parameters.value, transition.observation)
         advantage = jnp.minimum(*self._critics.apply(target_critics, *done)) - value
         value_loss = jnp.mean(expectile_error(advantage, self.expectile))  # equation 5
 
-        # Equation 6; the discount is zero where the episode terminated, and not where it was truncated.
+        # Equation 6; the discount is zero after a termination, but not after a truncation.
         following = self._value.apply(jax.lax.stop_gradient(parameters.value), transition.next_observation)
         target = transition.reward + transition.discount * following
         first, second = self._critics.apply(parameters.critics, *done)
@@ -130,7 +130,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
 
 def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:
-    """The asymmetric squared error of equation 4, `[N]`: `expectile` weighs differences above zero.
+    """The asymmetric squared error of equation 4, `[N]`: `expectile` weights positive differences.
 
     >>> expectile_error(jnp.array([2.0, -2.0]), 0.75).tolist()
     [3.0, 1.0]

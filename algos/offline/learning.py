@@ -1,11 +1,11 @@
-"""Learning from a data set, as functions: its steps as replay, gradient steps, fine-tuning.
+"""Learning from a data set, as functions: steps in replay, gradient steps, fine-tuning.
 
-When a run begins, the steps of a data set (`algos.offline.minari`) fill the replay rings, in equal parts for
-each environment. Offline an iteration only takes gradient steps; only evaluations step the environment.
-Online it also acts, and adds its steps (`algos.off_policy`). One gradient step is taken for each step
-counted.
+At the start of a run, the steps of a data set (`algos.offline.minari`) fill the replay rings, in equal parts
+for each environment. Offline, an iteration only takes gradient steps, and only evaluations step the
+environment. Online, it also acts and stores its steps (`algos.off_policy`). There is one gradient step for
+each counted step.
 
-Letters in shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
+Shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _LOG_STD_BOUNDS = (-5.0, 2.0)  # as in the code of IQL's authors, github.com/iko
 
 @dataclasses.dataclass(frozen=True)
 class OfflineData(Part):
-    """A data set that is learned from."""
+    """The settings of a data set."""
 
     dataset: str | None = hyperparameter(
         None, "folder of a data set (fdg collect, Minari) to learn from (None: no data)", holds="folder"
@@ -40,7 +40,7 @@ class OfflineData(Part):
     batch_size: int = hyperparameter(256, "samples of a gradient step, as many of each environment's part")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses data that are not there or of other spaces, wrong sizes, and settings of acting alone."""
+        """Refuses missing data, data of other spaces, wrong sizes, and settings that only acting uses."""
         require_positive(algorithm, "batch_size")
         require(
             algorithm,
@@ -65,17 +65,17 @@ class OfflineData(Part):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files of the data set, by names that a run keeps copies by."""
+        """The data set's files, by the names of their copies in a run."""
         folder = None if self.dataset is None else DataSet(self.dataset).folder
         return {} if folder is None else {name.partition(".")[0]: str(folder / name) for name in FILES}
 
     @property
     def acts(self) -> bool:
-        """Whether the environment is stepped in training."""
+        """True if training steps the environment."""
         return False
 
     def rows(self, algorithm: Any) -> int:
-        """L: steps of the data set in the ring of each environment; those left over are not used."""
+        """L: steps of the data set in each environment's ring; the remainder is not used."""
         return 0 if self.dataset is None else DataSet(self.dataset).num_steps // algorithm.num_envs
 
 
@@ -90,7 +90,7 @@ class BoundedNormal:
 
     @classmethod
     def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
-        """From an actor's output `[N, 2 * D]`: means before their tanh, logs of deviations."""
+        """From an actor's output `[N, 2 * D]`: means before tanh, log standard deviations."""
         mean, log_std = jnp.split(output, 2, axis=-1)
         return cls(jnp.tanh(mean), jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
@@ -103,7 +103,7 @@ class BoundedNormal:
         return self._normal.mode()
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density `[...]` of `action [..., *shape]`, before it is cut off."""
+        """Log-density `[...]` of `action [..., *shape]` before clipping."""
         return self._normal.log_prob(action)
 
     @property
@@ -113,7 +113,7 @@ class BoundedNormal:
 
 @dataclasses.dataclass(frozen=True)
 class Data(OfflineData):
-    """What is learned from: a data set, the agent's own steps (without one), or both."""
+    """The sources of steps: a data set, the agent's own steps, or both."""
 
     online: bool = hyperparameter(
         False, "also act, and add the steps to those of the data set", only_with="dataset"
@@ -121,7 +121,7 @@ class Data(OfflineData):
 
     @property
     def acts(self) -> bool:
-        """Whether the environment is stepped in training."""
+        """True if training steps the environment."""
         return self.dataset is None or self.online
 
 
@@ -134,14 +134,14 @@ def updates(algorithm: Any) -> int:
 
 
 def learning_starts(algorithm: Any) -> int:
-    """Steps before the first gradient step: none where there is data."""
+    """Steps before the first gradient step: 0 with a data set."""
     if algorithm.dataset is not None:
         return 0
     return max(algorithm.batch_size, algorithm.num_envs * algorithm.buffer.least_rows)
 
 
 def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any) -> Replay:
-    """Where steps are kept, those of the data set and all that are taken."""
+    """The replay buffer of the data set's steps and the agent's."""
     own = algorithm.num_iterations * algorithm.steps_per_iteration if algorithm.data.acts else 0
     return kind(
         num_envs=algorithm.num_envs,
@@ -153,7 +153,7 @@ def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any)
 
 
 def init(self: Any, key: jax.Array) -> State:
-    """The initial state, the data set in its replay and statistics."""
+    """The initial state, with the data set in its replay buffer and statistics."""
     if self.data.acts:
         state = off_policy.init(self, key)
         if self.dataset is None:
@@ -192,9 +192,9 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
 
 
 def stored(algorithm: Any) -> Step:
-    """The steps of the data set, `[L, B]`, with bounded actions in [-1, 1]; environment i has the i-th part.
+    """The data set's steps, `[L, B]`, with bounded actions in [-1, 1]; environment i has the i-th part.
 
-    A host callback reads the file when the program runs, so that arrays are no constants of the program.
+    A host callback reads the file when the program runs, so arrays are not constants of the program.
     """
     env, count, rows = algorithm.env, algorithm.num_envs, algorithm.data.rows(algorithm)
 
@@ -210,7 +210,7 @@ def stored(algorithm: Any) -> Step:
 
 
 def _between(space: Any) -> Any:
-    """The space of actions between fragments, and in replay: bounded ones are in [-1, 1]."""
+    """The action space between fragments, and in replay: bounded actions are in [-1, 1]."""
     return Box(-1.0, 1.0, space.shape) if isinstance(space, Box) else space
 
 
@@ -218,7 +218,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     try:
         steps = DataSet(path).steps(observation_space, action_space)
     except FdgError as error:
-        raise HostError(str(error)) from None  # which passes through XLA in its own words
+        raise HostError(str(error)) from None  # passes through XLA unchanged
     if isinstance(action_space, Box):
         low, high = action_space.low_array, action_space.high_array
         action = np.clip(2.0 * (steps.action - low) / (high - low) - 1.0, -1.0, 1.0)
@@ -228,7 +228,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
         return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
 
     found = jax.tree.map(divided, steps)
-    found.truncated[-1] |= ~found.terminated[-1]  # what follows in the ring is no part of the episode
+    found.truncated[-1] |= ~found.terminated[-1]  # the next row in the ring belongs to another episode
     return found
 
 

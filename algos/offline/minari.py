@@ -1,10 +1,9 @@
-"""Data sets in Minari's format: episodes of steps in HDF5, as Minari 0.5 writes them, written and read.
+"""Reads and writes data sets in the format of Minari 0.5: episodes in HDF5.
 
-A data set is a folder with `data/metadata.json`, which says how many episodes and steps there are and of
-which spaces, and `data/main_data.hdf5`, with a group for each episode (https://minari.farama.org, "Dataset
-standards"). Of an episode of T steps there are `observations [T + 1, *obs]` (parts of a dictionary by their
-names, of a tuple as `_index_0`, ...), `actions [T, *action]`, and `rewards`, `terminations` and
-`truncations [T]`.
+A data set is a folder with `data/metadata.json`, which has the numbers of episodes and steps and the spaces,
+and `data/main_data.hdf5`, with a group for each episode (https://minari.farama.org, "Dataset standards"). An
+episode of T steps has `observations [T + 1, *obs]` (parts of a dictionary by name, of a tuple as `_index_0`,
+...), `actions [T, *action]`, and `rewards`, `terminations` and `truncations [T]`.
 """
 
 import contextlib
@@ -27,20 +26,20 @@ from envs.spaces import Space
 from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, open_regular, read_json
 
-# --- arrays of HDF5 files of others (docs/security.md): what a file declares is checked before it is read ---
+# --- arrays of untrusted HDF5 files (docs/security.md): declarations are checked before data is read ---
 #
-# HDF5 can name other files in three ways (external links, external storage, virtual data sets), load plugins
-# that decompress, and declare arrays far larger than the file. None of that happens here.
+# HDF5 can name other files in three ways (external links, external storage, virtual data sets), load
+# decompression plugins, and declare arrays far larger than the file. All of this is refused here.
 
-_INFLATED = 64  # bytes of an array for each byte of its file, beyond `_FREE`
+_INFLATED = 64  # decompressed bytes for each byte of the file, beyond `_FREE`
 _FREE = 256 << 20
-_CHUNK = 256 << 20  # bytes of a chunk, which HDF5 decompresses whole
-_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # compiled into HDF5; others may be plugins
+_CHUNK = 256 << 20  # of a chunk, which HDF5 decompresses whole
+_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
 _KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
 def library() -> Any:
-    """The module `h5py`."""
+    """Imports `h5py`."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
@@ -49,7 +48,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
-    """The arrays of an HDF5 file; whatever is wrong with the file is an error of one line."""
+    """Opens the arrays of an HDF5 file; errors in the file become one-line errors."""
     h5py = library()
     with open_regular(path) as content:
         size = os.fstat(content.fileno()).st_size
@@ -58,16 +57,16 @@ def reading(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
                 yield Arrays(h5py, file, path, size)
         except FdgError:
             raise
-        # h5py has no exception of its own: HDF5's errors are any of these.
+        # h5py has no exception class of its own: HDF5's errors are any of these.
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as error:
             raise FdgError(f"{path}: is no HDF5, cut off or damaged ({one_line(error):.120})") from None
 
 
 class Arrays:
-    """The arrays of an open HDF5 file, by their path in it.
+    """The arrays of an open HDF5 file, by path.
 
     Attributes:
-      read_bytes: of all arrays read so far.
+      read_bytes: bytes of all arrays read so far.
     """
 
     def __init__(self, h5py: Any, file: Any, path: str | os.PathLike[str], size: int):
@@ -92,12 +91,12 @@ class Arrays:
         return np.asarray(array[()])
 
     def _checked(self, name: str) -> Any:
-        """The array, whose data is in this file and of a size that can be read."""
+        """Checks that an array's data is in this file, and of a size that can be read."""
         found, h5py = self._file, self._h5py
         for part in name.split("/"):
             if not isinstance(found, h5py.Group):
                 raise self._refused(name, "is in no group")
-            # The lower interface, for `part in found` would look through links.
+            # The low-level interface, since `part in found` would follow links.
             if not found.id.links.exists(part.encode()):
                 raise self._refused(name, "is not there")
             if not isinstance(found.get(part, getlink=True), h5py.HardLink):
@@ -127,15 +126,15 @@ class Arrays:
 
 ARRAYS, METADATA = "main_data.hdf5", "metadata.json"
 FILES = (ARRAYS, METADATA)
-FORMAT_VERSION = "0.5.3"  # of Minari, whose layout is written
+FORMAT_VERSION = "0.5.3"  # the layout of this Minari version is written
 _MOST_STEPS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set in a folder: a value, which reads its metadata when asked, and its arrays in `steps`."""
+    """A data set in a folder, as a value; it reads metadata on demand, and arrays in `steps`."""
 
-    path: str  # the folder; that with `metadata.json` in it, or the one above
+    path: str  # the folder with `metadata.json`, or its parent
 
     @property
     def folder(self) -> Path:
@@ -154,7 +153,7 @@ class DataSet:
         return self._count("total_episodes")
 
     def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
-        """Requires that the data has the spaces of an environment, bounds of actions included."""
+        """Raises unless the data has an environment's spaces, bounds of actions included."""
         for what, space in (("observation", observation_space), ("action", action_space)):
             said = self._metadata.get(f"{what}_space")
             there = json_object(said.encode(), self._file, any_number=True) if isinstance(said, str) else {}
@@ -165,10 +164,9 @@ class DataSet:
                 )
 
     def steps(self, observation_space: ObservationSpace, action_space: Space) -> Step:
-        """All steps, one after the other: a `Step` of NumPy arrays `[num_steps, ...]` in the spaces' dtypes.
+        """All steps, concatenated: a `Step` of NumPy arrays `[num_steps, ...]` in the spaces' dtypes.
 
-        Episodes follow each other in the order of their numbers. The last step of an episode that was cut
-        off counts as truncated.
+        Episodes are ordered by number. The last step of an unfinished episode counts as truncated.
         """
         count, found = self.num_steps, []
         file = self.folder / ARRAYS
@@ -216,7 +214,7 @@ def _read_episode(
 
     def read(where: str, length: int, space: Any) -> Any:
         x = arrays.read(f"{name}/{where}", (length, *space.shape))
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is named below
+        with np.errstate(over="ignore", invalid="ignore"):  # values that do not fit are reported below
             cast = x.astype(space.dtype)
         exact = cast == x if cast.dtype.kind in "iu" else np.ones(x.shape, bool)
         for holds, wrong in (
@@ -249,12 +247,12 @@ def _read_episode(
 
 
 class Writer:
-    """Writes episodes into a new HDF5 file, or after those of a copy of another data set.
+    """Writes episodes into a new HDF5 file, or appends to a copy of another data set.
 
     Args (construction):
-      file: an open `h5py.File` that can be written.
+      file: an open, writable `h5py.File`.
       first: number of the first episode.
-      space: of observations.
+      space: the observation space.
     """
 
     def __init__(self, file: Any, first: int, space: ObservationSpace):
@@ -262,9 +260,9 @@ class Writer:
         self.num_steps = 0
 
     def add(self, observations: Any, steps: Step) -> None:
-        """Appends an episode: `observations [T + 1, *obs]`, and what followed each of T steps."""
+        """Appends an episode: `observations [T + 1, *obs]`, and the results of T steps."""
         name = f"episode_{self.num_episodes}"
-        if name in self._file:  # of an attempt that was killed before the metadata counted it
+        if name in self._file:  # left by an attempt that was killed before it updated the metadata
             del self._file[name]
         group = self._file.create_group(name)
         count = len(steps.reward)
@@ -288,7 +286,7 @@ class Writer:
 def metadata(
     name: str, observation_space: ObservationSpace, action_space: Space, algorithm: str, **counts: Any
 ) -> dict[str, Any]:
-    """What `metadata.json` says of a data set; `counts` are its `total_episodes` and `total_steps`."""
+    """The contents of `metadata.json`; `counts` are its `total_episodes` and `total_steps`."""
     return {
         **counts,
         "data_format": "hdf5",
@@ -302,7 +300,7 @@ def metadata(
 
 
 def description(space: ObservationSpace) -> dict[str, Any]:
-    """A space as Minari's metadata has it.
+    """A space in Minari's metadata format.
 
     >>> description(Discrete(3))
     {'type': 'Discrete', 'dtype': 'int64', 'start': 0, 'n': 3}
@@ -314,7 +312,7 @@ def description(space: ObservationSpace) -> dict[str, Any]:
             return {"type": "Tuple", "subspaces": [description(part) for part in parts]}
         case Discrete(n=n):
             return {"type": "Discrete", "dtype": "int64", "start": 0, "n": n}
-        case MultiDiscrete(nvec=nvec):  # Minari knows no MultiDiscrete
+        case MultiDiscrete(nvec=nvec):  # Minari has no MultiDiscrete
             low, high = np.zeros(len(nvec), int), np.array(nvec) - 1
             bounds = {"low": low.tolist(), "high": high.tolist()}
             return {"type": "Box", "dtype": "int32", "shape": [len(nvec)], **bounds}
@@ -324,7 +322,7 @@ def description(space: ObservationSpace) -> dict[str, Any]:
 
 
 def _fits(there: Any, space: ObservationSpace, bounds: bool) -> bool:
-    """Whether a described space has the parts, shapes and kinds of numbers of a space."""
+    """True if a described space has the parts, shapes and kinds of numbers of a space."""
     here, there = description(space), there if isinstance(there, dict) else {}
     if there.get("type") != here["type"]:
         return False
@@ -357,7 +355,7 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def _numbers(nested: Any) -> np.ndarray:
-    """Nested lists of numbers as one flat array; empty where they are anything else."""
+    """Flattens nested lists of numbers to an array; empty for anything else."""
     try:
         return np.asarray(nested, float).ravel()
     except (TypeError, ValueError):
@@ -365,7 +363,7 @@ def _numbers(nested: Any) -> np.ndarray:
 
 
 def _short(described: Any) -> str:
-    """A described space in a message."""
+    """A described space, shortened for a message."""
     match described:
         case {"type": "Discrete", "n": n}:
             return f"Discrete({n!r:.20})"
@@ -381,7 +379,8 @@ def _short(described: Any) -> str:
 
 
 def _map_named(function: Callable[..., Any], space: ObservationSpace, where: str, *trees: Any) -> Any:
-    """`function(space of a part, its path in the file, its array of each tree)`, as an observation."""
+    """Applies `function(space of a part, its path in the file, its array of each tree)` to an observation's
+    parts."""
     match space:
         case composite.Dict(spaces=spaces):
             return {

@@ -1,12 +1,11 @@
 """TD3 from a data set: `TD3BC` and `ReBRAC`.
 
 TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860): the actor also imitates the data. ReBRAC (Tarasov, Kurenkov,
-Nikulin and Kolesnikov 2023, arXiv 2305.09836): actor and critics pay, each by a weight of its own, for
-actions that are not those of the data, and layers of the critics are normalised. All else is TD3
-(`algos/td3.py`), and so is the state: a run of TD3 can begin with what a run of either has learned
-(`--from`).
+Nikulin and Kolesnikov 2023, arXiv 2305.09836): actor and critics have separate penalties for deviating from
+the data's actions, and the critics have layer normalisation. The rest, and the state, are TD3's
+(`algos/td3.py`), so a run of TD3 can start from either (`--from`).
 
-Letters in shapes: `B` environments, `n` samples of each, `N` samples of a minibatch.
+Shapes: `B` environments, `n` samples of each, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ from fdg.settings.fields import hyperparameter, require_not_negative
 class TD3BC(Agent, driver=learning, presets="TD3BC"):
     """TD3+BC for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper (its table 5): observations are normalised by the statistics of the data.
+    Defaults are those of the paper (table 5): observations are normalised by the data's statistics.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -61,14 +60,14 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         off_policy.check(self)
         require_not_negative(self, "value_weight")
 
-    _keys = 1  # of each sample of a gradient step
+    _keys = 1  # keys per sample of a gradient step
 
     gradient, update, _each = TD3.gradient, TD3.update, TD3._each
     _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
     _critic_loss, _target, _policy, _smoothed = TD3._critic_loss, TD3._target, TD3._policy, TD3._smoothed
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """Equations 3 and 5: minus the first critic's value, weighed, and the imitation error."""
+        """Equations 3 and 5: the negative value of the first critic, weighted, plus the imitation error."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
         value = self.grid.reading.value(first)
@@ -84,13 +83,13 @@ class Followed(NamedTuple):
     reward: jax.Array  # [N] float32
     discount: jax.Array  # [N] float32
     next_observation: Observation  # [N, *obs]
-    next_action: jax.Array  # [N, *action], of the data after `next_observation`
-    follows: jax.Array  # [N] bool: the episode continued, so that there is one
-    weight: None = None  # as of a `Transition`
+    next_action: jax.Array  # [N, *action], the data's action at `next_observation`
+    follows: jax.Array  # [N] bool: the episode continued, so `next_action` is valid
+    weight: None = None  # as in `Transition`
 
 
 class Pairs(Replay):
-    """Replay of single steps, each with the action of the next: windows of two."""
+    """Replay of single steps, each with the next action: windows of two."""
 
     def _of_windows(self, windows: Step) -> Followed:
         single = jax.tree.map(lambda x: x[:, :, :1], windows)
@@ -103,7 +102,7 @@ class Pairs(Replay):
 class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     """ReBRAC for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix B), which tunes both penalties for each data set.
+    Defaults are those of the paper for locomotion (appendix B), which tunes both penalties per data set.
 
     Raises:
       FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
@@ -132,14 +131,14 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
-    _keys = 1  # of each sample of a gradient step
+    _keys = 1  # keys per sample of a gradient step
 
     gradient, update, _each = TD3.gradient, TD3.update, TD3._each
     _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
     _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
 
     def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:
-        """The target of TD3, minus the penalty of the next action."""
+        """TD3's target, minus the penalty of the next action."""
         smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The data has no action after a truncation.
@@ -148,7 +147,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         return self.grid.reading.target(transition.reward, transition.discount, first, second, cost)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition | Followed) -> jax.Array:
-        """The penalty, and minus the lower critic's value, divided by its mean size in the minibatch."""
+        """The penalty, minus the lower critic's value divided by its mean magnitude in the minibatch."""
         action = self._policy(actor, transition.observation).mode()
         value = self.grid.lower(self._critics.apply(critics, transition.observation, action))
         scale = 1.0 / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))

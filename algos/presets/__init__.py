@@ -1,8 +1,8 @@
-"""Settings found good, by algorithm and by family of environments; what is not listed keeps its default.
+"""Tuned settings by algorithm and by family of environments; other settings keep their defaults.
 
-`envs/families.py` says which family an environment belongs to. A file here has the presets of a few families;
-in its table a key is a family, or the name of an environment, or a pattern as of a shell, which refines the
-family that the environment belongs to. The most exact one wins. Every entry names its source.
+`envs/families.py` maps environments to families. Each file here has the presets of a few families; a key of
+its table is a family, or the name of an environment, or a shell pattern of names, which refines the family.
+The most specific key is used. Every entry names its source.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ class Preset:
     values: Mapping[str, Any]  # by field of the algorithm
 
     def without(self, fields: Collection[str]) -> "Preset":
-        """The same without the settings of some fields."""
+        """A copy without some fields."""
         kept = {field: value for field, value in self.values.items() if field not in fields}
         return dataclasses.replace(self, values=kept)
 
 
 def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
-    """The fields that an environment changes, by the name of the algorithm's class; empty for none.
+    """The fields that a preset changes for an environment, by the algorithm's class name; may be empty.
 
     The arguments are those of `find`.
 
@@ -55,15 +55,15 @@ def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
     """The preset of an algorithm for an environment; None if there is none, or its defaults are right.
 
     Args:
-      algorithm: name of its class.
-      env_name: as `envs.make` knows it.
-      env: the environment itself, which may say its `family`, and is known by its spaces where the algorithm
-        has nothing for its name. What does not fit them is left out: statistics of observations that are all
-        codes, categories or pictures.
+      algorithm: its class name.
+      env_name: as for `envs.make`.
+      env: the environment, which may define its `family`; its spaces are used if the algorithm has no preset
+        for its name. Settings that do not fit the spaces are dropped: statistics of observations that are all
+        codes, categories or images.
     """
     table = _entries(algorithm)
     env_name = env_name.removeprefix("ray:")  # which says where it runs
-    if is_text(env):  # by whatever name of a module it was made
+    if is_text(env):  # no matter which module made it
         env_name = f"text:{env.name.removeprefix('text:')}"
     kinds = [getattr(env, "family", None) or family(env_name)]
     if hasattr(env, "observation_space") and kinds != ["probe"]:
@@ -75,10 +75,10 @@ def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
 
 
 def named(algorithm: str, name: str) -> Preset:
-    """The preset of a family, or of another environment than the one at hand.
+    """The preset of a family, or of another environment.
 
     Raises:
-      UnknownNameError: the algorithm has none of this name; says the nearest.
+      UnknownNameError: the algorithm has no such preset; suggests the nearest name.
     """
     found = find(algorithm, name)
     table = _entries(algorithm)
@@ -90,7 +90,7 @@ def named(algorithm: str, name: str) -> Preset:
 
 
 def names(algorithm: str) -> tuple[str, ...]:
-    """What an algorithm has presets for: families, environments and patterns of them.
+    """The algorithm's preset keys: families, environments and patterns.
 
     >>> "minatar" in names("PPO"), names("no-such-algorithm")
     (True, ())

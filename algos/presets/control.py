@@ -1,4 +1,4 @@
-"""Small control problems: classic, sparse, with continuous actions, Box2D's."""
+"""Presets for small control problems: classic, sparse, continuous actions, Box2D."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ _MOUNTAIN_CAR_CONTINUOUS = Entry(
     },
 )
 
-# Without rewards by their scale, ten passes over a rollout ended at -500 on one seed of ten.
+# Without reward scaling, ten epochs per rollout ended at -500 on one seed of ten.
 _ACROBOT = Entry(
     "chosen among eight settings on seeds 500 to 505; docs/settings.md",
     {
@@ -85,8 +85,8 @@ _LUNAR_LANDER = Entry(
     },
 )
 
-# By their own defaults these end at -1,150 and below on Pendulum, and at 373 on HalfCheetah: rollouts of 80
-# or 320 steps an update are few updates, and a bonus for entropy keeps actions wide.
+# With their defaults, these end below -1,150 on Pendulum, and at 373 on HalfCheetah: rollouts of 80 or 320
+# steps give few updates, and an entropy bonus keeps actions wide.
 _SHORT_ROLLOUTS: dict[str, Any] = {
     "num_envs": 8,
     "num_steps": 8,
@@ -99,7 +99,7 @@ _LAMBDA = {"A2C": "gae_lambda", "A3C": "gae_lambda", "IMPALA": "trace_lambda"}
 # Four workers of A3C make four updates, each with a quarter of the samples.
 _PENDULUM_STEP_SIZES = {"A2C": 2e-3, "A3C": 5e-4, "IMPALA": 1e-3}
 
-# For continuous actions of any kind, by algorithm.
+# For all continuous actions, by algorithm.
 ACTOR_CRITICS = {
     algorithm: Entry(
         "short rollouts, statistics and lambda of Stable-Baselines3 Zoo's hyperparams/a2c.yml, and its step"
@@ -109,8 +109,8 @@ ACTOR_CRITICS = {
     for algorithm, name in _LAMBDA.items()
 }
 
-# The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step, some
-# seeds still waver when the run ends.
+# The layers of CleanRL's dqn.py, with layer normalisation as in PQN. With plain layers, or one-step returns,
+# some seeds are still unstable at the end.
 _CARTPOLE_DQN = Entry(
     "CleanRL's dqn.py with normalised layers and three-step returns; docs/settings.md",
     {
@@ -122,8 +122,8 @@ _CARTPOLE_DQN = Entry(
     },
 )
 
-# Nothing is paid on the way: returns of five steps carry what the top of the hill is worth back sooner. With
-# one step half of the agents end at -200.
+# Rewards are sparse: five-step returns propagate the goal's value faster. With one step half of the agents
+# end at -200.
 _MOUNTAIN_CAR_DQN = Entry(
     "chosen among ten settings on seeds 500 to 503; docs/settings.md",
     {
@@ -140,7 +140,7 @@ _MOUNTAIN_CAR_DQN = Entry(
     },
 )
 
-# MuJoCo's tasks are not among them: CleanRL and the Zoo of Stable-Baselines3 train there without.
+# MuJoCo's tasks are not included: CleanRL and the Zoo of Stable-Baselines3 train there without.
 NORMALIZING_OFF_POLICY = Entry(
     "observations by their statistics, as brax's train/sac.py and FastTD3 have them; the rest is not tuned",
     {"normalize_observation": True},
@@ -240,7 +240,7 @@ PRESETS["TD3"] = {
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
-# Pendulum is solved with fewer steps of the environment where each has more gradient steps.
+# Pendulum needs fewer environment steps with more gradient steps per step.
 _PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].with_changes(
     "with a tenth of the environment steps, and two gradient steps for each; not tuned",
     total_steps=10_000,
@@ -262,7 +262,7 @@ PRESETS["TQC"] = {
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
-# For HumanoidBench these are the class's defaults. A CPU has neither the environments nor the products.
+# For HumanoidBench, the class's defaults. A CPU has neither the environments nor the speed.
 FAST_ON_CPU: dict[str, Any] = {
     "total_steps": 1_000_000,
     "num_envs": 16,
@@ -301,7 +301,7 @@ PRESETS["FastTD3"] = {
     ),
 }
 
-# From data sets: a near horizon, small layers, and temperatures and penalties by the size of returns.
+# From data sets: short horizons, small layers, temperatures and penalties scaled to the returns.
 _FROM_DATA: dict[str, Any] = {
     "total_steps": 20_480,
     "num_envs": 8,
@@ -319,5 +319,5 @@ for _algorithm, _values in {
     _source = "the first that were tried, on a quarter of good and three quarters of random actions"
     PRESETS[_algorithm] = {"pendulum": Entry(f"{_source}; docs/how-to/offline.md", _values)}
 
-for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
+for _algorithm in ("PPO", "SAC"):  # the same task, from either source
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

@@ -1,11 +1,11 @@
-"""Co-design: an episode is a design of about twenty decisions, in one step or in a sequence of them."""
+"""Presets for co-design: an episode is a design of about twenty decisions, in one step or in a sequence."""
 
 from typing import Any
 
 from algos.presets.entry import Entry
 
-# 5,000 designs, 50 an iteration. With a smaller bonus for entropy, or twice this step size, more seeds stay
-# with one of the first good designs.
+# 5,000 designs, 50 an iteration. With a smaller entropy bonus, or twice the step size, more seeds get stuck
+# at one of the first good designs.
 _AT_ONCE: dict[str, Any] = {
     "total_steps": 5_000,
     "num_envs": 50,

@@ -1,12 +1,12 @@
-"""Language models: small networks that begin from nothing, on tasks of text; and checkpoints (`--model`)."""
+"""Presets for language models: small networks from scratch on text tasks, and checkpoints (`--model`)."""
 
 from typing import Any
 
 from algos.presets.entry import Entry
 
 _SOURCE = "bench/rlhf_learning.py, chosen on seed 100; docs/rlhf.md"
-# Of one network, so that what one algorithm has learned is what the next begins with. As few responses at
-# once as a core keeps in its cache: gradients take less than half the time, and are the same.
+# All algorithms use one network, so that one can start from another's result. The number of responses at once
+# fits a core's cache: gradients take less than half the time, with equal results.
 _NETWORK: dict[str, Any] = {"hidden_size": 64}
 _IN_CACHE: dict[str, Any] = {"micro_batch": 32}
 
@@ -25,15 +25,16 @@ _GRPO = Entry(
         "kl_coefficient": 0.0,
         "clip_high": 0.28,
         "old_log_prob": "actor",
-        "temperature": 0.6,  # a start that is right in a third with the most likely tokens is unsure of most
+        # an initial model that is right in a third of greedy samples is unsure of most tokens
+        "temperature": 0.6,
         "warmup": 10,
         "anneal_learning_rate": True,
         "total_steps": 256_000,
     },
     on_cpu=_IN_CACHE,
 )
-# Late, few problems have responses that differ, and only those teach: four times as many are responded to as
-# are learned from, which takes a good third of what their gradient would.
+# Late in training, few problems have responses that differ, and only those have gradients: sampling four
+# times as many responses as are learned from costs a third of their gradient.
 _GRPO_ADDITION = _GRPO.with_changes(
     "addition's own, chosen on seed 29",
     num_prompts=16,
@@ -41,28 +42,28 @@ _GRPO_ADDITION = _GRPO.with_changes(
     dynamic_sampling=4,
     entropy_coefficient=0.01,
     entropy_cap=0.3,
-    learning_rate=6e-4,  # from a start that is right in a quarter, 1e-3 lost all on one seed of four
+    learning_rate=6e-4,  # from an initial accuracy of a quarter, 1e-3 collapsed on one seed of four
     temperature=1.0,
     total_steps=2_304_000,
 )
-# It pays 0.1 for a right form: divided by a group's deviation that would be as much as a right answer's 1.
+# It pays 0.1 for the right form: divided by a group's deviation, that would equal a right answer's 1.
 _GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",
     num_prompts=32,
-    group_size=16,  # a right answer to a hard problem is one in many
+    group_size=16,  # a right answer to a hard problem is rare
     entropy_coefficient=0.05,
-    entropy_cap=0.5,  # without one, seed 2 had lost all by iteration 67
+    entropy_cap=0.5,  # without a cap, seed 2 had collapsed by iteration 67
     learning_rate=3e-4,
     temperature=1.0,
     total_steps=1_843_200,
 )
 _OTHERS = Entry(_SOURCE, _NETWORK)
 
-# Networks that were trained before, of 100M parameters and more, move by steps a hundredth to a thousandth as
-# large. Unlike those above, these settings are what others have published, and were not tried here.
+# Pretrained networks of 100M parameters and more need step sizes 100 to 1,000 times smaller. Unlike those
+# above, these settings are published ones, and were not tried here.
 _TRL = "defaults of TRL 1.16"
-_ON_CPU: dict[str, Any] = {"dtype": "float32"}  # which has no units for the other
+_ON_CPU: dict[str, Any] = {"dtype": "float32"}  # CPUs have no bfloat16 units
 _CHECKPOINT: dict[str, Any] = {
     "dtype": "bfloat16",
     "remat": True,
@@ -75,9 +76,9 @@ _LEARN_ADAPTERS = (
 
 
 def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, Entry]:
-    """Of a whole checkpoint, and of adapters beside it."""
+    """Settings of a whole checkpoint, and of adapters for it."""
     whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
-    # Not the product, whose last digit is not what one would write.
+    # Not the product, whose last digit is a rounding error.
     adapters: dict[str, Any] = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
     return {"checkpoint": whole, "checkpoint-lora": whole.with_changes(_LEARN_ADAPTERS, **adapters)}
 

@@ -1,18 +1,18 @@
-"""Bodies that move: MuJoCo's tasks, brax, and the DeepMind Control Suite."""
+"""Presets for physics: MuJoCo, brax, and the DeepMind Control Suite."""
 
 from algos.presets.control import ACTOR_CRITICS, FAST_ON_CPU, NORMALIZING_OFF_POLICY
 from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
-# With CleanRL's first standard deviation of 1 most half-cheetahs slide on their backs at 1,700 for ever.
+# With CleanRL's initial standard deviation of 1, most half-cheetahs slide on their backs, at 1,700, for ever.
 _MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
     "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
     initial_log_std=-1.0,
 )
 
-# In place of what PPO here has not (a fixed scale of rewards, a squashed Gaussian, layers of another width
-# for the critic) stand PureJaxRL's choices: rewards scaled by their running deviation, no entropy bonus, 256
-# units twice. An iteration is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
+# PPO here lacks a fixed reward scale, a squashed Gaussian, and separate critic widths; PureJaxRL's choices
+# replace them: rewards scaled by their running deviation, no entropy bonus, two layers of 256. An iteration
+# is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
 _ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
 
 _ANT = Entry(
@@ -83,12 +83,12 @@ _CONTROL_SUITE = Entry(
 
 
 def _of_brax(task: str, entry: Entry) -> dict[str, Entry]:
-    """An entry for a task of brax, on every physics."""
+    """An entry for a task of brax, on every physics engine."""
     return {f"brax:{task}": entry, f"brax:{task}:*": entry}
 
 
 def _of_suite(task: str, entry: Entry) -> dict[str, Entry]:
-    """An entry for a task of the Control Suite, from both sources."""
+    """An entry for a task of the Control Suite, in both implementations."""
     return {f"playground:{task}": entry, f"envpool:{task}-v1": entry}
 
 
@@ -150,7 +150,7 @@ _FAST = Entry(
     },
     on_cpu=FAST_ON_CPU,
 )
-# Environments on the host: fewer of them, and MuJoCo's rewards, of which HalfCheetah has 10 and more a step.
+# Environments on the host: fewer of them, and MuJoCo's rewards, 10 and more per step in HalfCheetah.
 _FAST_ON_HOST = Entry(
     "FastTD3's fast_td3/hyperparams.py, CheetahRun, with 64 environments, a tenth of the samples and a wider"
     " grid; not tuned",

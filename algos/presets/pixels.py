@@ -1,12 +1,12 @@
-"""Pictures: MinAtar's grids, Atari, arcades, and grids that nothing else is known of."""
+"""Presets for images: MinAtar, Atari, arcades, and other grids."""
 
 from typing import Any
 
 from algos.presets.entry import Entry
 
-# With less of an entropy bonus most agents of Breakout clear a wall up to its last bricks, miss those for
-# ever, and see no other wall; those of Asterix are at 24 where these are at 39. Values that may move by 0.2
-# in an iteration lag behind returns that rise to a hundred.
+# With a smaller entropy bonus, most agents of Breakout clear a wall up to its last bricks, miss those for
+# ever, and see no other wall; agents of Asterix end at 24, not 39. Values clipped to changes of 0.2 per
+# iteration lag behind returns of a hundred.
 _MINATAR = Entry(
     "PureJaxRL's settings for MinAtar, a fifth of its step size, five times its entropy bonus, values that"
     " move freely; docs/settings.md",
@@ -54,7 +54,7 @@ _MINATAR_DQN = Entry(
     },
 )
 
-# Where CleanRL clips rewards to their sign, they are scaled here: an evaluation shows the game's own score.
+# Where CleanRL clips rewards to their sign, they are scaled here: an evaluation shows the game's score.
 _ATARI = Entry(
     "CleanRL's ppo_atari_envpool.py, with rewards scaled by their deviation in place of clipped ones",
     {
@@ -67,7 +67,7 @@ _ATARI = Entry(
     },
 )
 _PICTURES = _ATARI.with_changes("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
-# Without exploration that depends on the state, nor what its wrappers do to the pictures.
+# Without state-dependent exploration, and without wrappers that change the images.
 _VISUAL = Entry(
     "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, a quarter of its steps; not tuned",
     {
@@ -136,12 +136,12 @@ _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,
-        # Layers of 64 learn where the ball goes, but not from everywhere: three agents of ten never hit the
-        # last bricks of a wall.
+        # Layers of 64 do not learn to hit the ball from everywhere: three agents of ten never hit the last
+        # bricks of a wall.
         "Breakout-MinAtar": _MINATAR.with_changes(
             "layers twice as wide; docs/settings.md", hidden=(128, 128)
         ),
-        # What is shot at is near: returns further off only add noise.
+        # Targets are close: distant returns only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.with_changes(
             "a nearer horizon, twice the step size, layers twice as wide; docs/settings.md",
             hidden=(128, 128),

@@ -1,4 +1,4 @@
-"""Sizes that have to divide each other: those that a user did not name follow those that they did."""
+"""Adjusts sizes that must divide each other: sizes that the user did not set follow those that were set."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def followed(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """What has to change of the sizes that were not named, so that all fit; empty where nothing does.
+    """Changes of sizes that were not set, so that all divide; empty if none are needed.
 
     Args:
-      values: all fields of an algorithm by name.
-      named: those that stay as they are.
+      values: all fields of an algorithm, by name.
+      named: fields that must not change.
 
     >>> preset = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32, "shuffle": "each"}
     >>> followed({**preset, "num_envs": 2, "num_steps": 12}, ["num_envs", "num_steps"])
@@ -32,7 +32,7 @@ def followed(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any
 
     num_envs, num_steps = size("num_envs"), size("num_steps")
     if not num_envs or not num_steps:
-        return {}  # which is refused
+        return {}  # the algorithm then refuses the sizes
     settle("num_workers", _divisor(num_envs, size("num_workers")))
     per_env = num_steps
     if "sequence_length" in values and (values.get("recurrent", True) or values.get("memory") is not None):

@@ -1,11 +1,11 @@
-"""Several agents: JaxMARL's environments, as its baselines train them."""
+"""Presets for several agents: JaxMARL's environments, with its baselines' settings."""
 
 from typing import Any
 
 from algos.presets.entry import Entry
 
-# An episode that is cut short is followed by a value here, so values of MPE become large, which a clipped
-# loss approaches by 0.2 an iteration: hence values of moderate size. See docs/settings.md.
+# Truncated episodes bootstrap here, so values of MPE become large, and a clipped loss approaches them by 0.2
+# an iteration; these settings keep values moderate. See docs/settings.md.
 _MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
     "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
@@ -80,7 +80,7 @@ _SWITCH_RIDDLE = Entry(
     {"total_steps": 1_000_000, "num_envs": 64, "num_steps": 128, "activation": "relu"},
 )
 
-# Cooperative value learning. In MPE JaxMARL's team earns the sum of what its agents do, here their mean.
+# Cooperative value learning. In MPE, JaxMARL's team gets the sum of the agents' rewards, here their mean.
 _QL_MPE = Entry(
     "JaxMARL's vdn_ff_mpe.yaml, its 32 environments as 8 of twice the steps",
     {

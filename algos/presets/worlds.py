@@ -1,4 +1,4 @@
-"""Larger worlds: Craftax, arcades of a CHIP-8, Jumanji's puzzles."""
+"""Presets for larger worlds: Craftax, CHIP-8 arcades, Jumanji's puzzles."""
 
 from algos.presets.entry import Entry
 

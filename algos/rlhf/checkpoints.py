@@ -1,4 +1,4 @@
-"""Initial checkpoints on disk: read as shapes in tracing, and as arrays when the program runs."""
+"""Initial checkpoints on disk: tracing reads shapes, programs read arrays."""
 
 import dataclasses
 import functools
@@ -18,8 +18,8 @@ from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.reading import read_json
 
-CHARACTERS = "characters"  # in place of a folder with a tokenizer: the task's own
-_LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
+CHARACTERS = "characters"  # in place of a tokenizer's folder: the task's own tokenizer
+_LONGEST = 64  # tokens of a response, if the checkpoint's tokens are not characters
 
 
 @functools.lru_cache(maxsize=16)
@@ -88,10 +88,10 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
 def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response: int | None) -> Any:
     """The task with the tokenizer of a checkpoint.
 
-    That is the one in the folder `tokenizer`, or else the checkpoint's own in `path`; unless the task has a
-    tokenizer that is not of characters, or `tokenizer` is 'characters'. Responses have `max_response` tokens,
-    or the task's limit; else, with tokens longer than characters, 64, or as many as a file's longest answer,
-    or as the context allows.
+    That is the tokenizer in the folder `tokenizer`, or else the checkpoint's in `path`; unless the task's
+    tokenizer is not by characters, or `tokenizer` is 'characters'. Responses have `max_response` tokens, or
+    the task's limit; else, with tokens longer than characters, 64, or as many as a file's longest answer, or
+    as the context allows.
     """
     own = isinstance(env.tokenizer, CharacterTokenizer)
     if tokenizer == CHARACTERS or (tokenizer is None and not own):

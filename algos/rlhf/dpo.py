@@ -1,7 +1,7 @@
 """Direct preference optimisation from pairs (DPO; Rafailov et al. 2023, arXiv 2305.18290).
 
-Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
-pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
+Shapes: `B` prompts and pairs; `G` responses per prompt, of which the best and the worst form a pair; `N = B *
+G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
     """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
     The best and the worst of `group_size` responses form a pair; prompts with equal rewards do not count. As
-    in the paper the reference generates; with `respondent="policy"` the trained network does (online DPO,
-    arXiv 2402.04792). An evaluation on a file is the share of held-out pairs with a positive margin. Frozen
-    and hashable.
+    in the paper, the reference generates; with `respondent="policy"` the trained network does (online DPO,
+    arXiv 2402.04792). An evaluation on a file is the fraction of held-out pairs with a positive margin.
+    Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
@@ -90,14 +90,14 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
     ) -> dict[str, jax.Array]:
-        """As `LanguageAgent.evaluate`; on pairs of a file, the share with a positive margin."""
+        """As `LanguageAgent.evaluate`; on pairs of a file, the fraction with a positive margin."""
         if not self._reads:
             return super().evaluate(state, key, episodes, greedy)
         pairs = self._held_out_pairs(key, episodes)
         gains = self._gains(state.parameters, pairs, self.refer(self._reference_parameters(state), pairs))
         return {"return": ranked_right(pairs, gains[0] - gains[1])}
 
-    # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
+    # --- fragments; `problems`, `respond`, `score` and `update` are inherited from `LanguageAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
@@ -129,7 +129,7 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
         both = zip((pairs.chosen, pairs.rejected), self._scores(parameters, pairs), known, strict=True)
         for responses, log_prob, reference in both:
             gain = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
-            if self.preference == "ipo":  # over means, as its authors say that they had it
+            if self.preference == "ipo":  # over means, as the authors state for their experiments
                 gain = gain / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
             gains.append(gain)
         return gains

@@ -1,10 +1,10 @@
-"""The group-relative family: GRPO, and Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as settings of it.
+"""The group-relative family: GRPO, with Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as settings.
 
 Several responses to each prompt are compared with each other, without a critic. The algorithms differ in
 their `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl", clip_high=0.3)`.
 
-Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
-a minibatch or a micro-batch.
+Shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
+minibatch or micro-batch.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class Batch(NamedTuple):
     """Responses to learn from."""
 
     responses: Responses  # [N]
-    weight_mask: jax.Array  # [N, R] bool: the tokens that the loss is over
-    sampled_log_prob: jax.Array  # [N, R] float32, when they were drawn, before top-k and top-p
-    version: jax.Array  # [N] int32, iteration of the parameters that drew them; [N, R] in a stream
+    weight_mask: jax.Array  # [N, R] bool: the tokens in the loss
+    sampled_log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
+    version: jax.Array  # [N] int32, iteration of the parameters that sampled them; [N, R] in a stream
     reference_log_prob: jax.Array  # [N, R] float32
     reward: Reward  # [N]
 
@@ -49,18 +49,18 @@ class Minibatch(NamedTuple):
     """Rows of a batch, with quantities that depend on the whole batch or minibatch."""
 
     batch: Batch
-    old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
+    old_log_prob: jax.Array  # [n, R] float32, the learner's before its first update
     advantage: jax.Array  # [n, R] float32
     weight: jax.Array  # [n, R] float32, of each token in the loss
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
-    age: Any = ()  # [n, R] int32, updates since a token was drawn; () where it is not needed
+    age: Any = ()  # [n, R] int32, updates since a token was sampled; () if not needed
 
 
 class Sums(NamedTuple):
     """Gradients and losses summed over micro-batches, not yet divided."""
 
     gradient: Any
-    weight: jax.Array  # [] float32, what weights are divided by: tokens, or responses
+    weight: jax.Array  # [] float32, the divisor: tokens, or responses
     tokens: jax.Array  # [] float32
 
 
@@ -68,8 +68,8 @@ class Sums(NamedTuple):
 class GRPO(JudgedAgent, presets="GRPO"):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) and its relatives.
 
-    `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values take
-    precedence over both, and None leaves them: `algorithm.objective` has the result. Frozen and hashable.
+    `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values
+    override both, and None keeps them: `algorithm.objective` is the result. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
@@ -102,7 +102,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             self.group_size >= 2,
             f"group_size={self.group_size}: responses are compared with each other, so it is at least 2",
         )
-        wanted = self.objective  # whose own checks are these
+        wanted = self.objective  # which checks itself
         for name in ("clip_low", "clip_high", "kl_coefficient", "guard"):
             value = getattr(wanted, name)
             require(self, value >= 0, f"{name}={value}: it must be zero or above")
@@ -146,7 +146,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """The factor of dynamic sampling; by default the variant's."""
+        """The oversampling factor of dynamic sampling; by default the variant's."""
         times = values.get("dynamic_sampling")
         if times is None:
             times = VARIANTS.get(str(values.get("variant")), {}).get("dynamic_sampling", 0)
@@ -154,7 +154,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """A variant's values take precedence over a preset; a correction needs samples of an older policy."""
+        """A variant's values override a preset; a correction needs samples of an older policy."""
         own = frozenset(VARIANTS.get(str(given.get("variant")), {}))
         return own | {"old_log_prob"} if given.get("correction", "none") != "none" else own
 
@@ -209,8 +209,8 @@ class GRPO(JudgedAgent, presets="GRPO"):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are those of
-    # every `JudgedAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are inherited
+    # from `JudgedAgent` ---
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
@@ -229,7 +229,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """Adds a micro-batch, a `Batch [n]`, to `Sums`; returns them and its measures, both undivided."""
+        """Adds a micro-batch, a `Batch [n]`, to `Sums`; returns these and the metrics, both undivided."""
         samples, wanted = self._samples(parameters, self._chosen(batch), iteration), self.objective
         mask = samples.batch.weight_mask
         weight, count = losses.weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
@@ -240,7 +240,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
     def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
-        """`learn` for a `Batch [N]` with known `Sums` of its micro-batches, and measures `[M]`."""
+        """`learn` for a `Batch [N]` with the `Sums` of its micro-batches, and metrics `[M]`."""
         weight, tokens = jnp.maximum(sums.weight, 1), jnp.maximum(sums.tokens, 1)
         gradient = jax.tree.map(lambda x: x / weight, sums.gradient)
         trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))
@@ -252,11 +252,10 @@ class GRPO(JudgedAgent, presets="GRPO"):
         return trained, optimizer_state, metrics
 
     def _loss(self, parameters, is_first, minibatch):
-        """The share of the loss and of measures, which add up (for `_max`, the largest counts)."""
+        """A minibatch's contribution to the loss and metrics, which add up (`_max`: the maximum)."""
         wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
-        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
-        # how.
+        # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
         now = jax.lax.stop_gradient(log_prob)
         old = jnp.where(is_first, now, minibatch.old_log_prob)
         if self.proximal == "interpolate":
@@ -280,9 +279,9 @@ class GRPO(JudgedAgent, presets="GRPO"):
             "ratio_max": ratio,
             "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0),
         }
-        if not self._needs_old:  # else it is measured on all of the batch, before the updates
+        if not self._needs_old:  # else it is measured on the whole batch, before the updates
             away = jnp.where(mask & is_first, jnp.abs(now - batch.sampled_log_prob), 0.0)
-            means["log_prob_difference"] = away * self.updates_per_iteration  # of which the mean is taken
+            means["log_prob_difference"] = away * self.updates_per_iteration  # averaged over updates
             largest["log_prob_difference_max"] = away
         if self._has_reference:
             means["kl"] = losses.divergence(log_prob, batch.reference_log_prob, "k3")
@@ -299,7 +298,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
     def _samples(self, parameters: Any, batch: Batch, iteration: Any = 0) -> Minibatch:
         """The batch with log-probabilities before the first update and with advantages."""
         wanted, mask = self.objective, batch.weight_mask
-        old = batch.sampled_log_prob  # looked at where no other is needed, if at all
+        old = batch.sampled_log_prob  # used if no other is needed
         if self._needs_old:
             old = self._log_probs(parameters, batch.responses)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
@@ -357,13 +356,13 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
     @property
     def _learns_by_parts(self) -> bool:
-        """Whether gradients of micro-batches add up: no term of the loss needs the whole batch."""
+        """True if gradients of micro-batches add up: no term of the loss needs the whole batch."""
         whole = self.objective.scale in ("batch", "tokens") or self._candidates > self.num_prompts
         return self.micro_batches > 1 and self.updates_per_iteration == 1 and not (whole or self._needs_old)
 
     @property
     def _needs_old(self) -> bool:
-        """Whether the learner's log-probabilities before the first update have to be computed."""
+        """True if the learner's log-probabilities before the first update are needed."""
         wanted = self.objective
         in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
         by_learner = self.old_log_prob == "learner" or wanted.correction != "none"

@@ -1,6 +1,6 @@
 """Base class of RLHF algorithms whose rewards come from the task or from a reward model.
 
-Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
+Shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
 """
 
 import dataclasses
@@ -40,18 +40,18 @@ class State(NamedTuple):
 class JudgedAgent(LanguageAgent):
     """Base of the algorithms that learn from rewards, possibly of a reward model.
 
-    Its state has a field `reward_model`, which is constant. With a reward model, `episode_return` is its
-    reward; the task's own reward is reported by part (`reward_correct`), and is used in evaluations.
+    The state's field `reward_model` is constant. With a reward model, `episode_return` is its reward; the
+    task's own reward is reported by component (`reward_correct`), and used in evaluations.
     """
 
-    # What `fdg.train` says if all responses of several iterations had the same reward.
+    # The hint of `fdg.train` if all responses of several iterations had the same reward.
     iterations_without_rewards: ClassVar[int] = 5
     advice_without_rewards: ClassVar[str] = (
         "inspect samples of the policy, or start with supervised fine-tuning: train --algo sft on the same"
         " --env, and give its run directory to --from"
     )
 
-    # With `--from`, the reward model is this configuration's, never the earlier run's.
+    # With `--from`, the reward model is the one of this configuration, not of the earlier run.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {**LanguageAgent.begins_as, ".reward_model": ()}
 
     reward_model: str | None = hyperparameter(
@@ -154,7 +154,7 @@ class JudgedAgent(LanguageAgent):
         return updates.mapped(score, responses, self.at_once)
 
     def _first_state(self, key: jax.Array, count: int, refers: bool = True) -> State:
-        """The initial state; `count` prompts of an iteration are sampled."""
+        """The initial state; an iteration samples `count` prompts."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
         return State(
@@ -214,7 +214,7 @@ class JudgedAgent(LanguageAgent):
         """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
         if self.reward_model is None:
             return responses, reward
-        if reward.given is not None:  # of some responses only; the model rewards all
+        if reward.given is not None:  # only some responses have one; the model rewards all
             responses = responses._replace(own=responses.mask)
         total = self.rate(state.reward_model, responses)
         return responses, Reward(total, {**reward.parts, "model": total})

@@ -1,4 +1,4 @@
-"""What all algorithms for language models share: network, prompts, responses, evaluation, optimiser.
+"""The base of language-model algorithms: network, prompts, responses, evaluation, optimiser.
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` prompt and `R` response tokens.
 """
@@ -50,7 +50,7 @@ from fdg.settings.presets import HasPresets
 
 @dataclasses.dataclass(frozen=True)
 class LanguageAgent(HasPresets):
-    """Base of the algorithms that train a decoder on a text task; your own need none.
+    """Base of the algorithms that train a decoder on a text task; other algorithms need no base class.
 
     A subclass is a frozen dataclass with `init` and `iterate`. The trained network is a decoder with the
     task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
@@ -59,20 +59,20 @@ class LanguageAgent(HasPresets):
       FdgError: (construction) a field is out of range, or the network does not fit the task.
     """
 
-    # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
+    # For evaluations during training: 0/1 rewards need many episodes, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"
     preset_table: ClassVar[Any] = presets
     steps_are: ClassVar[str] = "responses"  # what `steps_per_iteration` and `env_steps` count
-    # What leaves of the state begin with in a run that begins with the weights of another: the reference is
-    # where learning starts, the critic what it was or else the policy, a network with adapters one without.
+    # How a run that starts from another run's weights initialises leaves of its state: the reference from the
+    # weights at the start, the critic from the other's critic or policy, an adapted network from one without.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
         ".reference": (".parameters",),
         ".critic['network']": (".critic['network']", ".parameters"),
         ".parameters['base']": (".parameters['base']", ".parameters"),
     }
 
-    _imitates: ClassVar[bool] = False  # whether it learns from right answers themselves
+    _imitates: ClassVar[bool] = False  # True if it learns from answers
 
     env: Any  # a TextTask, or a TextGame
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
@@ -141,7 +141,7 @@ class LanguageAgent(HasPresets):
         """Records which fields were given."""
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
         made = super().__new__(cls, *first, **given)
-        object.__setattr__(made, "_named", (*fields[: len(first)], *given))  # until it is put together
+        object.__setattr__(made, "_named", (*fields[: len(first)], *given))  # until construction ends
         return made
 
     def __post_init__(self) -> None:
@@ -163,12 +163,12 @@ class LanguageAgent(HasPresets):
             object.__setattr__(self, name, value)
         self._check_network()
         requirements.check_answers(self, self._needs_answers, self._imitates)
-        _ = self._speaker  # whose own checks are these
+        _ = self._speaker  # which checks itself
         requirements.check_sizes(self, self.rows_of)
 
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
-        """For a checkpoint, the published settings for it, instead of the task's."""
+        """For a checkpoint, its published settings, not the task's."""
         if given.get("model") is None:
             return None
         return "checkpoint-lora" if given.get("lora_rank") or given.get("adapters") else "checkpoint"
@@ -198,7 +198,7 @@ class LanguageAgent(HasPresets):
             value = values.get(name, 1)
             none = value is None and name not in ("num_prompts", "num_minibatches", "group_size")
             if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                return {}  # which is refused
+                return {}  # the algorithm then refuses the sizes
         found = followed(values, named, cls.rows_of, cls.times_drawn(values))
         heads, pairs = values["num_heads"], values["num_kv_heads"]
         if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
@@ -222,7 +222,7 @@ class LanguageAgent(HasPresets):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a response, all turns of a game together."""
+        """The maximum number of tokens of a response, over all turns of a game."""
         return self.env.response_length * getattr(self.env, "turns", 1)
 
     @property
@@ -358,11 +358,11 @@ class LanguageAgent(HasPresets):
                 num_layers=self.num_layers,
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads or self.num_heads,
-                # Rotary positions take an even one; heads need not be as wide as the network together.
+                # RoPE needs an even width; the heads' total width may differ from the network's.
                 head_dim=2 * max(1, round(self.hidden_size / self.num_heads / 2)),
                 max_positions=self._context,
-                # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With the 0.02 of
-                # large networks a small one needs five times as many updates to begin to learn.
+                # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With 0.02, as in
+                # large networks, a small one needs five times as many updates to begin to learn.
                 initializer_range=math.sqrt(2 / (5 * self.hidden_size)),
                 **options,
             )
@@ -455,7 +455,7 @@ class LanguageAgent(HasPresets):
             reward = self.score(problem.answer, said.tokens, said.mask)
             responses = Responses(problem.prompts, said.tokens, said.mask, said.mask)
             log_prob = said.tempered_log_probs
-        if reward.given is not None:  # without one, nothing that was said is learned from
+        if reward.given is not None:  # responses without a reward are not learned from
             responses = responses._replace(own=responses.own & reward.given[:, None])
         return Rollout(responses, log_prob, versions[0], reward, None)
 
@@ -472,7 +472,7 @@ class LanguageAgent(HasPresets):
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
     def _said(self, responses: Responses, reward: Reward, given: jax.Array) -> dict[str, jax.Array]:
-        """Metrics of an iteration's `Responses [N]` and rewards, of which `given [N]` count."""
+        """Metrics of an iteration's `Responses [N]` and rewards; only those `given [N]` count."""
         return {
             "episode_return": masked_mean(reward.total, given),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},

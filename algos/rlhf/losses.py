@@ -1,9 +1,9 @@
-"""Losses on tokens, as pure functions of log-probabilities, masks and advantages.
+"""Token losses, as pure functions of log-probabilities, masks and advantages.
 
 Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
 minibatch, so losses and gradients of micro-batches add up.
 
-Letters in shapes: `N` responses, `R` tokens of a response. `mask [N, R]` is true at tokens that the policy
+Shapes: `N` responses, `R` tokens of a response. `mask [N, R]` is true at tokens that the policy
 chose. `log_prob`, `log_ratio`, `advantage` and results are `[N, R]` float32.
 """
 
@@ -26,9 +26,9 @@ Correction = Literal[
 Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 
 _LARGEST = (
-    20.0  # of a logarithm before it is raised: exp(20) is half a billion, and its square still a float32
+    20.0  # largest logarithm to be exponentiated: exp(20) is half a billion, and its square still a float32
 )
-_ROUNDING = 128  # units in the last place of one by which equal log-probabilities may differ
+_ROUNDING = 128  # units in the last place of 1 within which log-probabilities count as equal
 
 
 def token_weights(
@@ -57,7 +57,7 @@ def token_weights(
 def weight_sums(
     mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
 ) -> tuple[jax.Array, jax.Array]:
-    """`token_weights` of a part of a minibatch, before they are divided by what its parts add up to.
+    """`token_weights` of a part of a minibatch, before division by the total of all parts.
 
     Returns `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
 
@@ -76,8 +76,8 @@ def weight_sums(
 def weights_among(
     mask: jax.Array, lengths: jax.Array, count: jax.Array, aggregation: Aggregation, length: int
 ) -> jax.Array:
-    """`token_weights` where rows are not responses: `lengths` of the response that each token `[n, T]` is of,
-    and how many there are.
+    """`token_weights` for packed rows: `lengths` is the length of each token's response `[n, T]`; also takes
+    the number of responses.
 
     >>> mask = jnp.array([[True, True, True, True]])  # a response of one token, and one of three
     >>> weights_among(mask, jnp.array([[1, 3, 3, 3]]), jnp.float32(2), "sequence_mean", 3)[0, 0].item()
@@ -94,7 +94,7 @@ def weights_among(
 
 
 def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of `x [...]` where the mask is true; zero where it is nowhere.
+    """The mean of `x [...]` over the mask; zero if the mask is empty.
 
     >>> float(masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False])))
     2.0
@@ -104,12 +104,12 @@ def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, level: RatioLevel) -> jax.Array:
-    """Log of the policy's probability now over that of the policy that responded, `[N, R]` float32.
+    """Log-ratio of the current policy to the policy that responded, `[N, R]` float32.
 
     - `token`: each token's own.
     - `sequence`: the mean over the response, at each of its tokens (GSPO, arXiv 2507.18071, equation 7).
     - `sequence_token`: the same value, whose gradient is that of the token alone (GSPO-token, equation 14).
-    - `trajectory`: the sum over the response: of the probability of all of it (RLOO, arXiv 2402.14740).
+    - `trajectory`: the sum over the response (RLOO, arXiv 2402.14740).
 
     Zero outside the mask.
 
@@ -127,8 +127,7 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
             whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
         found = jnp.broadcast_to(whole, change.shape)
         if level == "sequence_token":
-            # The value of the response's ratio; the derivative passes through the token's own
-            # log-probability.
+            # The value is the response's ratio; the gradient is that of the token's log-probability.
             own = log_prob - jax.lax.stop_gradient(log_prob)
             found = jax.lax.stop_gradient(found) + own
     return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
@@ -144,9 +143,9 @@ def surrogate(
     """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token.
 
     Args:
-      clip_low, clip_high: ratios count from `1 - clip_low` to `1 + clip_high` (DAPO's "clip-higher").
-      dual_clip: where an advantage is negative, a token costs at most this many times as much (Ye et al.
-        2020, arXiv 1912.09729, equation 5); None for no such bound.
+      clip_low, clip_high: ratios are clipped to `1 - clip_low` and `1 + clip_high` (DAPO's "clip-higher").
+      dual_clip: bounds the loss of a token with negative advantage to this many times the advantage (Ye et
+        al. 2020, arXiv 1912.09729, equation 5); None for no bound.
 
     >>> costs = surrogate(jnp.log(jnp.array([[2.0, 2.0]])), jnp.array([[1.0, -1.0]]), 0.2, 0.28)
     >>> [f"{cost:.2f}" for cost in costs[0]]
@@ -161,7 +160,7 @@ def surrogate(
 
 
 def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float) -> jax.Array:
-    """Where the clipped objective has no gradient, for the ratio has left its range: `[N, R]` bool."""
+    """True where clipping removes the gradient: `[N, R]` bool."""
     ratio = jnp.exp(log_ratio)
     return ((ratio < 1.0 - clip_low) & (advantage < 0)) | ((ratio > 1.0 + clip_high) & (advantage > 0))
 
@@ -201,7 +200,7 @@ def geometric_mean(
     """Geometric mean of a response's clipped ratios times its advantage, negated, at each token.
 
     GMPO (arXiv 2507.20673, equation 4): token ratios are clipped to `exp(-clip_low)` and `exp(clip_high)`, on
-    the side of the advantage's sign, as in PPO. Of an advantage that differs by token, the mean counts.
+    the side of the advantage's sign, as in PPO. If advantages differ by token, the mean is used.
     """
     length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
     whole = jnp.sum(jnp.where(mask, advantage, 0.0), axis=1, keepdims=True) / length
@@ -218,8 +217,8 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
     (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4). k1 and k3
     are unbiased values. In a loss, k2 has the gradient of the KL, and k1 none on average.
 
-    A `d` within rounding (128 units in the last place of one) counts as zero, so that k2 and k3 of a policy
-    that is its reference have no gradient: Adam would make full steps of rounding.
+    A `d` within rounding (128 units in the last place of 1) counts as zero, so that k2 and k3 of a policy
+    equal to its reference have no gradient: Adam would turn rounding errors into full steps.
 
     >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
     >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
@@ -227,7 +226,7 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
     """
     difference = log_prob - reference_log_prob
     rounding = _ROUNDING * jnp.finfo(difference.dtype).eps
-    # Subtracted rather than set to zero: the derivative of k1 is one there, too.
+    # Subtracted, not set to zero: the derivative of k1 is 1 there, too.
     nothing = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
     difference = difference - jax.lax.stop_gradient(nothing)
     if estimator == "k1":
@@ -240,7 +239,7 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
 
 @dataclasses.dataclass(frozen=True)
 class TokenEntropy(Part):
-    """What the entropy of a policy's tokens is worth to it."""
+    """Settings of the entropy bonus of tokens."""
 
     entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
     entropy_cap: float | None = hyperparameter(
@@ -264,11 +263,10 @@ class TokenEntropy(Part):
 
 
 def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
-    """The entropy of each token in nats, `[N, R]` float32, up to a cap, beyond which it has no gradient.
+    """The entropy of each token in nats, `[N, R]` float32, clipped to a cap, above which it has no gradient.
 
-    Where no response is right nothing else moves the policy, and a bonus without a cap makes all tokens
-    equally likely, however small its weight. (He et al. 2025, arXiv 2505.22312, end a bonus at a target
-    entropy.)
+    While no response is right, only the bonus changes the policy; without a cap it makes all tokens equally
+    likely, however small its weight. (He et al. 2025, arXiv 2505.22312, end a bonus at a target entropy.)
 
     >>> gradient = jax.grad(lambda x: entropy_bonus(x, 0.5).sum())
     >>> gradient(jnp.array([0.2, 0.8])).tolist()
@@ -280,12 +278,12 @@ def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
 def correction(
     sampled_log_prob: jax.Array, log_prob: jax.Array, mask: jax.Array, kind: Correction, cap: float
 ) -> jax.Array:
-    """Importance weights for responses of another policy than the learner, without gradient.
+    """Importance weights for responses of another policy than the learner's, without gradient.
 
     The ratio of the learner's probability of a token (or response) to the actor's, both before top-k and
-    top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025); `mask_*` leaves
-    out what is above `cap` or below its inverse; `decoupled` leaves out tokens above `cap` (decoupled PPO,
-    Hilton et al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then of the proximal policy).
+    top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025); `mask_*` drops
+    ratios above `cap` or below its inverse; `decoupled` drops tokens above `cap` (decoupled PPO, Hilton et
+    al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then the proximal policy's).
 
     >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
     >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
@@ -307,11 +305,11 @@ def correction(
 
 
 def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
-    """Log-probabilities of a proximal policy without a pass of its own, without gradient.
+    """Log-probabilities of a proximal policy by interpolation, without gradient.
 
-    Between the policy that drew a token, `age [N, R]` int32 updates before this one, and the current policy:
-    `age / (age + 1)` of the way, the policy before this update if updates moved it equally far (A-3PO, arXiv
-    2512.06547).
+    A fraction `age / (age + 1)` of the way from the policy that sampled a token, `age [N, R]` int32 updates
+    before this one, to the current policy: the previous policy, if all updates were equally large (A-3PO,
+    arXiv 2512.06547).
 
     >>> drawn, now = jnp.array([[-3.0, -3.0]]), jnp.array([[-1.0, -1.0]])
     >>> interpolated(drawn, now, jnp.array([[0, 1]])).tolist()
@@ -322,7 +320,7 @@ def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Arra
 
 
 def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:
-    """Half the squared error of each token's value, `[N, R]`; none gains by moving beyond `clip`.
+    """Half the squared error of each token's value, `[N, R]`, with clipping to within `clip`.
 
     >>> one = jnp.ones((1, 1))
     >>> float(value_error(one, 0.0 * one, 2.0 * one, clip=0.5)[0, 0])  # 0.5 * (2 - 0.5)^2
@@ -346,7 +344,7 @@ def preference_loss(
       beta: the weight of the reference.
       kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
         2310.12036, equation 17, beta its tau), or `robust` to wrong labels (arXiv 2403.00409).
-      label_smoothing: of `sigmoid` and `robust`: the share of wrong labels, below a half.
+      label_smoothing: for `sigmoid` and `robust`: the fraction of wrong labels, below a half.
 
     >>> [f"{x:.4f}" for x in preference_loss(jnp.array([0.0, 10.0]), beta=0.1)]
     ['0.6931', '0.3133']

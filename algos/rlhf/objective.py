@@ -3,7 +3,7 @@
 An `Objective` has three layers, later ones taking precedence: a variant (a paper), a convention (a library's
 choices where papers leave room, or differ), and explicit values.
 
-Letters in shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens.
+Shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class Objective:
         return losses.surrogate(log_ratio, advantage, low, high, self.dual_clip)
 
     def clipped(self, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
-        """Where a ratio is out of range on the side of its advantage: `[N, R]` bool."""
+        """True where a ratio is clipped on the side of its advantage: `[N, R]` bool."""
         match self.surrogate:
             case "gate":
                 return jnp.zeros(log_ratio.shape, bool)
@@ -183,8 +183,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "clip_high": 0.4,
         "kl_coefficient": 0.0,
     },
-    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated: 5 is
-    # that of Khatri et al. 2025, arXiv 2510.13786.
+    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated; 5 is
+    # from Khatri et al. 2025, arXiv 2510.13786.
     "cispo": {
         "surrogate": "weight",
         "aggregation": "token_mean",
@@ -212,7 +212,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "kl_estimator": "k1",
         "kl_in": "reward_to_go",
     },
-    # The same with the mean of the group, for rewards that are right or wrong; its KL is in the loss, as k2.
+    # Likewise with the group's mean, for binary rewards; its KL is in the loss, as k2.
     "reinforce_plus_plus_baseline": {
         "baseline": "group",
         "scale": "tokens",
@@ -222,14 +222,14 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     },
 }
 
-# Read off trl 1.16.0, verl 0.8 and google-tunix 0.1.7: what each does where a user says nothing.
+# Defaults of trl 1.16.0, verl 0.8 and google-tunix 0.1.7.
 CONVENTIONS: dict[str, Mapping[str, Any]] = {
     "paper": {},
     "trl": {"guard": 1e-4},
     "verl": {"count_empty": False, "dual_clip": 3.0},
     "tunix": {"count_empty": False, "kl_estimator": "k1"},
 }
-# What of these a variant has for a reason of its own.
+# Settings that define a variant, and that conventions do not change.
 _OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
     ("reinforce_plus_plus", "reinforce_plus_plus_baseline"), ("kl_estimator",)
 )
@@ -264,7 +264,7 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
 
 
 def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
-    """DAPO's soft punishment of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
+    """DAPO's soft penalty of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
 
     It grows over the last `buffer` of `longest` tokens; `lengths` is `[N]` int32. 0 for none.
 
@@ -295,7 +295,7 @@ def group_advantage(
       baseline: the group's mean (GRPO), the mean of the others (RLOO, arXiv 2402.14740, equation 2), or none.
       scale: divide by the standard deviation of rewards within the group (GRPO, arXiv 2402.03300, section
         4.1.2) or the batch; `none` (Dr. GRPO) and `tokens` (done later) do not.
-      guard, unbiased: added to the deviation; whether that is over `n - 1`.
+      guard, unbiased: a number added to the deviation; True for a deviation over `n - 1`.
       given: `[N]` bool, which responses have a reward; the others have advantage zero. None: all.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
@@ -316,7 +316,7 @@ def group_advantage(
 
 
 def _centred(x: jax.Array, there: jax.Array, axis: int | None) -> jax.Array:
-    """`x` minus its mean over an axis, or over all: exactly zero where all are equal, or not `there`."""
+    """`x` minus its mean over an axis, or over all: exactly zero if all are equal, or not `there`."""
     largest = jnp.max(x, axis, keepdims=True, where=there, initial=-jnp.inf)
     smallest = jnp.min(x, axis, keepdims=True, where=there, initial=jnp.inf)
     count = jnp.maximum(jnp.sum(there, axis, keepdims=True, dtype=x.dtype), 1)
@@ -325,14 +325,15 @@ def _centred(x: jax.Array, there: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _deviation(x: jax.Array, there: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
-    """The standard deviation over an axis, which is kept, or over all; exactly zero where all are equal."""
+    """The standard deviation over an axis, kept as size 1, or over all; exactly zero if all are equal."""
     count = jnp.sum(there, axis, keepdims=True, dtype=x.dtype)
     squares = jnp.sum(jnp.square(_centred(x, there, axis)), axis, keepdims=True)
     return jnp.sqrt(squares / jnp.maximum(count - unbiased, 1))
 
 
 def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -> jax.Array:
-    """Whether responses to a prompt differ in reward, `[N / G]` bool: others teach nothing (DAPO, eq. 11).
+    """True where responses to a prompt differ in reward, `[N / G]` bool: others have no gradient (DAPO, eq.
+    11).
 
     >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
     [True, False]
@@ -345,7 +346,7 @@ def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
 
-    Where all of them are equal, they are exactly zero.
+    If all of them are equal, the result is exactly zero.
 
     >>> whiten(jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])).round(3).tolist()
     [[-0.707..., 0.707..., 0.0]]
@@ -358,7 +359,7 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def still_to_come(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """The sum of `x [N, R]` over each token of the mask and all that follow it.
+    """Reversed cumulative sum of `x [N, R]` over the mask.
 
     >>> still_to_come(jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[True, True, False]])).tolist()
     [[3.0, 2.0, 0.0]]
@@ -367,7 +368,7 @@ def still_to_come(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rewards `[N]`, each at the last token of the mask of its response: `[N, R]` float32.
+    """Rewards `[N]` at the last masked token of each response: `[N, R]` float32.
 
     >>> reward_at_end(jnp.array([5.0]), jnp.array([[True, True, False]])).tolist()
     [[0.0, 5.0, 0.0]]

@@ -3,7 +3,7 @@
 Every token is an action. The reward of a response is given at its last token, a KL penalty at each. The
 critic is another decoder with a value head; it predicts the value before each token.
 
-Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
+Shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
 a minibatch or a micro-batch.
 """
 
@@ -35,14 +35,14 @@ class State(NamedTuple):
     """The state of PPO for language models."""
 
     parameters: Any
-    reference: Any  # parameters that the policy is kept near to; () where it has adapters
-    reward_model: Any  # () where the task judges
+    reference: Any  # parameters of the KL reference; () with adapters
+    reward_model: Any  # () if the task gives rewards
     critic: Any  # {"network": parameters of a decoder, "value": [D]}
     optimizer_state: Any
     critic_optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
-    stream: Any = ()  # responses in the making; () where none begins ahead
+    stream: Any = ()  # unfinished responses; () if ahead=0
 
 
 class Judgement(NamedTuple):
@@ -61,8 +61,8 @@ class Minibatch(NamedTuple):
     reference_log_prob: jax.Array  # [n, R] float32
     judgement: Judgement  # [n]; advantages whitened, for the policy
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
-    counted: Any = ()  # [n, R] bool, tokens that the policy learns from
-    weight: Any = ()  # [n, R] float32, of actor against learner; () without a correction
+    counted: Any = ()  # [n, R] bool, the tokens in the policy's loss
+    weight: Any = ()  # [n, R] float32, importance weight; () without a correction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,8 +165,8 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are those of
-    # every `JudgedAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are inherited
+    # from `JudgedAgent` ---
 
     @fdg.fragment("learner", in_axes=(None, 0))
     def assess(self, parameters, responses):
@@ -227,7 +227,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def value_gradient(self, critic, minibatch):
-        """The share of the critic's gradient and loss of the responses `[n]` of a minibatch."""
+        """The contribution of a minibatch of responses `[n]` to the critic's gradient and loss."""
 
         def loss(critic):
             value, known = self._values(critic, minibatch.responses), minibatch.judgement
@@ -246,8 +246,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.counted, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
-        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
-        # how.
+        # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
         log_ratio = losses.log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage

@@ -1,7 +1,7 @@
 """Preference learning from pairs (chosen, rejected) of responses: sampled from the policy, or from a file.
 
-Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
-pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
+Shapes: `B` prompts and pairs; `G` responses per prompt, of which the best and the worst form a pair; `N = B *
+G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
 
     chosen: Responses  # [B]
     rejected: Responses  # [B]
-    differ: jax.Array  # [B] bool: whether one is better at all
+    differ: jax.Array  # [B] bool: False for a tie
 
 
 class Minibatch(NamedTuple):
@@ -38,7 +38,7 @@ class Minibatch(NamedTuple):
 
 
 def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
-    """The best and the worst of each `group` of `Responses [N]`; the first of equal ones."""
+    """The best and the worst of each `group` of `Responses [N]`; in a tie the first."""
     there = rewarded(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
@@ -55,7 +55,7 @@ def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
 
 
 def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
-    """Accuracy `[]`: the share of the pairs that differ with a margin `[B]` above zero; NaN if none do."""
+    """Accuracy `[]`: the fraction of untied pairs with a margin `[B]` above zero; NaN if all are tied."""
     return jnp.sum((margin > 0) & pairs.differ) / jnp.sum(pairs.differ)
 
 
@@ -63,9 +63,9 @@ def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
 class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
-    A subclass has `_loss(parameters, minibatch)`: its share of the loss and of measures, which add up over
-    micro-batches. Prompts whose responses all have the same reward do not count. If the task has pairs
-    (`text:preferences`) and no reward is given, the pairs are read and nothing is sampled.
+    A subclass has `_loss(parameters, minibatch)`: a micro-batch's contribution to the loss and metrics, which
+    add up. Prompts whose responses all have the same reward do not count. If the task has pairs
+    (`text:preferences`) and no reward is set, the pairs are read and nothing is sampled.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
@@ -121,7 +121,7 @@ class PreferenceAgent(LanguageAgent):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """The share of the gradient, and of the measures, of the pairs `[n]` of a minibatch."""
+        """The contribution of a minibatch of pairs `[n]` to the gradient and metrics."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), minibatch)
@@ -130,7 +130,7 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def _reads(self) -> bool:
-        """Whether pairs are read from the task: it has pairs, and no reward is given."""
+        """True if pairs are read from the task: it has pairs, and no reward is set."""
         judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
         return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
 
@@ -151,7 +151,7 @@ class PreferenceAgent(LanguageAgent):
         return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))
 
     def _version(self, state: Any) -> jax.Array:
-        """The version of a constant generator, which need not wait for the optimiser's count."""
+        """The version of a constant generator, so it does not wait for the optimiser's count."""
         return state.iteration
 
     def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:

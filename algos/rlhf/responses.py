@@ -1,6 +1,6 @@
-"""Responses to prompts: a network's log-probabilities of them; generated, evaluated, and of which problems.
+"""Responses to prompts: log-probabilities, generation, evaluation, and the order of problems.
 
-Letters in shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
+Shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Responses(NamedTuple):
     prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
     tokens: jax.Array  # [N, R] int32
     mask: jax.Array  # [N, R] bool: tokens that are there
-    own: jax.Array  # [N, R] bool: those of them that the policy chose; others are a tool's, or a game's
+    own: jax.Array  # [N, R] bool: the policy's tokens; others are a tool's, or a game's
 
 
 def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
@@ -42,10 +42,10 @@ def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
 
 
 def with_opening(responses: Responses) -> Responses:
-    """The same tokens, with all before the policy's first one as part of the prompt.
+    """Moves all tokens before the policy's first one into the prompt.
 
     A conversation is a response to its first token (`of_transcript`), but readers want to see the question.
-    Prompts are then as wide as the whole sequence.
+    Prompts become as wide as the whole sequence.
     """
     opening = responses.mask & (jnp.cumsum(responses.own, axis=1) == 0)
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
@@ -68,7 +68,8 @@ def scores(
     Both `[N, R]` float32, zero outside the mask, at this temperature, before top-k and top-p.
     """
     tokens, segments = sequences(responses)
-    last = responses.prompts.tokens.shape[1] - 1  # of a prompt: the first that something is said after
+    # the last prompt token, which the first response token follows
+    last = responses.prompts.tokens.shape[1] - 1
 
     def every(tokens: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = 0 if decoder.config.packed_rows else last
@@ -91,7 +92,7 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
 
 
 def rewarded(responses: Responses) -> jax.Array:
-    """Which responses have a reward, `[N]` bool: the others have no tokens of the policy."""
+    """True for responses with a reward, `[N]` bool: the others have no tokens of the policy."""
     return jnp.any(responses.own, axis=1)
 
 
@@ -173,7 +174,7 @@ class Heard(NamedTuple):
 class Speaker:
     """Generates and evaluates responses of a network to a `TextTask` or `TextGame`.
 
-    `slots` responses are in flight at once; None: all.
+    At most `slots` responses are generated at once; None: all.
     """
 
     network: Decoder
@@ -361,5 +362,5 @@ def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int)
     def order(epoch: jax.Array) -> jax.Array:
         return jax.random.permutation(jax.random.fold_in(key, epoch), size)
 
-    # A batch ends at most in the epoch after the one that it begins in.
+    # A batch spans at most two epochs.
     return jnp.concatenate([order(epoch), order(epoch + 1)])[within]

@@ -1,7 +1,7 @@
 """Training a reward model from preferences (Christiano et al. 2017, arXiv 1706.03741; Ouyang et al. 2022).
 
-Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
-pair; `N = B * G`; `n` pairs of a micro-batch.
+Shapes: `B` prompts and pairs; `G` responses per prompt, of which the best and the worst form a pair; `N = B *
+G`; `n` pairs of a micro-batch.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class State(NamedTuple):
     """The state of a reward model's training."""
 
     parameters: Any  # {"network": parameters of a decoder, "score": [D, 1]}
-    respondent: Any  # what stays as it was of the network that responds: all, or adapters
+    respondent: Any  # the constant part of the responding network: all, or adapters
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
@@ -34,10 +34,10 @@ class State(NamedTuple):
 class RewardModel(PreferenceAgent, presets="RewardModel"):
     """Trains a decoder with a scalar head to rank two responses.
 
-    Pairs come from a file (`text:preferences`), or are responses of the initial network, which is kept,
-    ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`,
-    `PPORLHF` and `DPO` take the exported model as `reward_model`. An evaluation is the share of held-out
-    pairs that are ranked correctly. Frozen and hashable.
+    Pairs come from a file (`text:preferences`), or are responses of the frozen initial network, ranked by the
+    task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO`
+    take the exported model as `reward_model`. An evaluation is the fraction of held-out pairs that are ranked
+    correctly. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
@@ -49,7 +49,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
 
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
-    # Who responds is the policy that the run begins with; what learns begins as it, without a head.
+    # The initial policy responds; the trained model starts with its weights, without its head.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
         ".respondent": (".respondent", ".parameters['adapters']", ".parameters"),
         ".parameters['network']['base']": (
@@ -107,8 +107,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         """Ranks pairs of responses to held-out problems.
 
         Returns:
-          `return` `[]`, the share of correctly ranked pairs, of those that differ in the task's reward; a tie
-          of the model is not correct. NaN if none differ.
+          `return` `[]`, the fraction of correctly ranked pairs, of those that differ in the task's reward; a
+          tie of the model is not correct. NaN if none differ.
         """
         if self._reads:
             pairs = self._held_out_pairs(key, episodes)

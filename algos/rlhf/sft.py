@@ -1,7 +1,6 @@
 """Supervised fine-tuning: a decoder imitates demonstrations.
 
-Letters in shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a
-micro-batch.
+Shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a micro-batch.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ class Minibatch(NamedTuple):
     """Demonstrations and the weights of their tokens."""
 
     text: Responses  # [n]
-    lengths: jax.Array  # [n, R] float32: of the response that each token is of
+    lengths: jax.Array  # [n, R] float32: of each token's response
     weight: jax.Array  # [n, R] float32, in the loss
     share: jax.Array  # [n, R] float32, in means over tokens
 
@@ -94,7 +93,7 @@ class SFT(LanguageAgent, presets="SFT"):
         parameters = self._with_trained(state.parameters, trained)
         return State(parameters, optimizer_state, state.key, state.iteration + 1), metrics
 
-    # --- fragments; `update` is that of every `LanguageAgent` ---
+    # --- fragments; `update` is inherited from `LanguageAgent` ---
 
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
@@ -106,7 +105,7 @@ class SFT(LanguageAgent, presets="SFT"):
         prompts, (tokens, mask) = self.env.prompts(content), self.env.solutions(content)
         own = jnp.concatenate([self.env.said_before(content), mask], axis=1)
         tokens, there = (jnp.concatenate(x, axis=1) for x in ((prompts.tokens, tokens), (prompts.mask, mask)))
-        # A response to the first token, as that of a game is.
+        # A response to the first token, as in a game.
         return Responses(Prompts(tokens[:, :1], there[:, :1]), tokens[:, 1:], there[:, 1:], own[:, 1:])
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
@@ -134,7 +133,7 @@ class SFT(LanguageAgent, presets="SFT"):
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
-        """The share of the gradient, and of the measures, of the demonstrations `[n]` of a minibatch."""
+        """The contribution of a minibatch of demonstrations `[n]` to the gradient and metrics."""
 
         def loss(trained):
             found = self._with_trained(parameters, trained)

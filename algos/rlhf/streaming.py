@@ -4,7 +4,7 @@ The same code serves all cases: one micro-batch with `ahead=0` is one call of
 `LanguageAgent._rollout`. Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is sharded
 over devices stays sharded in every micro-batch.
 
-Letters in shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
+Shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
 prompts; `R` tokens of a response.
 """
 

@@ -1,4 +1,4 @@
-"""Updates of a language model: micro-batches, epochs, and the optimiser.
+"""Updates of a language model: micro-batches, epochs, optimiser.
 
 A loss here is a sum over tokens with weights made for its whole minibatch (`losses.token_weights`), so that
 gradients and losses of micro-batches add up to those of the minibatch.
@@ -34,7 +34,7 @@ def whole_of(parts: Any) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
-    """`function` of samples `[n, ...]`, a micro-batch at a time; results `[n, ...]`."""
+    """Applies `function` to samples `[n, ...]`, one micro-batch at a time; results `[n, ...]`."""
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return function(samples)

@@ -4,7 +4,7 @@ A `TextProblem` (see `envs/text/problems.py`) is one problem: how its content is
 how an answer is scored. A task puts a batch, a tokenizer, the division into training and held-out problems,
 and perhaps a reward of one's own around it.
 
-Letters in shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a response.
+Shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a response.
 """
 
 import ast
