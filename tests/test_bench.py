@@ -10,10 +10,9 @@ import pytest
 
 import algos
 import envs
-from bench import harness, performance, results, runs
+from bench import harness, performance, results
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
-from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
 from bench.peers.serve import Rounds
 from bench.peers.table import PAIRS
@@ -62,17 +61,6 @@ def test_a_driver_that_fails_says_why(drivers, tmp_path):
     fake = dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
     with pytest.raises(alternate.DriverError, match="no such environment"):
         alternate.compare(fake, None, rounds=1)
-
-
-@pytest.mark.parametrize("continues", [False, True])
-def test_our_driver_trains_as_the_command_line_says(continues):
-    flags = "--env CartPole-v1 --num-envs 2 --num-steps 64 --total-steps 512 --num-minibatches 1 --devices 1"
-    one_round, facts = ours.prepare({"flags": flags.split(), "continues": continues})
-    first, same, other = (one_round(seed) for seed in (0, 0, 1))
-    assert facts["devices"] == 1 and facts["compile_seconds"] > 0
-    assert first["steps"] == 512 and first["seconds"] > 0 and first["peak_bytes"] > 2**20
-    assert (first["return"] == same["return"]) is not continues  # a whole training again, or more of it
-    assert other["return"] != first["return"]
 
 
 def test_every_pair_is_of_a_peer_and_has_a_driver():
@@ -155,21 +143,6 @@ def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked
     assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
     with pytest.raises(ValueError, match="no third one"):
         rounds.next(2)
-
-
-def test_what_runs_reached_as_cells(tmp_path):
-    """By hand: the middle half of 0, 2, 4 and 100 has a mean of 3; one seed is its own interval."""
-    for evaluated, expected in (
-        ({"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}, ("4", "26.5", "0.0, 100.0", "2 s")),
-        ({"eval_return": 7.0}, ("1", "7.0", "7.0, 7.0", "2 s")),
-    ):
-        summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
-        (tmp_path / "summary.json").write_text(json.dumps(summary))
-        seeds, mean, middle, ends, seconds = runs.Reached.of([tmp_path]).cells
-        assert (seeds, mean, ends, seconds) == expected
-        assert middle.startswith("3.0 [" if seeds == "4" else "7.0 [7.0, 7.0]")
-    both = runs.Reached.of([tmp_path, tmp_path])
-    assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
 
 
 def test_rounds_alternate_and_warm_up():

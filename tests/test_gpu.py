@@ -1,16 +1,11 @@
 """The measurements of a GPU, rehearsed on the CPU: nothing measured is lost, nothing is measured twice."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from bench.gpu import ceilings, measuring
+from bench.gpu import measuring
 from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, here, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import NOT_MEASURED, markdown, record_of
@@ -79,33 +74,6 @@ def test_a_rehearsal_and_measurements_are_not_mixed(tmp_path):
     path.write_text("[1]")
     with pytest.raises(FdgError, match="no record of this command"):
         Record(path)
-
-
-def process_of(tmp_path, *words):
-    """The command, and its record once there are figures in it."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    return subprocess.Popen(
-        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path), "--tiny", *words],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-
-
-def test_a_part_that_is_killed_keeps_what_it_had_and_goes_on_from_there(tmp_path):
-    path = record_of(tmp_path, 1)
-    process = process_of(tmp_path, "--part", "1")
-    end = time.monotonic() + 120
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()  # ends only when its measuring process has ended too
-    had = Record(path, tiny=True).measured
-    assert "Machine: device" in had
-    first = Part("Ceilings", 100, lambda settings: ceilings.measurements(settings)[:-1])
-    measure(first, Settings(tmp_path, tiny=True), Record(path, tiny=True), here)
-    assert not Record(path, tiny=True).content["failed"]
-    now = Record(path, tiny=True).measured
-    assert {name: now[name] for name in had} == dict(had)
-    assert now["Products: bfloat16"]["TFLOP/s"] > 0 and now["Memory: read and write"]["GB/s"] > 0
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 7])

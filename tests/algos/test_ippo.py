@@ -12,22 +12,9 @@ import numpy as np
 
 import algos
 import envs
-from algos.networks import actor_critic
 from envs import TimeStep
 from envs.probe import PolicyOfObservation
 from tests.algos.probes import trained
-
-QUICK = {
-    "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
-    "anneal_learning_rate": False, "hidden": (32,), "total_steps": 1_000_000,
-}  # fmt: skip
-
-
-def score(algorithm, iterations):
-    """Mean return of the most probable actions."""
-    state = trained(algorithm, iterations)
-    evaluate = jax.jit(algorithm.evaluate, static_argnums=2)
-    return float(evaluate(state, jax.random.key(1), 64)["return"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,24 +72,3 @@ def test_an_episode_ends_for_all_agents():
         reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), algorithm._ends(time_step)
     )
     assert advantage[:, 0].tolist() == target[:, 0].tolist() == [[1.0, 0.0], [7.0, 5.0], [8.0, 5.0]]
-
-
-def test_a_feed_forward_network_sees_each_agent_by_itself():
-    """Given as it is for PPO, `(init, apply)` on rows: the numbers of the default without a memory."""
-    env = envs.make("probe:agents", num_agents=3)
-    network = actor_critic(env.observation_space, env.action_space, hidden=(4,))
-    default, given = (algos.IPPO(env=env, hidden=(4,), network=n)._network for n in (None, network))
-    observation = jax.random.normal(jax.random.key(0), (5, 2, 3, 2))  # [T, B, A, *obs]
-    parameters = jax.jit(default.init)(jax.random.key(1), observation)
-    start = jnp.zeros((5, 2), bool)
-    jax.tree.map(np.testing.assert_array_equal, given.init(jax.random.key(1), observation), parameters)
-    ours = given.unroll(parameters, given.memory(2), observation, start)
-    theirs = default.unroll(parameters, default.memory(2), observation, start)
-    assert ours.value.shape == (5, 2, 3)
-    np.testing.assert_allclose(ours.policy, theirs.policy, atol=1e-6)
-    np.testing.assert_allclose(ours.value, theirs.value, atol=1e-6)
-
-
-def test_every_agent_copies_its_own_target():
-    algorithm = algos.IPPO(env=envs.make("probe:agents", num_agents=3), **QUICK)
-    assert score(algorithm, 40) > 0.95

@@ -11,8 +11,6 @@ import numpy as np
 
 import algos
 import envs
-import fdg
-import policies
 from algos.pqn import Minibatch
 from envs import TimeStep
 
@@ -101,43 +99,6 @@ def test_several_choices_by_hand():
     minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
     gradient, losses = algorithm.gradient(table, minibatch)
     assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]
-
-
-def test_epsilon_falls_over_part_of_the_run():
-    """Eight iterations, half of them with ever fewer random actions: 1, 3/4, 1/2, ..."""
-    algorithm = algos.PQN(
-        env=envs.make("probe:policy"), num_envs=2, num_steps=4, total_steps=64, num_epochs=1,
-        num_minibatches=2, hidden=(4,), exploration_fraction=0.5, epsilon_end=0.0,
-    )  # fmt: skip
-    state, iterate, epsilons = algorithm.init(jax.random.key(0)), jax.jit(algorithm.iterate), []
-    for _ in range(6):
-        state, metrics = iterate(state)
-        epsilons.append(float(metrics["epsilon"]))
-    assert epsilons == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    assert algorithm.updates_per_iteration == 2
-
-
-QUICK = {
-    "num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2,
-    "anneal_learning_rate": False, "reward_scale": 1.0, "hidden": (16,), "total_steps": 10_000,
-}  # fmt: skip
-
-
-def trained(name, iterations, devices, **fields):
-    algorithm = algos.PQN(env=envs.make(name), **{**QUICK, **fields})
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
-    state, _ = engine.run(engine.init(0), iterations)
-    return algorithm, state
-
-
-def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
-    """Three observations, each with one action of reward 1, one of -1, and a third that is forbidden.
-
-    That one, paid 1,000, would show in the return.
-    """
-    algorithm, state = trained("probe:masked", 60, devices)
-    score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
-    assert float(score) == algorithm.env.single.optimal_return
 
 
 # --- probe environments ---

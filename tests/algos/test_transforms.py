@@ -45,13 +45,6 @@ def noisy(rows, parameters, key):
     return rows._replace(time_step=rows.time_step._replace(reward=reward + noise))
 
 
-@dataclasses.dataclass(frozen=True)
-class Doubled(Wrapper):
-    def step(self, keys, state, action):
-        state, step = super().step(keys, state, action)
-        return state, step._replace(reward=2 * step.reward)
-
-
 def ppo(**fields):
     return algos.PPO(**{"env": ENV, **SMALL, "num_epochs": 1, "num_minibatches": 2, **fields})
 
@@ -60,13 +53,6 @@ def after(algorithm, policy, devices, iterations=3):
     engine = fdg.compile(algorithm, policy, devices)
     state, metrics = engine.run(engine.init(0), iterations)
     return engine, (engine.algorithm_state(state) if engine.plan.delayed else state), metrics
-
-
-def test_relabelling_is_what_an_environment_with_such_rewards_gives():
-    start = jax.jit(algos.A2C(env=ENV, **SMALL).init)(jax.random.key(0))
-    by_transform = plain(algos.A2C(env=ENV, **SMALL, transform=doubled), start, 2)
-    by_environment = plain(algos.A2C(env=Doubled(ENV), **SMALL), start, 2)
-    assert_same(by_environment, by_transform)
 
 
 def test_reanalysis_uses_the_newest_parameters(devices):

@@ -154,14 +154,6 @@ def test_draws_from_shared_keys_for_readers_of_a_part(name, devices):
     assert not assert_as_predicted(function, [None, 0], devices[:4], keys, numbers(B, F))
 
 
-def test_dirichlet_over_a_batch_exchanges_what_the_plan_names(devices):
-    """Drawn whole, its normaliser had been added up from parts and gathered again."""
-    measured = assert_as_predicted(
-        WHOLE["batch dirichlet"], [None, 0], devices[:4], jax.random.key(3), numbers(B, F)
-    )
-    assert [(c.kind, c.bytes) for c in measured] == [("all-gather", 4 * B * F)]
-
-
 @pytest.mark.parametrize(
     ("implementation", "operation", "split"),
     [

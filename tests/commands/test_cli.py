@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -302,20 +300,6 @@ def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
     assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "memory per device" in text
     assert repr(policies.get(policy)()) in text
     assert re.search(rf"\b0-{batch - 1}\b", text)  # environments divide over as many devices
-
-
-def test_host_devices_are_made_on_demand():
-    words = "--algo tests.tiny:Walk --devices 3 --num-envs 3"
-    code = (
-        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import settling;"
-        " made = parse(sys.argv[1:], '', '');"
-        " print(len(settling.available_devices(made.devices)), len(jax.devices()))"
-    )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words.split()], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout.split() == ["3", "3"], done.stderr
 
 
 @pytest.mark.parametrize(

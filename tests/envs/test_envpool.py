@@ -7,7 +7,6 @@ import pytest
 import algos
 import envs
 from envs import from_envpool, host
-from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, HostError, UnknownNameError
 from tests.envs.conformance import assert_conforms
 from tests.envs.test_gymnasium import NUM_ENVS, STEPS, random_rollout
@@ -56,18 +55,6 @@ def test_a_rollout_has_the_numbers_of_stepping_by_hand(name, ends):
             seen |= set(terminated[rows].tolist())
             total[rows], length[rows] = 0, 0
     assert seen == ends
-
-
-def test_atari_is_pixels_with_channels_last():
-    env = envs.make("envpool:Pong-v5")
-    assert env.observation_space == Box(0.0, 255.0, (84, 84, 4), "uint8")
-    assert env.action_space == Discrete(6) and env.max_episode_steps == 27000
-    keys = jax.random.split(jax.random.key(0), 2)
-    state, first = env.reset(keys)
-    state, step = env.step(keys, state, jax.numpy.zeros(2, "int32"))
-    # Frames are the channels, oldest first: each goes one further at a step.
-    np.testing.assert_array_equal(step.observation[..., :3], first[..., 1:])
-    assert env.observation_space.contains(step.observation[0]) and len(np.unique(first)) > 2
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CVRP-v1"])

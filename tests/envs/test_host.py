@@ -16,8 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from envs import from_envpool, from_gymnasium, host, running_pools
-from envs.pools import Transition
+from envs import from_envpool, host, running_pools
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
 from fdg.training.run_directory import read_metrics
@@ -88,13 +87,6 @@ def test_steps_come_in_order_and_episodes_end_at_the_limit():
     np.testing.assert_array_equal(step.final_observation[..., 1], 3)
 
 
-def test_equal_keys_give_equal_runs_whatever_the_workers():
-    runs = [stepped(env, env.reset(keys(3))[0], 7)[1] for env in (counting(workers=1), counting(workers=3))]
-    jax.tree.map(np.testing.assert_array_equal, *runs)
-    other = counting().reset(keys(3, seed=1))[1]
-    assert (runs[0].observation[0, :, 0] != other[:, 0]).all()
-
-
 # --- failures ---
 
 FAULTS = {
@@ -134,18 +126,6 @@ def test_a_restart_replaces_the_instances_that_were_lost(fault, caplog):
     np.testing.assert_array_equal(step.final_observation[:, lost, 1], [1, 2, 2, 1, 2, 3])
     np.testing.assert_array_equal(step.final_observation[:, other, 1], [1, 2, 3, 4, 5, 1])
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
-
-
-def test_a_failure_beyond_the_restarts_says_so(monkeypatch):
-    env = counting(restarts=1)
-    state, _ = env.reset(keys(2))
-    monkeypatch.setattr(
-        from_gymnasium.WorkerPool,
-        "step",
-        lambda self, action, timeout: Transition.lost(2, env.observation_space, "the moon fell"),
-    )
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"the moon fell \(all 1 restarts are used up\)"):
-        jax.block_until_ready(stepped(env, state, 3))
 
 
 def test_an_instance_that_does_not_start():
@@ -368,16 +348,6 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     assert "2 new episodes start here" in note
     assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1  # of both sittings
     assert "lost 1" not in capsys.readouterr().out
-
-
-def test_a_run_whose_environment_dies_ends_with_one_line(tmp_path, capfd):
-    envs.register("dying", lambda: envs.make(COUNTING, fault="die"))
-    flags = "--algo a2c --env dying --num-envs 2 --hidden 4 --devices 1".split()
-    assert train_main([*flags, "--out", str(tmp_path / "run")]) == 1
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1, said
-    assert said.startswith(f"error: environment '{COUNTING}': worker ")
-    assert "was killed by signal 9, saying: out of memory (restarts=N of envs.make would survive it)" in said
 
 
 # --- values and packages ---

@@ -31,14 +31,6 @@ def compare(one, other, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), one, other)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_it_changes_no_number_whether_the_program_acts_or_the_workers(ray, staleness):  # noqa: F811
-    policy = policies.SingleLearnerCoarse(staleness=staleness)
-    with jax.enable_x64(True):
-        found = [trained(algos.IMPALA(env=fleet(acts), **SIZES), policy, 2) for acts in (False, True)]
-    compare(*found, rtol=1e-9, atol=1e-12)
-
-
 def test_a_worker_that_dies_costs_its_own_rows_alone(ray):  # noqa: F811
     """The second worker has rows 3 and 4."""
     env = fleet(acts=True)

@@ -11,7 +11,7 @@ import tokenizers
 
 import envs
 import fdg
-from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
+from envs.text import CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -73,20 +73,6 @@ def test_a_conversation_worked_by_hand():
     }  # fmt: skip
 
 
-def test_a_tool_is_asked_and_answers():
-    game = Calculator(terms=3, digits=2, turns=2)
-    contents = jnp.array([[17, 23, 5]] * 3), jnp.array([[2, 1]] * 3)  # 17*23-5
-    problem = envs.text.Problem(jit(game.task.prompts)(contents), contents)
-    said = [["?17*23", "386", "?17*"], ["386", "386", "385"]]
-    script, _ = played(game, problem, said)
-    assert words(game.tokenizer, script.tokens, script.mask) == [
-        "17*23-5=?17*23391,386", "17*23-5=386", "17*23-5=?17*?,385"
-    ]  # fmt: skip
-    assert script.reward.total.tolist() == [1, 1, 0] and script.turns.tolist() == [2, 1, 2]
-    shapes = jax.eval_shape(game.sample, jax.random.split(jax.random.key(1), 2))
-    assert shapes.prompts.tokens.shape == (2, game.prompt_length)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A directory as Hugging Face's, with a byte-level tokenizer that joins some digits."""
@@ -106,38 +92,6 @@ def checkpoint(tmp_path_factory):
     config = {"eos_token": "<|end|>", "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
-
-
-def test_a_task_in_the_words_of_a_checkpoint(checkpoint):
-    tokenizer = HuggingFaceTokenizer(str(checkpoint))
-    assert tokenizer == HuggingFaceTokenizer(str(checkpoint))
-    assert tokenizer.stops == (tokenizer.encode("<|end|>")[0],)
-    task = envs.make("text:addition").with_tokenizer(tokenizer, max_response=6)
-    keys = jax.random.split(jax.random.key(0), 4)
-
-    def run(keys):
-        problem = task.sample(keys)
-        shown = task.demonstration(keys)
-        return problem, shown, task.reward(problem.answer, shown.responses, shown.mask)
-
-    problem, shown, reward = jit(run)(keys)
-    raw = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    answers = task.texts(shown.responses, shown.mask)
-    for tokens, mask, answer in zip(*map(np.asarray, problem.prompts), answers, strict=True):
-        said = raw.decode(tokens[mask].tolist(), skip_special_tokens=False)
-        before, after = "<|user|>Work this out. Answer with the number alone.\n", "=<|end|><|model|>"
-        assert said.startswith(before) and said.endswith(after)
-        assert str(eval(said.removeprefix(before).removesuffix(after))) == answer
-        assert raw.encode(said).ids == tokens[mask].tolist()
-    assert reward.total.tolist() == [1] * 4 and len(set(answers)) > 1
-    # An answer in the tokenizer's own way, digits joined, is as good; so is one with a blank in front.
-    said, answer = task.texts(shown.responses[:1], shown.mask[:1])[0], problem.answer[jnp.zeros(4, int)]
-    rows = np.full((4, 6), tokenizer.pad)
-    ways = tokenizer.encode(said), tokenizer.encode(f" {said}"), tokenizer.encode(" ".join(said)), [5, 6]
-    for row, ids in zip(rows, ways, strict=True):
-        row[: len(ids) + 1] = [*ids, *tokenizer.stops]
-    ended = np.cumsum(np.cumsum(rows == tokenizer.eos, axis=1), axis=1) <= 1
-    assert jit(task.reward)(answer, jnp.asarray(rows), jnp.asarray(ended)).total.tolist() == [1, 1, 0, 0]
 
 
 def test_the_tables_are_what_the_tokenizer_decodes(checkpoint):

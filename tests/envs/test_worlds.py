@@ -12,10 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
 import envs
-import fdg
-import policies
 from envs import adapters, from_craftax, from_jumanji, from_octax, from_playground
 from envs.contract import random_actions
 from envs.environment import vectorize
@@ -23,7 +20,6 @@ from envs.literals import Literal, as_arrays, hold, hold_pytrees
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
-from tests.conformance.comparison import ITERATIONS, assert_same, plain
 from tests.envs.conformance import assert_conforms
 
 
@@ -297,13 +293,3 @@ def test_arrays_come_back_where_code_tells_them_from_numpys():
         assert isinstance(model.mass["x"], jax.Array)
         raise ZeroDivisionError
     assert model.mass["x"] is held
-
-
-def test_neighbours_that_share_starts_keep_their_numbers_on_every_device():
-    """Also where a split parts them."""
-    env = vectorize_optimistically(Countdown(), 2)
-    algorithm = algos.A2C(env=env, num_envs=4, num_steps=4, hidden=(4,))
-    expected, _ = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), ITERATIONS)
-    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:4])
-    state, _ = engine.run(engine.init(0), ITERATIONS)
-    assert_same(expected, engine.algorithm_state(state))

@@ -218,19 +218,6 @@ def test_a_run_goes_on_with_another_number_of_processes(runs, tmp_path):
     assert_same_run(one / "stale", tmp_path / "run")
 
 
-def test_the_launcher(tmp_path):
-    """And only process 0 writes and prints."""
-    assert train_main(f"{PUPIL} --total-steps 48 --devices 1 --out {tmp_path / 'one'}".split()) == 0
-    words = f"-m fdg.launch --num-processes 2 {COARSE} --actors 1 --total-steps 48 --out {tmp_path / 'run'}"
-    ((out, err, status),) = finish([spawn(*words.split())])
-    assert (err, status) == ("", 0)
-    assert out.count("places Pupil on 2 devices") == out.count("100% iteration 6/6") == 1
-    assert out.count("run directory") == 2 and "[1]" not in out
-    assert_same_run(tmp_path / "one", tmp_path / "run")
-    written = ".checkpoints .lock checkpoints config.json learning_curve.png metrics.jsonl summary.json"
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == written.split()
-
-
 # --- none that waits for the dead ---
 
 

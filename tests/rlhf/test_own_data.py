@@ -156,14 +156,6 @@ def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
     }  # fmt: skip
 
 
-def test_responses_without_a_reward_are_counted(task):
-    judged_in_part = task.with_reward(lambda responses: [None] * 3 + [1.0] * (len(responses) - 3))
-    sizes = {"num_prompts": 2, "group_size": 4, "num_minibatches": 1, "num_epochs": 1}
-    algorithm = algos.GRPO(env=judged_in_part, hidden_size=8, num_layers=1, num_heads=2, **sizes)
-    _, metrics = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
-    assert float(metrics["no_reward_rate"]) == 3 / 8 and float(metrics["episode_return"]) == 1
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -191,20 +183,6 @@ def test_a_column_that_is_not_there_is_named_before_anything_runs(function, word
     assert words in str(error.value) and "level and ünï" in str(error.value)
     with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: one each"):
         task.with_reward(function, weights=[1, 2])
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda p, r, a: list(map(len, r)),
-        lambda prompts, responses, truths: list(map(len, responses)),
-        lambda prompt, response, answer: list(map(len, response)),
-        lambda prompts, responses, _: list(map(len, responses)),
-    ],
-)
-def test_three_arguments_by_names_of_ones_own_are_given_by_place(function, task):
-    by_name = judged(task.with_reward(lambda responses: list(map(len, responses))))
-    assert judged(task.with_reward(function)).total.tolist() == by_name.total.tolist()
 
 
 def test_a_function_that_returns_no_list_is_told_so(task):

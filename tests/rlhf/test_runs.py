@@ -1,6 +1,5 @@
 """Runs of language models' algorithms: from a checkpoint, swept, broken off by a reward, made again."""
 
-import dataclasses
 import json
 
 import jax
@@ -8,14 +7,13 @@ import pytest
 
 import algos
 import envs
-import fdg
 import policies
 from algos.language import Decoder, DecoderConfig, weights
-from fdg.errors import FdgError, FdgWarning
+from fdg.errors import FdgError
 from fdg.training.description import describe, rebuild
 from fdg.training.name_resolver import CALLER
 from tests.conformance.comparison import assert_same
-from tests.rlhf.small import SMALL, TASK, made
+from tests.rlhf.small import SMALL, made
 
 
 def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
@@ -30,47 +28,6 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
     (tmp_path / "model.safetensors").unlink()  # after it was looked at
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"HostError: {tmp_path}: it has neither"):
         jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
-
-
-def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path):
-    """As if it had never happened: the checkpoint of the iteration before is there.
-
-    Rewards that are all the same are said, with samples.
-    """
-    calls = []
-
-    def judge(prompts, responses, answers):
-        if len(prompts) == 4:  # of training, and not of a table of samples
-            calls.append(prompts)
-            if len(calls) == 3:
-                raise ValueError("the judge is asleep")
-        return [0.25] * len(responses)
-
-    algorithm = dataclasses.replace(
-        made("grpo", group_size=2, num_prompts=2), env=envs.make(TASK).with_reward(judge)
-    )
-    settings = {
-        "total_steps": 4 * 8,
-        "devices": 1,
-        "eval_episodes": 0,
-        "progress": False,
-        "checkpoint_every": 1,
-    }
-    with pytest.raises(
-        FdgError, match="reward 'judge' of task 'text:addition' raised ValueError: the judge"
-    ) as e:
-        fdg.fit(algorithm, out=tmp_path, **settings)
-    assert "\n" not in str(e.value)
-    first = (tmp_path / "metrics.jsonl").read_text()
-    assert first.count("\n") == 2
-    with pytest.warns(FdgWarning) as caught:
-        run = fdg.fit(algorithm, out=tmp_path, resume=True, **settings)
-    (line, *samples) = str(caught[0].message).splitlines()
-    assert len(caught) == 1 and "after 20 steps every episode has returned 0.25" in line
-    assert len(samples) == 3 and all("->" in line and line.endswith("(reward 0.25)") for line in samples)
-    assert (tmp_path / "metrics.jsonl").read_text().startswith(first)
-    # The third iteration asked again what it had asked.
-    assert run.state.iteration == 8 and calls[3] == calls[2] and calls[2] != calls[1]
 
 
 @pytest.mark.parametrize(

@@ -334,21 +334,6 @@ def test_those_that_nobody_asked_for_take_a_hundredth_of_the_time(
     assert Checkpoints(run / "checkpoints").iterations() == expected
 
 
-def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
-    run = tmp_path / "run"
-    assert train_main([*WALK, "--total-steps", "40", "--checkpoint-every", "1", "--out", str(run)]) == 0
-    (run / "summary.json").unlink()
-    whole = timeless(run)
-    shutil.rmtree(run / "checkpoints" / "5" / "arrays")
-    capsys.readouterr()
-    assert train_main([*WALK, "--resume", str(run)]) == 0
-    said = capsys.readouterr()
-    assert said.err.startswith("warning: checkpoint ") and said.err.count("\n") == 1
-    assert "checkpoints/5 is damaged" in said.err and "going on from iteration 4" in said.err
-    assert "resuming at iteration 4 of 5" in said.out
-    assert timeless(run) == whole
-
-
 def test_a_run_without_its_checkpoints_is_not_trained_anew(tmp_path, capsys):
     run = tmp_path / "run"
     assert train_main([*WALK, "--total-steps", "32", "--checkpoint-every", "2", "--out", str(run)]) == 0

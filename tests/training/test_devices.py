@@ -1,11 +1,7 @@
 """How many host devices a job gets that names no number, and that a run keeps to it."""
 
 import functools
-import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +16,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training.settling import quickest_count, threads_of, too_small_micro_batch
-
-TRAIN_AND_TELL = """
-import os, sys, jax
-from fdg.train import main
-from fdg.training import loop
-loop.draw_learning_curve = lambda *_, **__: None
-status = main(sys.argv[1:])
-print(f"threads {os.environ.get('PJRT_NPROC')}, devices {len(jax.devices())}")
-sys.exit(status)
-"""
-
+from fdg.training.settling import quickest_count, threads_of
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
@@ -99,36 +84,3 @@ def test_the_largest_operation_by_hand():
     traced = jax.make_jaxpr(jax.jit(program))
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
-
-
-def test_a_run_keeps_to_its_choice(tmp_path):
-    def train(*words):
-        words = [sys.executable, "-c", TRAIN_AND_TELL, *words]
-        alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=alone)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run = str(tmp_path / "run")
-    words = "--algo tests.tiny:Walk --policy gpu_only --num-seeds 2 --total-steps 64 --eval-episodes 0"
-    said = train(*words.split(), "--out", run)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["devices"] is None and f"on {config['devices_chosen']} device" in said
-    (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "devices_chosen": 1}))
-    (tmp_path / "run" / "summary.json").unlink()
-    said = train("--resume", run, "--trust")
-    assert "on 1 device, 2 agents" in said
-    assert said.endswith("threads 1, devices 1\n")
-
-
-def test_a_micro_batch_below_the_devices_is_named():
-    env, sizes = envs.make("text:addition"), {"hidden_size": 8, "num_layers": 1, "num_minibatches": 1}
-
-    def said(**more):
-        algorithm = algos.make("grpo", env, num_prompts=4, group_size=4, **sizes, **more)
-        plan = fdg.place(algorithm, policies.GPUOnly(), 4)
-        return len(plan.idle), too_small_micro_batch(algorithm, plan)
-
-    idle, line = said(micro_batch=2)
-    assert idle == 2 and line.startswith("2 of 4 devices work in `") and line.endswith("give --micro-batch 4")
-    assert said(micro_batch=4) == (0, None)

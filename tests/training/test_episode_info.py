@@ -13,24 +13,8 @@ import envs
 import fdg
 from envs import host
 from fdg.errors import FdgError
-from tests.training.trained import fitted
 
 NAME = "gymnasium:tests.training.gymnasium_envs:Succeeds-v0"
-
-
-def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path):
-    """Of two instances six steps an iteration: of their four episodes, two succeed."""
-    name, given = envs.parse(f"{NAME}?info=('is_success', 'time')&workers=1")
-    algorithm = algos.A2C(env=envs.make(name, **given), num_envs=2, num_steps=6, hidden=(4,))
-    run = fitted(tmp_path / "run", algorithm, iterations=2, eval_episodes=3)
-    for row in run.metrics:
-        assert (row["episodes"], row["episode_is_success"], row["episode_time"]) == (4, 0.5, 3)
-    assert run.summary["eval_is_success"] == 1 and run.summary["eval_time"] == 3
-    assert "over 3 episodes, is_success 1.00, time 3.00" in run.said
-    evaluation = run.evaluate(2)
-    assert "is_success 1.00, time 3.00" in str(evaluation)
-    assert [row["is_success"] for row in evaluation.rows()] == [1, 1]
-    host.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ import sys
 import types
 from typing import ClassVar
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import loggers
-from fdg.training.evaluation import EPISODES, evaluation_keys
+from fdg.training.evaluation import EPISODES
 from tests.training.trained import fitted, rows, small
 
 
@@ -28,16 +27,6 @@ def test_its_rows(run):
     assert list(evaluated) == [2, 4, 6, 8]
     assert all(row["eval_episodes"] == EPISODES for row in evaluated.values())
     assert all(row["eval_return"] != row["eval_return_sampled"] for row in evaluated.values())
-
-
-def test_it_is_the_state_of_that_iteration(run):
-    """The best checkpoint, evaluated with the same keys: the same number."""
-    best = fdg.load(run.path, checkpoint="best")
-    row = rows(run.path)[best.iteration - 1]
-    algorithm, key = run.algorithm, evaluation_keys(0, None, best.iteration)
-    for greedy, name in ((True, "eval_return"), (False, "eval_return_sampled")):
-        found = jax.jit(algorithm.evaluate, static_argnums=(2, 3))(best.state, key, EPISODES, greedy)
-        assert float(found["return"]) == row[name]
 
 
 def test_the_best_is_kept_beside_the_last(run):

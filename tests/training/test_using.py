@@ -12,7 +12,6 @@ import envs
 import fdg
 import policies
 from fdg.commands import search_flags
-from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.evaluate import main as evaluate_main
 from fdg.training import description
@@ -178,22 +177,6 @@ def test_an_algorithm_of_somebody_elses(tmp_path):
     assert loaded.evaluate().mean == summary(run)["eval_return"]
     assert loaded.evaluate(greedy=False).returns.shape == (1, 8)
     assert loaded.policy(np.zeros(4)) == 1
-
-
-def with_a_network_of_its_own():
-    from algos import networks
-
-    env = envs.make("CartPole-v1")
-    return small("a2c", network=networks.actor_critic(env.observation_space, env.action_space, (5,)))
-
-
-def test_what_a_file_cannot_say_is_given(tmp_path):
-    algorithm = with_a_network_of_its_own()
-    run = fitted(tmp_path / "run", algorithm, iterations=1, eval_episodes=8)
-    with pytest.raises(FdgError, match="give it, with algorithm="):
-        fdg.load(tmp_path / "run", trust=True)
-    assert train_main(["--resume", str(tmp_path / "run")]) == 2
-    assert fdg.load(tmp_path / "run", algorithm=algorithm).evaluate().mean == run.evaluate().mean
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1?gravity=9.0", "probe:masked", "Reacher-misc?num_joints=3"])
