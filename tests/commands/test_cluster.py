@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from matplotlib.figure import Figure
 
 from fdg.commands.calibrate_machine import main as calibrate_main
 from fdg.commands.cli import plan_main, train_main
@@ -63,6 +64,25 @@ def test_the_best_few_are_timed(capsys, tmp_path):
     assert "an iteration measured" in capsys.readouterr().out
 
 
+def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **b: (drawn.append(self), save(self, *a, **b)))
+    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
+    more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
+    assert plan_main([*words.split(), *more]) == 0
+    said = capsys.readouterr().out
+    assert any(line.startswith(8 * " " + "1  GPUOnly") for line in said.splitlines())  # numbers, flush right
+    assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
+    assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
+    axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
+    assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
+        *("steps/s", "idle time of the idlest group", "bytes over links", "goodput")
+    ]
+    assert {axis.get_xlabel() for axis in axes} == {"devices"}
+    assert {axis.get_xscale() for axis in axes} == {"log"}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -116,6 +136,18 @@ def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, mon
 def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(capsys, f"--out {tmp_path / 'file' / 'x.json'}", calibrate_main)
+
+
+LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
+
+
+def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(capsys, cluster):
+    words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp"
+    assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0
+    said = capsys.readouterr().out
+    assert "GPUOnly(parameters='fsdp')" in said and "exchanges of all are estimated" in said
+    assert "--compare auto: it has no --parameters" in refused(capsys, f"{words} --compare auto", plan_main)
+    assert "leave out --parameters" in refused(capsys, f"{words} --sensitivity true", plan_main)
 
 
 def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import types
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import distribution, of_run, replay
+from fdg.commands.replay import Lengths, distribution, of_run, replay, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -89,6 +90,19 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
         distribution("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
         of_run([{"loss": 0.0}], "runs/ppo")
+
+
+def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
+    """One response of each 8 is 16 times as long as the others: all wait for it where one batch is ahead."""
+    lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
+    said = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
+    ((ahead, eta),) = re.findall(
+        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", said
+    )
+    ahead, eta = int(ahead), int(eta)
+    assert (
+        eta == ahead + 1 and replay(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
+    )
 
 
 def test_the_flag_of_a_plan(tmp_path):

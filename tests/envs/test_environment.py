@@ -135,10 +135,6 @@ def test_a_mask_goes_with_its_observation():
     assert step.observation.action_mask.tolist() == [[True, True], [True, False]]
 
 
-def test_a_masking_environment_conforms():
-    assert_conforms(envs.vectorize(Masking()))
-
-
 class Together(Counting):
     """Three agents count together; agent `a` is paid the count `a` times; the episode ends if one stops."""
 
@@ -170,10 +166,6 @@ def test_an_episode_of_several_agents_by_hand():
             assert step.episode_return.tolist() == [0, 23] and step.episode_length.tolist() == [0, 2]
     assert step.truncated.tolist() == [True, False]
     assert step.episode_return.tolist() == [11 + 12 + 13, 0] and step.episode_length.tolist() == [3, 0]
-
-
-def test_several_agents_conform():
-    assert_conforms(envs.vectorize(Together()))
 
 
 # Environments that break the contract of a single environment: `vectorize` says what is wrong.

@@ -42,40 +42,6 @@ def test_it_conforms(name, limit):
     assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name == "CartPole-v1")
 
 
-def test_a_rollout_has_the_numbers_of_stepping_by_hand():
-    limit = 20
-    env = envs.make("gymnasium:CartPole-v1", max_episode_steps=limit, workers=2)
-    seeds, first, actions, step = random_rollout(env)
-    seen = set()
-    for b in range(NUM_ENVS):
-        by_hand = gymnasium.make("CartPole-v1", max_episode_steps=limit)
-        observation, _ = by_hand.reset(seed=int(seeds[b]))
-        np.testing.assert_array_equal(first[b], observation)
-        total, length = 0.0, 0
-        for t in range(STEPS):
-            observation, reward, terminated, truncated, _ = by_hand.step(int(actions[t, b]))
-            total, length = total + reward, length + 1
-            np.testing.assert_array_equal(step.final_observation[t, b], observation)
-            assert (step.reward[t, b], step.terminated[t, b]) == (reward, terminated)
-            assert step.truncated[t, b] == (truncated and not terminated)
-            ended = terminated or truncated
-            assert (step.episode_return[t, b], step.episode_length[t, b]) == (
-                (total, length) if ended else (0, 0)
-            )
-            if ended:
-                by_hand.reset()
-                total, length = 0.0, 0
-                seen.add("terminated" if terminated else "truncated")
-        by_hand.close()
-    assert seen == {"terminated", "truncated"}
-
-
-def test_continuous_control():
-    env = envs.make("gymnasium:HalfCheetah-v5")
-    assert env.observation_space == Box(-np.inf, np.inf, (17,)) and env.max_episode_steps == 1000
-    assert env.action_space == Box(-1.0, 1.0, (6,))
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -110,11 +76,6 @@ def test_what_is_not_installed_is_named_as_our_extra(missing, words, monkeypatch
     from_gymnasium._facts.cache_clear()
     with pytest.raises(FdgError, match=words):
         envs.make("gymnasium:Missing-v0")
-
-
-def test_a_lander_of_box2d():
-    env = envs.make("gymnasium:LunarLander-v3")
-    assert env.observation_space.shape == (8,) and env.action_space == Discrete(4)
 
 
 # --- spaces ---

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
 
 import algos
 import envs
@@ -255,69 +254,6 @@ def test_a_policy_that_would_split_it_is_refused(policy, devices, words):
     with pytest.raises(PlanError, match=f"{what} over {words}" if not words.startswith("GPU") else words):
         fdg.place(algorithm, policy, devices)
     assert host.running() == 0
-
-
-def test_several_agents_in_one_program_are_refused():
-    with pytest.raises(
-        PlanError, match=f"num_seeds=2: environment '{COUNTING}' in fragment 'step'.*for each seed"
-    ):
-        fdg.place(small_ppo(counting()), policies.GPUOnly(), 1, num_seeds=2)
-
-
-class Telling:
-    """A user's algorithm that asks the host for a number, in a fragment or between fragments."""
-
-    def __init__(self, fragment):
-        self.fragment = fragment
-
-    def init(self, key):
-        return jnp.zeros(4)
-
-    def iterate(self, state):
-        def ask_host(x):
-            return jax.pure_callback(lambda x: x + 1, x, x)
-
-        ask = fdg.fragment("actor", name="ask")(ask_host) if self.fragment else ask_host
-        learn = fdg.fragment("learner", name="learn")(lambda x: x * 2.0)
-        state = learn(ask(state))
-        jax.debug.print("{}", state[0])  # a print gives nothing back, and stops nothing
-        return state, {"first": state[0]}
-
-
-def test_a_callback_of_ones_own_is_treated_alike(capfd, devices):
-    with pytest.raises(PlanError, match=r"<lambda> in fragment 'ask' .actor. runs on the host"):
-        fdg.place(Telling(True), policies.GPUOnly(), 2)
-    with pytest.raises(PlanError, match="<lambda> in code between fragments runs on the host"):
-        fdg.place(Telling(False), policies.GPUOnly(), 2)
-    engine = fdg.compile(Telling(True), policies.SingleLearnerCoarse(actors=1, learners=2), devices[:3])
-    _, metrics = engine.run(engine.init(0), 2)
-    np.testing.assert_array_equal(metrics["first"], [2.0, 6.0])
-
-
-class Drawing:
-    """Two groups use what the host gives between fragments."""
-
-    def __init__(self, bag):
-        self.bag = bag
-
-    def init(self, key):
-        return jnp.float32(0)
-
-    def iterate(self, state):
-        drawn = io_callback(self.bag, jax.ShapeDtypeStruct((), jnp.float32))
-        act = fdg.fragment("actor", in_axes=None, out_axes=None, name="act")(lambda state, x: state + x)
-        learn = fdg.fragment("learner", in_axes=None, out_axes=None, name="learn")(lambda acted, x: acted - x)
-        state = learn(act(state, drawn), drawn)
-        return state, {"drawn": drawn}
-
-
-def test_a_call_between_fragments_is_made_once_whoever_uses_it(devices):
-    drawn = iter(range(100))
-    algorithm = Drawing(lambda: np.float32(next(drawn)))
-    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(actors=1, learners=1), devices[:2])
-    state, metrics = engine.run(engine.init(0), 3)
-    np.testing.assert_array_equal(metrics["drawn"], [0.0, 1.0, 2.0])
-    assert float(state) == 0.0 and next(drawn) == 3
 
 
 def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):

@@ -1,6 +1,7 @@
 """Wrappers: numbers worked by hand, random spaces, any source, several devices, and by name."""
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import gymnasium
@@ -15,7 +16,7 @@ import envs
 import fdg
 import policies
 from algos.rollout import evaluate
-from envs import Box, Discrete
+from envs import Box, Discrete, host
 from fdg.errors import FdgError
 from fdg.training import description
 from tests.training.trained import small
@@ -222,3 +223,27 @@ class Ticks(gymnasium.Env):
 
 
 gymnasium.register("Ticks-v0", entry_point=Ticks, max_episode_steps=8)
+
+
+def test_a_policy_keeps_frames_and_time_by_itself_in_a_loop_of_gymnasiums(tmp_path):
+    """It is given what the library gives, and sees what the wrapped environment would show; files do too."""
+    name = "gymnasium:tests.envs.test_wrappers:Ticks-v0"
+    env = envs.make(name, workers=1, hide_observations="k", time_aware=True, frame_stack=2)
+    algorithm = dataclasses.replace(small(num_envs=2, num_steps=4), env=env)
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
+    host.close()
+    policy, exported = run.policy, fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    theirs = gymnasium.make("Ticks-v0")
+    for _ in range(2):
+        seen, _ = theirs.reset()
+        done, start = False, True
+        for n in itertools.count():
+            action = policy(seen, start=start)
+            assert action == exported(seen, start=start) and theirs.action_space.contains(action)
+            shown = {key: np.asarray(x)[0].tolist() for key, x in policy.memory[0][1].items()}
+            before = max(n - 1, 0)
+            assert shown == {"n": [before, n], "time": [before / 8, n / 8]}
+            if done:
+                break
+            seen, _, done, _, _ = theirs.step(action)
+            start = False

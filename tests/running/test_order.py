@@ -11,70 +11,7 @@ import envs
 import fdg
 import policies
 from fdg.lowering import ordering, rewriting
-from tests.running.order import has_ordered_collectives, is_in_order
-
-SUM = "replica_groups={}, to_apply=%add"
-PROGRAM = """HloModule jit_train, is_scheduled=true
-
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %add.1 = f32[] add(%a, %b)
-}}
-
-%body (state: (f32[], f32[], f32[])) -> (f32[], f32[], f32[]) {{
-  %state = (f32[], f32[], f32[]) parameter(0)
-  %first = f32[] get-tuple-element(%state), index=0
-  %second = f32[] get-tuple-element(%state), index=1
-  %third = f32[] get-tuple-element(%state), index=2
-  %met = f32[] all-reduce(%second), {sum}
-  %more = f32[] add(%met, %third)
-  ROOT %next = (f32[], f32[], /*index=2*/f32[]) tuple(%first, %more, %third)
-}}
-
-%test (state.1: (f32[], f32[], f32[])) -> pred[] {{
-  %state.1 = (f32[], f32[], f32[]) parameter(0)
-  %second.1 = f32[] get-tuple-element(%state.1), index=1
-  ROOT %less = pred[] compare(%second.1, %second.1), direction=LT
-}}
-
-ENTRY %main (x: f32[], y: f32[], z: f32[]) -> f32[] {{
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  %z = f32[] parameter(2)
-{before}
-  %begun = (f32[], f32[], f32[]) tuple(%x, {begins}, %z)
-  %loop = (f32[], f32[], f32[]) while(%begun), condition=%test, body=%body
-  %untouched = f32[] get-tuple-element(%loop), index=0
-  %changed = f32[] get-tuple-element(%loop), index=1
-  %read = f32[] get-tuple-element(%loop), index=2
-  %scaled = f32[] multiply(%changed, %y)
-  ROOT %last = f32[] all-reduce({ends}), {sum}
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "begins", "ends", "ordered"),
-    [
-        ("", "%y", "%changed", True),
-        ("", "%y", "%scaled", True),
-        ("", "%y", "%untouched", False),  # which is `x`, and there before the loop
-        ("", "%y", "%read", False),  # what a loop reads it has not written
-        ("", "%y", "%z", False),
-        (f"  %early = f32[] all-reduce(%x), {SUM}", "%early", "%changed", True),
-        (f"  %early = f32[] all-reduce(%x), {SUM}", "%y", "%changed", True),  # XLA itself sees to that
-        ("  %early = f32[] all-reduce-start(%x), replica_groups={}", "%y", "%changed", False),
-    ],
-)
-def test_what_comes_after_a_loop_needs_it(before, begins, ends, ordered):
-    text = PROGRAM.format(before=before, begins=begins, ends=ends, sum=SUM)
-    assert has_ordered_collectives(text) is ordered
-
-
-def test_programs_without_collectives_are_in_order():
-    text = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, y: y * 2, x)).lower(1.0).compile().as_text()
-    assert has_ordered_collectives(text)
+from tests.running.order import is_in_order
 
 
 @fdg.fragment("learner", in_axes=(0, None), out_axes=None)

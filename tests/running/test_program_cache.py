@@ -64,6 +64,19 @@ def test_where_nothing_can_be_written_it_compiles_as_ever(tmp_path):
     assert run(ADD, XDG_CACHE_HOME=str(tmp_path / "file"))[2:] == (0, "None", "")
 
 
+def test_switched_off_and_elsewhere(tmp_path):
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert run(ADD, "off", **cache)[2:4] == (0, "None")
+    assert not (tmp_path / "cache").exists()
+    other = str(tmp_path / "other")
+    assert run(ADD, other, **cache)[2:4] == (0, other)
+    # JAX's own variables are heeded.
+    own = {"JAX_COMPILATION_CACHE_DIR": other, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    assert run(ADD, **own, **cache)[2:4] == (1, other)
+    assert run(ADD, JAX_ENABLE_COMPILATION_CACHE="false", **cache)[2] == 0
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_directory_that_was_asked_for_and_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FdgError, match=r"--program-cache .*file.* cannot be written to: give another"):

@@ -13,7 +13,7 @@ import pytest
 import fdg
 import policies
 from fdg.errors import HostError
-from fdg.running.timeline import _ALWAYS, Timeline, affordable
+from fdg.running.timeline import Timeline, affordable
 
 TICK = 0.1  # seconds
 
@@ -110,41 +110,6 @@ def test_of_many_short_iterations_a_few_are_watched():
         if affordable(len(watched), 10, i * 0.01 + 1e-6):
             watched.append(i)
     assert watched == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
-
-
-def test_before_an_iteration_is_watched_again_all_that_ran_unseen_has_ended():
-    timeline = Timeline(["actors"])
-    while timeline.watches(10**6):
-        pass
-    done = Result()
-    timeline.started("actors", None, done)
-    timeline._begun -= 10**6
-    asked = threading.Thread(target=timeline.watches, args=(1,), daemon=True)
-    asked.start()
-    asked.join(TICK)
-    assert asked.is_alive()
-    done.comes()
-    asked.join(20)
-    assert not asked.is_alive()
-
-
-def test_at_the_border_of_what_watching_may_cost_the_devices_seldom_run_dry(monkeypatch):
-    """Iterations of 9 ms and a program to watch, 1.1% of them; to wait for what runs takes 30 ms."""
-    clock, waits = [0.0], []
-
-    class Running:
-        def block_until_ready(self):
-            clock[0] += 0.03
-            waits.append(clock[0])
-
-    monkeypatch.setattr("fdg.running.timeline.time.perf_counter", lambda: clock[0])
-    timeline = Timeline(["actors"])
-    timeline.started("actors", None, Running())
-    for _ in range(5000):
-        clock[0] += 0.009
-        timeline.watches(1)
-    assert 2 <= len(waits) <= 0.01 * clock[0] / 0.03 + 1
-    assert timeline.watched >= 5 * _ALWAYS
 
 
 class Slow:

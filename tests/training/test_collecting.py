@@ -101,6 +101,65 @@ def test_episodes_are_added_and_labelled(tmp_path):
     np.testing.assert_array_equal(steps.observation[20:], steps_of(tmp_path / "y").observation)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rooms:
+    """One of two rooms at random, which is told in a part that may be privileged; every step ends it."""
+
+    hide: bool
+    name = "rooms"
+    action_space = envs.Discrete(2)
+    max_episode_steps = 4
+
+    @property
+    def observation_space(self):
+        parts = {"room": envs.Discrete(2), "wall": envs.Box(0.0, 1.0, (1,))}
+        return envs.Dict(parts, privileged=("room",) if self.hide else ())
+
+    def reset(self, key):
+        room = jax.random.bernoulli(key).astype(jnp.int32)
+        return room, {"room": room, "wall": jnp.zeros(1)}
+
+    def step(self, key, state, action):
+        seen = {"room": state, "wall": jnp.zeros(1)}
+        return state, seen, jnp.float32(action == state), jnp.bool_(True), jnp.bool_(False)
+
+
+class Knows(Constant):
+    """A teacher: does what the room says."""
+
+    def actor(self, state):
+        return Actor(
+            empty_memory, lambda memory, observation, start, keys, greedy: (observation["room"], memory)
+        )
+
+
+class Guesses(Constant):
+    """A student: always the first."""
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            return jnp.zeros(len(keys), jnp.int32), memory
+
+        return Actor(empty_memory, act)
+
+
+def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
+    student, teacher = (
+        Run(kind(0, envs.vectorize(Rooms(hide))), {}, 0) for kind, hide in ((Guesses, True), (Knows, False))
+    )
+    collect(student, tmp_path / "x", 40, num_envs=4, labels=teacher)
+    env = student.algorithm.env
+    steps = DataSet(str(tmp_path / "x")).steps(env.observation_space, env.action_space)
+    np.testing.assert_array_equal(steps.action, steps.observation["room"])
+    assert set(steps.action.tolist()) == {0, 1} and np.all(steps.terminated)
+    np.testing.assert_array_equal(steps.reward, steps.action == 0)  # of what the student did
+    # A student that is cloned from it does not see the room: half of its answers are wrong.
+    small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
+    state = algos.BC(env=env, dataset=str(tmp_path / "x"), **small).init(jax.random.key(0))
+    widths = {x.shape[0] for x in jax.tree.leaves(state.learned.parameters) if x.ndim == 2}
+    assert widths == {1, 4}  # the wall alone comes in
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

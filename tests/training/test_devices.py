@@ -16,7 +16,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training.settling import quickest_count, threads_of
+from fdg.training.settling import quickest_count, threads_of, too_small_micro_batch
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
@@ -84,3 +84,16 @@ def test_the_largest_operation_by_hand():
     traced = jax.make_jaxpr(jax.jit(program))
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
+
+
+def test_a_micro_batch_below_the_devices_is_named():
+    env, sizes = envs.make("text:addition"), {"hidden_size": 8, "num_layers": 1, "num_minibatches": 1}
+
+    def said(**more):
+        algorithm = algos.make("grpo", env, num_prompts=4, group_size=4, **sizes, **more)
+        plan = fdg.place(algorithm, policies.GPUOnly(), 4)
+        return len(plan.idle), too_small_micro_batch(algorithm, plan)
+
+    idle, line = said(micro_batch=2)
+    assert idle == 2 and line.startswith("2 of 4 devices work in `") and line.endswith("give --micro-batch 4")
+    assert said(micro_batch=4) == (0, None)

@@ -1,8 +1,11 @@
 """Where two runs part: what is compared, which fragment is named, and what files may say."""
 
 import dataclasses
+import io
+import json
 import random
 import shutil
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from bench import planted
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training import difference
-from fdg.training.recording import array_difference
+from fdg.training.recording import FACTS, array_difference, read_recording
 from fdg.training.run import Run
 from tests import tiny, user_algorithm
 
@@ -164,3 +167,46 @@ def test_without_room_for_arrays_digests_are_compared(pupil, tmp_path):
     assert found.fragment == graph.fragments[0].name and found.array.count is None
     with pytest.raises(FdgError, match="another state"):
         fdg.diff(small, held(tiny.Walk()))
+
+
+def rewritten(path, change):
+    """A recording's bytes with its JSON changed."""
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    facts = json.loads(parts[FACTS])
+    change(facts)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as new:
+        for name, content in {**parts, FACTS: json.dumps(facts).encode()}.items():
+            new.writestr(name, content)
+    return file.getvalue()
+
+
+def test_a_damaged_recording_is_refused_in_one_line(pupil, tmp_path):
+    _, path = pupil
+    content, draw = path.read_bytes(), random.Random(0)
+    ways = [b"", b"PK", content[: len(content) // 2]]
+    for place in (draw.randrange(len(content)) for _ in range(40)):
+        ways.append(
+            content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
+        )
+    odd = [None, -1, 1.5, "x", [], {}, [[]], True, 10**18]
+    for name in ("format", "of", "iteration", "iterations", "versions", "settings", "borders"):
+        ways += [rewritten(path, lambda facts, v=v, n=name: facts.update({n: v})) for v in odd[:7]]
+    for index in range(6):
+        for v in odd:
+            ways.append(rewritten(path, lambda facts, v=v, i=index: facts["borders"][0].__setitem__(i, v)))
+    for index in range(4):
+        for v in odd:
+            ways.append(
+                rewritten(path, lambda facts, v=v, i=index: facts["borders"][0][5][0].__setitem__(i, v))
+            )
+    file, refused = tmp_path / "damaged.npz", 0
+    for way in ways:
+        file.write_bytes(way)
+        try:
+            read_recording(file)
+        except FdgError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(file) in str(error)
+    assert refused > len(ways) / 2

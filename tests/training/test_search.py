@@ -6,9 +6,11 @@ import math
 import pytest
 
 import fdg
+import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
-from fdg.training.search import Trial, best_trial, trials_table
+from fdg.training.fit import make_job
+from fdg.training.search import Trial, best_trial, carry_out_search, trials_table
 from fdg.training.space import Choices, Range, make_space, parse_space, space_text
 from tests.refusing import refused
 from tests.training.test_sweep import Descent
@@ -150,6 +152,28 @@ def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, found, tm
     with pytest.raises(KeyboardInterrupt):
         halved(tmp_path / "run")
     assert ends(halved(tmp_path / "run", resume=True)) == ends(found)
+
+
+def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
+    found = fdg.search(
+        Descent(), {"rate": [-1.0, 0.5]}, trials=3, seed=0, devices=1, out=tmp_path / "run", progress=False
+    )
+    refused = [trial for trial in found.trials if trial.state == "refused"]
+    assert refused and all("must not be negative" in trial.refused for trial in refused)
+    assert len(found.trials) == 3 and found.best.algorithm.rate == 0.5
+
+
+def test_a_trial_may_be_a_sweep(tmp_path):
+    sweep = fdg.Sweep(Descent(), (("rate", (0.1, 0.5)),), num_seeds=2)
+    found = fdg.search(sweep, {"width": [2]}, trials=1, devices=1, out=tmp_path / "run", progress=False)
+    points = json.loads((found.path / "trials" / "0000" / "sweep.json").read_text())
+    assert found.trials[0].value == pytest.approx(points["best"]["mean"])
+    with pytest.raises(FdgError, match="swept already"):
+        carry_out_search(job_of(sweep), (Range("rate", 0.1, 0.2, False),))
+
+
+def job_of(algorithm):
+    return make_job(algorithm, policies.GPUOnly(), optuna=1)
 
 
 def test_best_by_hand():

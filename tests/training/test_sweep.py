@@ -377,3 +377,19 @@ def test_command(tmp_path, capsys, host_devices):
 def test_command_mistakes(words, said, capsys, tmp_path):
     assert said in refused(capsys, [*words.split(), "--out", str(tmp_path / "run")], train_main)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_begins_with_weights(tmp_path):
+    """Each agent with its own where there are as many, with the best one's where there are not."""
+
+    def one(out, values, **settings):
+        return fdg.sweep(
+            Descent(), values, total_steps=8, devices=1, out=tmp_path / out, progress=False, **settings
+        )
+
+    first = one("first", {"rate": [0.1, 0.5]})
+    for out, values, sources in (("as many", [0.0, 1e-9], [0, 1]), ("more", [0.0, 1e-9, 2e-9], None)):
+        second = one(out, {"rate": values}, start_from=tmp_path / "first")
+        sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
+        assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
+        assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]
