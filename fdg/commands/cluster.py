@@ -1,6 +1,7 @@
 """`python -m fdg.plan --cluster FILE`: predicts a job on a cluster that need not exist."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,8 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
             f"--sensitivity chooses the policy with its fields: leave out {_flags(_named(job.policy))},"
             " or --sensitivity"
         )
-    graphs: dict[int | None, tuple[Any, fdg.FDG]] = {}
+    each = given.get("envs_per_device")
+    grown = functools.cache(functools.partial(_grown, job.algorithm, each))
     points: list[Point] = []
     said: list[str] = [
         f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
@@ -153,7 +155,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     for policy in wanted:
         for count in counts:
             try:
-                points.append(_point(job, policy, count, cluster, given, graphs))
+                points.append(_point(job, policy, cluster.of(count), *grown(each and each * count)))
             except PlanError as error:
                 refused.append(f"on {count}: {error}")
     if not points:
@@ -166,7 +168,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         said.append(f"picture {path}")
     if given.get("sensitivity"):
         count = counts[-1]
-        algorithm, graph = _grown(job.algorithm, given, count, graphs)
+        algorithm, graph = grown(each and each * count)
 
         def choose(one: Cluster) -> Any:
             return chosen(job.policy, algorithm, graph, one, job.agents, all_devices=True)
@@ -196,41 +198,26 @@ def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _grown(
-    algorithm: Any, given: Mapping[str, Any], count: int, graphs: dict[int | None, tuple[Any, fdg.FDG]]
-) -> tuple[Any, fdg.FDG]:
-    """The algorithm with its number of environments scaled to the devices, and its graph."""
-    each = given.get("envs_per_device")
-    number = None if each is None else each * count
-    if number not in graphs:
-        if number is not None:
-            fields = {field.name for field in dataclasses.fields(algorithm)}
-            batch = next((name for name in ("num_envs", "num_prompts") if name in fields), None)
-            if batch is None:
-                raise FdgError(
-                    f"--envs-per-device {each}: {type(algorithm).__name__} has no field num_envs or"
-                    " num_prompts: leave it out"
-                )
-            algorithm = dataclasses.replace(algorithm, **{batch: number})
-        graphs[number] = algorithm, fdg.trace(algorithm)
-    return graphs[number]
+def _grown(algorithm: Any, each: int | None, number: int | None) -> tuple[Any, fdg.FDG]:
+    """The algorithm with this number of environments, `each` on a device (None: its own), and its graph."""
+    if number is not None:
+        fields = {field.name for field in dataclasses.fields(algorithm)}
+        batch = next((name for name in ("num_envs", "num_prompts") if name in fields), None)
+        if batch is None:
+            raise FdgError(
+                f"--envs-per-device {each}: {type(algorithm).__name__} has no field num_envs or num_prompts:"
+                " leave it out"
+            )
+        algorithm = dataclasses.replace(algorithm, **{batch: number})
+    return algorithm, fdg.trace(algorithm)
 
 
-def _point(
-    job: Job,
-    policy: Any,
-    count: int,
-    whole: Cluster,
-    given: Mapping[str, Any],
-    graphs: dict[int | None, tuple[Any, fdg.FDG]],
-) -> Point:
-    algorithm, graph = _grown(job.algorithm, given, count, graphs)
-    cluster = whole.of(count)
+def _point(job: Job, policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG) -> Point:
     if isinstance(policy, policies.Auto):
         policy = chosen(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
     elif job.described.get("lag") == AUTO_LAG:
         policy = with_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
-    plan = fdg.place(graph, policy, count, job.agents)
+    plan = fdg.place(graph, policy, cluster.devices, job.agents)
     check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
     return point(plan, cluster, steps * (job.agents or 1))

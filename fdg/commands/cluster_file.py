@@ -168,19 +168,9 @@ def _kind(
             platform = platform or other.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
-        for rate in given:
-            if rate not in RATES:
-                raise unknown_name(f"rate of [kinds.{name}]", rate, RATES)
-        known = {
-            rate: [k.figures[rate].value for k in published.KINDS.values() if rate in k.figures]
-            for rate in RATES
-        }
-        figures = {}
-        for rate, value in given.items():
-            example = published.kind("H100").rate(rate)
-            odd = None if platform == "cpu" else functools.partial(_odd_rate, rate, known)
-            number = _number(f"[kinds.{name}] {rate}", value, RATES[rate], example, odd)
-            figures[rate] = Figure(number, 0.0, "given in the cluster's file")
+        rates = {rate: (what, published.kind("H100").rate(rate)) for rate, what in RATES.items()}
+        known = [kind.figures for kind in published.KINDS.values()]
+        figures = _figures(f"[kinds.{name}]", "rate", given, rates, () if platform == "cpu" else known)
         return DeviceKind(name, platform, {**base, **figures}), usual, None
     if name == HERE:
         device = jax.local_devices()[0]
@@ -193,6 +183,29 @@ def _kind(
     return published.kind(name), published.usual_links(name), None
 
 
+def _figures(
+    where: str,
+    word: str,
+    given: Mapping[str, Any],
+    units: Mapping[str, tuple[str, float]],
+    published_ones: Sequence[Mapping[str, Figure]],
+    needed: Sequence[str] = (),
+) -> dict[str, Figure]:
+    """The figures of a table [kinds.NAME] or [links.NAME]; warns of those far from all published ones."""
+    if (wrong := next((name for name in given if name not in units), None)) is not None:
+        raise unknown_name(f"{word} of {where}", wrong, units)
+    if (missing := next((name for name in needed if name not in given), None)) is not None:
+        what, example = units[missing]
+        raise FdgError(f"{where} needs {missing}, {what}, such as {example:g}")
+    known = {name: [one[name].value for one in published_ones if name in one] for name in units}
+    found = {}
+    for name, value in given.items():
+        odd = functools.partial(_odd_rate, name, known) if published_ones else None
+        number = _number(f"{where} {name}", value, *units[name], odd)
+        found[name] = Figure(number, 0.0, "given in the cluster's file")
+    return found
+
+
 def _link(word: str, name: Any, own: Mapping[str, Mapping[str, Any]], usual: Link | None) -> Link:
     if name is None:
         if usual is None:
@@ -202,20 +215,8 @@ def _link(word: str, name: Any, own: Mapping[str, Mapping[str, Any]], usual: Lin
         return usual
     if isinstance(name, str) and name in own:
         given = own[name]
-        wrong = next((key for key in given if key not in _LINK), None)
-        if wrong is not None:
-            raise unknown_name(f"setting of [links.'{name}']", wrong, _LINK)
-        missing = next((key for key in ("latency", "bandwidth") if key not in given), None)
-        if missing is not None:
-            what, example = _LINK[missing]
-            raise FdgError(f"[links.'{name}'] needs {missing}, {what}, such as {example:g}")
-        known = {key: [getattr(link, key).value for link in published.LINKS.values()] for key in _LINK}
-        figures = {}
-        for key, value in given.items():
-            odd = functools.partial(_odd_rate, key, known)
-            number = _number(f"[links.'{name}'] {key}", value, *_LINK[key], odd)
-            figures[key] = Figure(number, 0.0, "given in the cluster's file")
-        return Link(str(name), **figures)
+        known, needed = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
+        return Link(name, **_figures(f"[links.'{name}']", "setting", given, _LINK, known, needed))
     if not isinstance(name, str):
         raise FdgError(f"{word} = {name!r}: give the name of a link in quotes")
     if name not in published.LINKS:

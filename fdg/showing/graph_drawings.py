@@ -1,7 +1,7 @@
 """Graphs as text, Mermaid and SVG."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fdg.showing.words import COLOURS, OTHER, ancestors, calls, quantity, table
 from fdg.tracing.graph import FDG, Fragment
@@ -39,29 +39,40 @@ def graph_text(graph: FDG) -> str:
 def graph_mermaid(graph: FDG) -> str:
     """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
     number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
-    lines = ["flowchart LR"]
 
-    def node(fragment: Fragment, indent: str) -> None:
-        children = [f for f in graph.fragments if f.parent == fragment.name]
-        label = f"{fragment.name}<br/><i>{fragment.role}</i> x{calls(fragment)}"
-        if children:
-            lines.append(f'{indent}subgraph {number[fragment.name]}["{label}"]')
-            for child in children:
-                node(child, indent + "  ")
-            lines.append(f"{indent}end")
-        else:
-            lines.append(f'{indent}{number[fragment.name]}["{label}"]')
-
-    for fragment in graph.fragments:
-        if fragment.parent is None:
-            node(fragment, "  ")
+    outermost = [f for f in graph.fragments if f.parent is None]
+    lines = ["flowchart LR", *mermaid_nodes(outermost, graph.fragments, number, "  ")]
     for e in graph.edges:
         label = f"{quantity(e.bytes_per_crossing, 'B')} x{e.crossings_per_iteration}"
         link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
         lines.append(f"  {number[e.source]} {link} {number[e.target]}")
-    for f in graph.fragments:
-        lines.append(f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111")
-    return "\n".join(lines)
+    return "\n".join([*lines, *mermaid_styles(graph.fragments, number)])
+
+
+def mermaid_nodes(
+    fragments: Iterable[Fragment], here: Sequence[Fragment], number: Mapping[str, str], indent: str
+) -> Iterator[str]:
+    """Lines of nodes, by their `number`; a fragment with others in it, which are `here`, is a box."""
+    for f in fragments:
+        label = f'{number[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
+        inside = [child for child in here if child.parent == f.name]
+        yield f"{indent}{'subgraph ' * bool(inside)}{label}"
+        yield from mermaid_nodes(inside, here, number, indent + "  ")
+        if inside:
+            yield f"{indent}end"
+
+
+def escaped(text: str) -> str:
+    """The text as Mermaid shows it."""
+    return html.escape(text).replace("#", "&#35;")
+
+
+def mermaid_styles(fragments: Iterable[Fragment], number: Mapping[str, str]) -> list[str]:
+    """Lines with the colours of nodes."""
+    return [
+        f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111"
+        for f in fragments
+    ]
 
 
 # SVG: fragments of one level are in a row, in program order, with nested rows inside. Forward edges arc

@@ -1,12 +1,9 @@
 """Plans as Mermaid flowcharts, for documents."""
 
-import html
-
 from fdg.placing.plans import BETWEEN, Plan
-from fdg.placing.policy import Group
+from fdg.showing.graph_drawings import escaped, mermaid_nodes, mermaid_styles
 from fdg.showing.plan_outline import amount, crossings, from_to, outline
-from fdg.showing.words import COLOURS, OTHER, calls, quantity, span
-from fdg.tracing.graph import Fragment
+from fdg.showing.words import quantity, span
 
 
 def plan_mermaid(plan: Plan) -> str:
@@ -15,38 +12,24 @@ def plan_mermaid(plan: Plan) -> str:
     fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
     collectives = [m for m in plan.movements if m.program]
-    styles = []
-    memory = dict(plan.memory)
-
-    def node(f: Fragment, group: Group, indent: str) -> None:
-        inside = [c for c in plan.graph.fragments if c.parent == f.name and plan.group_of(c.name) == group]
-        label = f'{fragments[f.name]}["{_escaped(f.name)}<br/><i>{_escaped(f.role)}</i> x{calls(f)}"]'
-        styles.append(f"  style {fragments[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111")
-        if not inside:
-            lines.append(indent + label)
-            return
-        lines.append(f"{indent}subgraph {label}")
-        for child in inside:
-            node(child, group, indent + "  ")
-        lines.append(f"{indent}end")
-
+    memory, styles = dict(plan.memory), []
     for group in plan.groups:
         plural = "s" if len(group) > 1 else ""
         size = quantity(memory[group.name], "B")
         where = f"device{plural} {span(group.devices, 30)}, {size}{' each' * bool(plural)}"
-        lines.append(f'  subgraph {groups[group.name]}["{_escaped(group.name)}<br/>{where}"]')
-        for f in plan.graph.fragments:
-            parent = f.parent and plan.group_of(f.parent)
-            if plan.group_of(f.name) == group and parent != group:
-                node(f, group, "    ")
+        lines.append(f'  subgraph {groups[group.name]}["{escaped(group.name)}<br/>{where}"]')
+        here = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
+        outermost = [f for f in here if (f.parent and plan.group_of(f.parent)) != group]
+        lines += mermaid_nodes(outermost, here, fragments, "    ")
+        styles += mermaid_styles(here, fragments)
         for i, m in enumerate(collectives):
             if m.where == group.name:
-                inside = "" if m.source == BETWEEN else f" of {_escaped(m.source)}"
+                inside = "" if m.source == BETWEEN else f" of {escaped(m.source)}"
                 lines.append(f'    c{i}{{{{"{m.how}{inside}<br/>{amount(m, "x")}"}}}}')
         lines.append("  end")
     for line in crossings(outline(plan)):
         m = line.movement
-        label = f"{_escaped(from_to(plan, m, 60, ' to '))}<br/>{amount(m, 'x')}"
+        label = f"{escaped(from_to(plan, m, 60, ' to '))}<br/>{amount(m, 'x')}"
         link = f'-. "{label}, next {m.delay}" .->' if m.delay else f'-- "{label}" -->'
         lines.append(f"  {groups[line.source]} {link} {groups[line.target]}")
     for i, m in enumerate(collectives):
@@ -57,7 +40,3 @@ def plan_mermaid(plan: Plan) -> str:
         styles.append("  style idle fill:#fff,stroke:#999,color:#555,stroke-dasharray:4 3")
     styles += [f"  style {name} fill:#f6f6f4,stroke:#8a8a8a,color:#111" for name in groups.values()]
     return "\n".join([*lines, *styles])
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text).replace("#", "&#35;")

@@ -25,10 +25,10 @@ from fdg.training.curves import Curves
 from fdg.training.finite import is_vital
 from fdg.training.run_directory import json_line, read_config, read_metrics, read_summary
 from fdg.training.statistics import (
-    format_numbers,
     interquartile_mean,
     probability_of_improvement,
     stratified_interval,
+    with_interval,
 )
 from fdg.training.writable import check_results, writing
 
@@ -183,8 +183,7 @@ class Estimate:
             return "-"
         if not math.isfinite(self.value):
             return "failed"
-        value, *ends = format_numbers(self.value, *(self.interval or ()))
-        return value + (f" [{', '.join(ends)}]" if ends else "")
+        return with_interval(self.value, self.interval)
 
 
 @dataclasses.dataclass(frozen=True)

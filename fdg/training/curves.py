@@ -13,7 +13,7 @@ from fdg.errors import FdgError, listed
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.space import parse_grid, points_of
-from fdg.training.statistics import STATISTICS, finite_mean, format_numbers, interval, intervals
+from fdg.training.statistics import STATISTICS, finite_mean, interval, intervals, with_interval
 
 RETURN = "episode_return"
 _POINTS = 200  # of a curve: more would show only noise at this figure size
@@ -256,9 +256,8 @@ def returns_table(curves: Sequence[Curves]) -> str:
             continue
         parts = []
         for kind, statistic in STATISTICS.items():
-            ends = interval(final, statistic) if len(final) > 1 else ()
-            value, *shown = format_numbers(float(statistic(final)), *ends)
-            parts.append(f"{kind} {value}" + (f" ({shown[0]} to {shown[1]})" if shown else ""))
+            ends = interval(final, statistic) if len(final) > 1 else None
+            parts.append(f"{kind} {with_interval(float(statistic(final)), ends, ' ({} to {})')}")
         what = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(parts)}; {count}, {what}{said if lost else ''}")

@@ -26,7 +26,7 @@ from fdg.running.xla_options import xla_options
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
-from fdg.training.statistics import format_numbers, interval
+from fdg.training.statistics import format_numbers, interval, with_interval
 from fdg.training.sweep import agent_seeds, unswept
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
@@ -134,11 +134,8 @@ class Evaluation:
         return f"<Evaluation {self}>"
 
     def __str__(self) -> str:
-        mean, *ends = format_numbers(self.mean, *(self.interval or ()))
-        text = f"{self.actions}: return {mean}"
-        if ends:
-            text += f" (95% interval {ends[0]} to {ends[1]})"
-        text += f" over {self.episodes:,} episodes{self.of_agents}"
+        mean = with_interval(self.mean, self.interval, " (95% interval {} to {})")
+        text = f"{self.actions}: return {mean} over {self.episodes:,} episodes{self.of_agents}"
         if self.lengths is not None and (kept := self._kept(self.lengths)).size:
             text += f", {kept.mean():,.1f} steps long on average"
         return text + self._infos

@@ -15,7 +15,7 @@ from fdg.reading import open_regular
 from fdg.training.evaluation import Evaluation, can_evaluate
 from fdg.training.loading import load
 from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
-from fdg.training.statistics import format_numbers
+from fdg.training.statistics import with_interval
 from fdg.training.sweep import Sweep
 from fdg.training.writable import check_writable
 
@@ -90,8 +90,9 @@ def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "fdg", "jax", algo, env]
     lines = ["---", "library_name: fdg", "pipeline_tag: reinforcement-learning", "tags:"]
     lines += [f"- {json.dumps(tag)}" for tag in dict.fromkeys(tags)]
-    figure = "not evaluated" if found is None else _figure(found)
+    figure = "not evaluated"
     if found is not None:
+        figure = f"{with_interval(found.mean, found.interval)} over {found.episodes} episodes"
         lines += [
             *("model-index:", f"- name: {json.dumps(algo)}", "  results:", "  - task:"),
             *("      type: reinforcement-learning", "      name: reinforcement-learning", "    dataset:"),
@@ -133,11 +134,6 @@ def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
     ]
     more = len(settings) - _SETTINGS
     return "\n\n".join(parts) + (f"\n\nand {more} more in `config.json`" if more > 0 else "") + "\n"
-
-
-def _figure(found: Evaluation) -> str:
-    value, *ends = format_numbers(found.mean, *(found.interval or ()))
-    return value + (f" [{ends[0]}, {ends[1]}]" if ends else "") + f" over {found.episodes} episodes"
 
 
 def _table(head: Any, rows: Any) -> str:

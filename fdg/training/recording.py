@@ -150,13 +150,12 @@ def read_recording(path: Path) -> Recording:
 
 
 def _checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = {"of": str, "iteration": int, "iterations": int, "versions": dict, "settings": dict}
-    for name, kind in kinds.items():
-        if type(facts[name]) is not kind:
-            raise ValueError(f"{name} is no {kind.__name__}")
-    if facts["iteration"] < 0 or facts["iterations"] < 1:
+    found = {name: facts[name] for name in ("of", "iteration", "iterations", "versions", "settings")}
+    if not matches(tuple(found.values()), tuple[str, int, int, dict, dict]):
+        raise ValueError("one of its facts is of another kind")
+    if found["iteration"] < 0 or found["iterations"] < 1:
         raise ValueError("its iterations are below one")
-    return {name: facts[name] for name in kinds}
+    return found
 
 
 def _borders(told: Any, arrays: Mapping[str, np.ndarray]) -> Iterator[Border]:

@@ -31,7 +31,7 @@ from fdg.training.job import Job, lengths
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
-from fdg.training.space import Space, check_choices, space_text, value_text
+from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
 from fdg.training.sweep import Sweep, agent_seeds, changed, unswept
@@ -84,11 +84,10 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     lines = [trials_table(trials, [one.name for one in space])]
     if best is None:
         return [*lines, "best: none, for no trial is done"]
-    flags = " ".join(f"--{name.replace('_', '-')} {value_text(value)}" for name, value in best.values.items())
     return [
         *lines,
         f"best: return {format_numbers(best.value)[0]} in {run.path / 'trials' / best.run}",
-        f"by flags: {flags}",
+        f"by flags: {flags_text(best.values)}",
     ]
 
 

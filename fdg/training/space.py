@@ -326,6 +326,11 @@ def value_text(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
+def flags_text(values: Mapping[str, Any]) -> str:
+    """Values by name as flags of a command line."""
+    return " ".join(f"--{name.replace('_', '-')} {value_text(value)}" for name, value in values.items())
+
+
 def _range(name: str, match: re.Match, value_of: Callable[[str], Any], whole: bool) -> Range:
     try:
         ends = value_of(match[2]), value_of(match[3])

@@ -47,6 +47,16 @@ def format_numbers(*values: float) -> list[str]:
     return [f"{value:.{decimals}f}" for value in values]
 
 
+def with_interval(value: float, ends: Sequence[float] | None, form: str = " [{}, {}]") -> str:
+    """A number, followed by the ends of its interval in this form, if there is one.
+
+    >>> with_interval(0.5, (0.25, 1.0)), with_interval(12.0, None)
+    ('0.50 [0.25, 1.00]', '12.0')
+    """
+    number, *shown = format_numbers(value, *(ends or ()))
+    return number + (form.format(*shown) if shown else "")
+
+
 def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[float, float]:
     """95% confidence interval of a statistic of `[n]` independent values, by the percentile bootstrap.
 

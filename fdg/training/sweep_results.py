@@ -16,8 +16,14 @@ from fdg.reading import read_json
 from fdg.showing import words
 from fdg.training.curves import RETURN, columns, figure_of, finish, style
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
-from fdg.training.space import spelled
-from fdg.training.statistics import finite_mean, format_numbers, interquartile_mean, interval_of_returns
+from fdg.training.space import flags_text, spelled
+from fdg.training.statistics import (
+    finite_mean,
+    format_numbers,
+    interquartile_mean,
+    interval_of_returns,
+    with_interval,
+)
 from fdg.training.sweep import Sweep
 
 FILES = ("sweep.json", "sweep.csv", "sweep.png")
@@ -157,14 +163,10 @@ def write_sweep(
         run.publish("sweep.png", lambda file: draw_schedules(rows, sweep, best, title, file))
     lines = [points_table(found, measure)]
     if math.isfinite(found[best].mean):
-        flags = " ".join(
-            f"--{name.replace('_', '-')} {value!r}" for name, value in found[best].values.items()
-        )
-        lines += [
-            f"best: {_return_text(found[best])} with {spelled(found[best].values)}",
-            *_rivals(found, best),
-        ]
-        lines += [f"by flags: {flags}"]
+        values = found[best].values
+        mean = with_interval(found[best].mean, found[best].interval, " (95% interval {} to {})")
+        lines += [f"best: return {mean} with {spelled(values)}", *_rivals(found, best)]
+        lines.append(f"by flags: {flags_text(values)}")
     else:
         lines.append("best: none, for no point has a return")
     return [*lines, f"table: {run.path / 'sweep.csv'}", f"picture: {run.path / 'sweep.png'}"]
@@ -267,12 +269,6 @@ def _ranked(value: float) -> float:
 def shown_return(value: float) -> str:
     """A return as text; "-" if unknown."""
     return format_numbers(value)[0] if math.isfinite(value) else "-"
-
-
-def _return_text(one: PointResult) -> str:
-    if one.interval is None:
-        return f"return {format_numbers(one.mean)[0]}"
-    return "return {} (95% interval {} to {})".format(*format_numbers(one.mean, *one.interval))
 
 
 def _rivals(found: Sequence[PointResult], best: int) -> list[str]:
