@@ -95,22 +95,13 @@ class Agents:
 
     def iterate(self, state: Any) -> tuple[Any, Any]:
         """One iteration of all agents, and what they copy after it."""
-        leaves, structure = jax.tree.flatten(state)
-        ends: list[Any] = []
-
-        def one(*leaves: Any) -> list[Any]:
-            after, metrics = self.algorithm.iterate(jax.tree.unflatten(structure, leaves))
-            ends[:] = [jax.tree.structure(metrics)]
-            return [*jax.tree.leaves(after), *jax.tree.leaves(metrics)]
-
-        shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves]
-        jaxpr = jaxprs.lowered(jax.make_jaxpr(one)(*shapes))
-        axes = state_axes(jaxpr, len(leaves))
-        between = getattr(self.algorithm, "between_agents", None)
-        of_one = jax.tree.unflatten(structure, shapes)
-        results = iterate_all(jaxpr, self.count, of_one, axes, between)(*leaves)
-        state = jax.tree.unflatten(structure, results[: len(leaves)])
-        return state, jax.tree.unflatten(ends[0], results[len(leaves) :])
+        leaves = jax.tree.leaves(state)
+        of_one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
+        closed, results = jax.make_jaxpr(self.algorithm.iterate, return_shape=True)(of_one)
+        jaxpr = jaxprs.lowered(closed)
+        axes, between = state_axes(jaxpr, len(leaves)), getattr(self.algorithm, "between_agents", None)
+        found = iterate_all(jaxpr, self.count, of_one, axes, between)(*leaves)
+        return jax.tree.unflatten(jax.tree.structure(results), found)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("algorithm", "count"):

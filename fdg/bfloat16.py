@@ -44,16 +44,9 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        operands, tree = jax.tree.flatten(arguments)
-        structures: list[Any] = []
-
-        def flat(*operands: Any) -> list[Any]:
-            results, structure = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands), **options))
-            structures[:] = [structure]
-            return results
-
-        rounded = jaxprs.rewrite(jax.make_jaxpr(flat)(*operands), _rounded)
-        return jax.tree.unflatten(structures[0], core.jaxpr_as_fun(rounded)(*operands))
+        closed, shapes = jax.make_jaxpr(functools.partial(function, **options), return_shape=True)(*arguments)
+        rounded = core.jaxpr_as_fun(jaxprs.rewrite(closed, _rounded))
+        return jax.tree.unflatten(jax.tree.structure(shapes), rounded(*jax.tree.leaves(arguments)))
 
     return call
 
