@@ -133,8 +133,7 @@ _WORK = 200.0  # times the mean time between failures: the work of a simulated j
 class Point:
     """A plan on a cluster."""
 
-    devices: int  # number of devices of the plan
-    policy: str  # the policy, as text
+    plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
     straggling: float  # slow-down of an iteration by stragglers; 1 for none
     steps_per_s: float  # environment steps per second, with stragglers, without failures
@@ -143,8 +142,11 @@ class Point:
     save_every: tuple[float, float, float]
     goodput: tuple[float, float]  # (by Daly's formula, simulated)
     price_per_million: float  # price of a million steps, with failures
-    memory: dict[str, int]  # estimated peak bytes on a device of each group (`Plan.memory`)
-    idle: tuple[str, ...] = ()  # sentences about devices that the placement does not use
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """The number of devices and the policy, as text."""
+        return str(self.plan.num_devices), str(self.plan.policy)
 
 
 def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
@@ -162,19 +164,7 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     every, kept = _saving(job)
     per_second = steps / (alike.seconds * slower)
     price = cluster.price * plan.num_devices / 3600 / (per_second * kept[1]) * 1e6
-    return Point(
-        plan.num_devices,
-        str(plan.policy),
-        alike,
-        slower,
-        per_second,
-        job,
-        every,
-        kept,
-        price,
-        dict(plan.memory),
-        tuple(idle_notes(plan)),
-    )
+    return Point(plan, alike, slower, per_second, job, every, kept, price)
 
 
 def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, float]]:
@@ -194,21 +184,18 @@ def points_report(points: Sequence[Point], price: bool) -> str:
     header += ["between hosts", "memory", "most of it is"]
     rows = []
     for one in points:
-        first = next(
-            other for other in points if other.policy.partition("(")[0] == one.policy.partition("(")[0]
-        )
-        scaling = one.steps_per_s / one.devices / (first.steps_per_s / first.devices)
+        first = next(other for other in points if type(other.plan.policy) is type(one.plan.policy))
+        scaling = one.steps_per_s / first.steps_per_s * first.plan.num_devices / one.plan.num_devices
         bound, whole = one.prediction.bound, one.prediction.seconds or 1.0
         rows.append(
             (
-                str(one.devices),
-                one.policy,
+                *one.where,
                 duration(one.prediction.seconds * one.straggling),
                 quantity(one.steps_per_s),
                 f"{scaling:.0%}",
                 ", ".join(f"{group} {share:.0%}" for group, share in one.prediction.idle.items()),
                 quantity(one.prediction.between, "B"),
-                quantity(max(one.memory.values(), default=0), "B"),
+                quantity(max(size for _, size in one.plan.memory), "B"),
                 f"{bound} ({one.prediction.shares.get(bound, 0.0) / whole:.0%})",
             )
         )
@@ -226,11 +213,9 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             kept = [f"{share:.1%}" for share in one.goodput]
             cost = f"{one.price_per_million:.4g}" if price else ""
             slower = f"+{one.straggling - 1:.1%}"
-            lost.append(
-                (str(one.devices), one.policy, slower, duration(one.job.between), *every, *kept, cost)
-            )
+            lost.append((*one.where, slower, duration(one.job.between), *every, *kept, cost))
         lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
-    unused = [f"{one.policy} on {one.devices}: {line}" for one in points for line in one.idle]
+    unused = [f"{' on '.join(one.where[::-1])}: {line}" for one in points for line in idle_notes(one.plan)]
     lines += [*([""] if unused else []), *unused]
     notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
@@ -240,7 +225,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     """Writes a PNG: a line for each policy."""
     lines: dict[str, list[Point]] = {}
     for one in points:
-        lines.setdefault(one.policy.partition("(")[0], []).append(one)
+        lines.setdefault(type(one.plan.policy).__name__, []).append(one)
     figure, *panels = figure_of(4)
     figure.suptitle(title)
     drawn: dict[str, Callable[[Point], float]] = {
@@ -252,12 +237,12 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     for axes, (label, value) in zip(panels, drawn.items(), strict=True):
         for i, (name, some) in enumerate(lines.items()):
             values = [value(one) for one in some]
-            axes.plot([one.devices for one in some], values, "o-", color=style(i)[1], label=name)
+            axes.plot([one.plan.num_devices for one in some], values, "o-", color=style(i)[1], label=name)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="devices", ylabel=label)
     first = points[0]
-    ideal = [first.steps_per_s * one.devices / first.devices for one in points]
-    panels[0].plot([one.devices for one in points], ideal, ":", color="grey", label="linear")
+    ideal = [first.steps_per_s * one.plan.num_devices / first.plan.num_devices for one in points]
+    panels[0].plot([one.plan.num_devices for one in points], ideal, ":", color="grey", label="linear")
     for axes in (panels[0], panels[2]):
         axes.set_yscale("log")
     finish(figure, panels, "devices")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fdg import files
 from fdg.engine import Engine
 from fdg.lowering.host_calls import BETWEEN
+from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
 _AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # they last as long as what is in them
@@ -130,17 +131,9 @@ def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[di
     begin = min((operations[0].start for _, operations in all_threads), default=0.0)
     for number, (thread, operations) in enumerate(all_threads):
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
-        tracks = (("fragments", merged(operations)), ("operations", operations))
-        for track, (title, shown) in enumerate(tracks):
-            name = {"name": title}
-            yield {"ph": "M", "pid": number, "tid": track, "name": "thread_name", "args": name}
-            for each in shown:
-                yield {
-                    "ph": "X",
-                    "pid": number,
-                    "tid": track,
-                    "name": each.name,
-                    "ts": (each.start - begin) / 1e3,
-                    "dur": each.duration / 1e3,
-                    "args": {"fragment": each.fragment},
-                }
+        for i, (title, shown) in enumerate([("fragments", merged(operations)), ("operations", operations)]):
+            spans = (
+                (each.name, (each.start - begin) / 1e3, each.duration / 1e3, {"fragment": each.fragment})
+                for each in shown
+            )
+            yield from track(number, i, title, spans)

@@ -42,21 +42,36 @@ def as_json(profile: Profile) -> dict[str, Any]:
     return plain(profile)
 
 
+def _past_the_end() -> warnings.catch_warnings:
+    """A context without the warning that iterations are past the end of the run."""
+    return warnings.catch_warnings(action="ignore", category=FdgWarning)
+
+
 def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     """Profiles an engine, traces an iteration, and writes both; returns lines to print.
 
     A collective: all processes call it; process 0 writes. Copies the state, and replaces earlier profiles in
     the run directory.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FdgWarning)  # that these iterations are past the end of the run
-        return _profile_run(engine, state, run)
+    with _past_the_end():
+        profile = measure(engine, state)
+        directory = files.make_folder(run / DIRECTORY) if distributed.is_first() else None
+        perfetto = profile_iteration(engine, state, directory)
+    if directory is None:
+        return []
+    files.write(directory / "profile.txt", f"{profile}\n".encode())
+    files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
+    return [
+        f"\n{profile}\n",
+        f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",
+        f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
+        f" --logdir {directory}",
+    ]
 
 
 def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
     """Trains for a few more iterations and writes when each program ran; returns lines to print."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FdgWarning)
+    with _past_the_end():
         bars = engine.timeline(state, _ITERATIONS)
     if not distributed.is_first():
         return []
@@ -70,21 +85,4 @@ def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
     return [
         f"timeline of {_ITERATIONS} iterations {picture}, and {traced} for https://ui.perfetto.dev: a row for"
         f" each of {', '.join(dict.fromkeys(bar.group for bar in bars))}"
-    ]
-
-
-def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    profile = measure(engine, state)
-    if not distributed.is_first():
-        profile_iteration(engine, state, None)
-        return []
-    directory = files.make_folder(run / DIRECTORY)
-    files.write(directory / "profile.txt", f"{profile}\n".encode())
-    files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
-    perfetto = profile_iteration(engine, state, directory)
-    return [
-        f"\n{profile}\n",
-        f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",
-        f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
-        f" --logdir {directory}",
     ]

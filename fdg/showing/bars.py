@@ -1,7 +1,7 @@
 """Timelines of programs: as SVG, with a row for each group, and for Perfetto."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fdg.running.timeline import Bar
@@ -65,24 +65,24 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
     [(0, 'act', 0.0, 500000.0), (1, 'learn', 500000.0, 250000.0)]
     """
     begin, _ = _span(bars)
-    tracks = {group: i for i, group in enumerate(dict.fromkeys(bar.group for bar in sorted(bars)))}
-    named: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": group}}
-        for group, i in tracks.items()
-    ]
-    ran: list[dict[str, Any]] = [
-        {
-            "ph": "X",
-            "pid": 0,
-            "tid": tracks[bar.group],
-            "name": bar.name,
-            "ts": round(1e6 * (bar.begin - begin), 1),
-            "dur": round(1e6 * (bar.end - bar.begin), 1),
-            "args": {"iteration": bar.iteration, "part": bar.part},
-        }
-        for bar in bars
-    ]
-    return {"traceEvents": [*named, *ran]}
+
+    def spans(group: str) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+        for bar in (each for each in bars if each.group == group):
+            start, took = (round(1e6 * seconds, 1) for seconds in (bar.begin - begin, bar.end - bar.begin))
+            yield bar.name, start, took, {"iteration": bar.iteration, "part": bar.part}
+
+    groups = dict.fromkeys(bar.group for bar in sorted(bars))
+    return {"traceEvents": [e for i, name in enumerate(groups) for e in track(0, i, name, spans(name))]}
+
+
+def track(
+    process: int, thread: int, title: str, spans: Iterable[tuple[str, float, float, Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """The events of one track: its spans with their name, start, duration (microseconds) and arguments."""
+    where = {"pid": process, "tid": thread}
+    yield {"ph": "M", **where, "name": "thread_name", "args": {"name": title}}
+    for name, start, took, arguments in spans:
+        yield {"ph": "X", **where, "name": name, "ts": start, "dur": took, "args": arguments}
 
 
 def busy(bars: Sequence[Bar], group: str) -> float:

@@ -250,6 +250,8 @@ class _Search:
 
     def _trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
+        from optuna.trial import TrialState
+
         self.run.check_there()  # else a trial would create a removed directory again
         trials = files.make_folder(self.run.path / "trials")
         values = {one.name: one.suggested(trial) for one in self.space}
@@ -269,7 +271,7 @@ class _Search:
             self.run.check_there()
             said = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", said)
-            study.tell(trial, state=_state("FAIL"))
+            study.tell(trial, state=TrialState.FAIL)
             self.say(f"  {'failed' if isinstance(error, RunError) else 'refused'}: {said}")
             return None
         if outcome.caught is not None:
@@ -277,14 +279,14 @@ class _Search:
         value, returns = _trial_returns(job, outcome.run)
         trial.set_user_attr("returns", returns)
         if watch is not None and watch.is_behind:
-            study.tell(trial, state=_state("PRUNED"))
+            study.tell(trial, state=TrialState.PRUNED)
             self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
         elif math.isfinite(value):
             study.tell(trial, value)
             self.say(f"  return {format_numbers(value)[0]}")
         else:
             trial.set_user_attr("refused", "no episode ended, or an agent's losses are not finite")
-            study.tell(trial, state=_state("FAIL"))
+            study.tell(trial, state=TrialState.FAIL)
         return None
 
     def _job_of(self, values: dict[str, Any], path: Path) -> Job:
@@ -360,12 +362,6 @@ def _run_of(trial: Any) -> str:
     """A trial's folder: its number, or that of the trial it continues (the journal is untrusted input)."""
     said = trial.user_attrs.get("run")
     return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
-
-
-def _state(name: str) -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState[name]
 
 
 def is_whole(algorithm: Any, name: str) -> bool:
