@@ -64,14 +64,13 @@ def _rates(cluster: Cluster) -> dict[str, float]:
 def _halved(cluster: Cluster, name: str) -> Cluster:
     """The cluster with one rate halved, or one time doubled."""
     word, _, part = name.partition("/")
-    value = _rates(cluster)[name]
-    figure = Figure(value * 2 if name in TIMES or part in ("latency", "call") else value / 2)
+    factor = 2 if name in TIMES or part in ("latency", "call") else 0.5
     if word in _LINKS:
-        return dataclasses.replace(
-            cluster, **{word: dataclasses.replace(getattr(cluster, word), **{part: figure})}
-        )
-    kind = dataclasses.replace(cluster.kind, figures={**cluster.kind.figures, name: figure})
-    return dataclasses.replace(cluster, kind=kind)
+        link = getattr(cluster, word)
+        slower = dataclasses.replace(link, **{part: Figure(factor * getattr(link, part).value)})
+        return dataclasses.replace(cluster, **{word: slower})
+    figures = {**cluster.kind.figures, name: Figure(factor * cluster.kind.rate(name))}
+    return dataclasses.replace(cluster, kind=dataclasses.replace(cluster.kind, figures=figures))
 
 
 def _as_chosen(choice: Choice) -> str:

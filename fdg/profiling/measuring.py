@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fdg import jaxprs
-from fdg.arguments import checked
+from fdg.arguments import check_at_least, checked
 from fdg.engine import Engine
-from fdg.errors import FdgError
 from fdg.jaxprs.count import Product
 from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
@@ -49,8 +48,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     Raises:
       FdgError: `rounds` is below 1; as `engine.run`.
     """
-    if rounds < 1:
-        raise FdgError(f"rounds={rounds!r}: give an integer of at least 1")
+    check_at_least(1, rounds=rounds)
     plan = engine.plan
     fragments = placed(plan)
     whole = Iterations(engine, state)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
+from fdg.arguments import quoted
 from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame
 
 # The more special error first. Each: what was done, and what does the same on traced values.
@@ -118,7 +119,7 @@ def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
-            raise GraphError(f"{where} as {kind} {described} {short(leaf)}, which is no array of JAX: {fix}")
+            raise GraphError(f"{where} as {kind} {described} {quoted(leaf)}, which is no array of JAX: {fix}")
         if isinstance(leaf, int) and not isinstance(leaf, bool):
             try:
                 jnp.asarray(leaf)
@@ -139,9 +140,3 @@ def is_array(value: Any) -> bool:
         return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
     except TypeError:  # of a tensor of another library
         return False
-
-
-def short(value: Any) -> str:
-    """A value's text, cut after forty characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 40 else text[:37] + "..."

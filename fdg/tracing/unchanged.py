@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fdg.arguments import quoted
 from fdg.errors import FdgWarning, GraphError, whose_file
-from fdg.tracing.mistakes import is_array, short
+from fdg.tracing.mistakes import is_array
 
 _MOST = 1000  # objects, and items of a container, that are looked at
 _COPIED = 1 << 20  # bytes of an array whose numbers are compared
@@ -55,12 +56,12 @@ def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> 
         elif traced and _PART.fullmatch(path):
             continue  # it may be set again at each trace before it is read
         elif traced or (path in before and path.startswith("self")):
-            value = ", a traced value without a number" if traced else f" = {short(now)}"
-            old = f", which was {short(was)}" if path in before and was is not now else ""
+            value = ", a traced value without a number" if traced else f" = {quoted(now)}"
+            old = f", which was {quoted(was)}" if path in before and was is not now else ""
             fix = "carry it in the state" + (", or return it as a metric" if traced else "")
             raise GraphError(f"{what} assigns {path}{value}{old}: {once}: {fix}")
         elif path in before and warns:
-            _warn(f"{what} changes {path} to {short(now)}: {once}: carry it in the state")
+            _warn(f"{what} changes {path} to {quoted(now)}: {once}: carry it in the state")
 
 
 def _warn(message: str) -> None:

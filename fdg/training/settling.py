@@ -266,8 +266,10 @@ def with_quickest_lag(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
 ) -> Choice:
     """Chooses the lag of a policy."""
-    how = {"policies": lags(graph, policy), "all_devices": True, "further": False}
-    return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **how)
+    among = lags(graph, policy)
+    return policies.auto(
+        algorithm, devices, policies=among, num_seeds=agents, graph=graph, all_devices=True, further=False
+    )
 
 
 def _by_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:

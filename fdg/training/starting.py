@@ -17,6 +17,7 @@ import numpy as np
 import fdg
 from fdg import ctrl_c
 from fdg.errors import FdgError
+from fdg.kinds import shown
 from fdg.processes import distributed
 from fdg.processes.arrays import put
 from fdg.settings.fields import OF_NETWORK
@@ -240,15 +241,11 @@ def _other_spaces(ours: Any, before: Any) -> str:
 
 def _other_network(ours: Any, before: Any) -> str:
     """The fix for a network with other shapes than in the earlier run: the flags that differ."""
-
-    def words(value: Any) -> str:
-        return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
-
     here, there = unswept(ours), unswept(before)
     shared = [name for name in sorted(OF_NETWORK) if hasattr(here, name) and hasattr(there, name)]
     both = ((name, getattr(here, name), getattr(there, name)) for name in shared)
     flags = [
-        f"--{name.replace('_', '-')} {words(then)} (here {words(now)})"
+        f"--{name.replace('_', '-')} {shown(then):.200} (here {shown(now):.200})"
         for name, now, then in both
         if now != then
     ]
