@@ -23,6 +23,7 @@ from fdg.errors import FdgError, host_errors
 from fdg.files import check_own, make_folder, replacing
 from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
+from fdg.training.writable import refusing
 
 _CHUNK = 1_000  # steps of each environment between two writes
 _ENVS = 8
@@ -162,7 +163,7 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
         raise FdgError(f"{out}: is no data set, and not empty: give a new folder, or a data set to add to")
     h5py = minari.library()
     folder = data.folder if there else out / "data"
-    try:
+    with refusing(out):
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_folder(folder)
         arrays = folder / minari.ARRAYS
@@ -183,5 +184,3 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
         )  # fmt: skip
         with replacing(folder / minari.METADATA) as file:
             file.write(json.dumps(said, indent=1).encode())
-    except OSError as error:
-        raise FdgError(f"{out} cannot be written: {error.strerror or error}") from error

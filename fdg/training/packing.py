@@ -6,6 +6,7 @@ loading a run directory (docs/security.md).
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ def pack(
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(source) as given, files.replacing(target) as taken:
-        while block := given.read(1 << 20):
-            taken.write(block)
+        shutil.copyfileobj(given, taken)
 
 
 def _video(run: Any, out: Path) -> str:

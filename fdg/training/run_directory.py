@@ -18,6 +18,7 @@ from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.settings import read_settings
+from fdg.training.writable import refused, refusing
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
@@ -56,7 +57,7 @@ class RunDirectory:
         """Creates the directory of a new run, and its parents."""
         check_free(path)
         run = cls(path)
-        with _writing_to(f"--out {path}"):
+        with refusing(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
@@ -67,7 +68,7 @@ class RunDirectory:
     def reopen(cls, path: Path) -> "RunDirectory":
         """Opens the directory of an earlier run to resume it."""
         run = cls(path)
-        with _writing_to(path):
+        with refusing(path, "written to"):
             run._acquire()
         return run
 
@@ -116,7 +117,7 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
-        with _writing_to(self.path):
+        with refusing(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
     def summary(self) -> dict[str, Any] | None:
@@ -162,10 +163,8 @@ class RunDirectory:
     def _acquire(self) -> None:
         """Checks the existing files, then locks the directory until this process ends."""
         for name in _WRITTEN:
-            try:
+            with refusing(self.path / name):
                 files.check_own(self.path / name, name in _FOLDERS)
-            except OSError as error:
-                raise FdgError(f"{self.path / name} cannot be written: {error.strerror}") from None
         self._lock = files.open_to_append(self.path / ".lock")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,14 +192,6 @@ class RunDirectory:
         except OSError as error:
             what, why = f"{self.path / name} cannot be written", error.strerror or str(error)
             raise unwritable(self.path, what, why, self._is_gone()) from error
-
-
-@contextlib.contextmanager
-def _writing_to(where: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FdgError(f"{where} cannot be written to: {error.strerror or error}") from error
 
 
 class Unwritten(RunDirectory):
@@ -251,8 +242,7 @@ def check_free(path: Path) -> None:
         taken = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
-        why = getattr(error, "strerror", None) or error
-        raise FdgError(f"--out {path} cannot be written to: {why}") from error
+        raise refused(f"--out {path}", error, "written to") from error
     if "config.json" in taken:
         raise FdgError(
             f"--out {path} holds a run already: give another directory, or go on with --resume {path}"
@@ -264,8 +254,8 @@ def check_free(path: Path) -> None:
         )
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
-    if refused := files.refusal(existing):
-        raise FdgError(f"--out {path} cannot be written to: {refused.strerror}")
+    if cause := files.refusal(existing):
+        raise refused(f"--out {path}", cause, "written to")
 
 
 def check_spelled(path: Path) -> None:

@@ -14,11 +14,18 @@ from fdg.files import check_own, refusal
 def writing(path: Path) -> Iterator[None]:
     """A context in which a file is written: creates its folders; an OSError becomes an `FdgError`."""
     check_writable(path)
-    try:
+    with refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+
+
+@contextlib.contextmanager
+def refusing(path: object, how: str = "written") -> Iterator[None]:
+    """A context in which an OSError becomes an `FdgError`: `path` cannot be `how`."""
+    try:
+        yield
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error, how) from error
 
 
 def check_writable(path: Path) -> None:
@@ -43,7 +50,7 @@ def check_writable(path: Path) -> None:
         if error := refusal(there):
             raise error
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise _refused(path, error) from None
+        raise refused(path, error) from None
 
 
 def check_results(folder: Path, names: Iterable[str], what: str = "") -> None:
@@ -54,5 +61,6 @@ def check_results(folder: Path, names: Iterable[str], what: str = "") -> None:
         raise FdgError(f"--out {folder} is a run directory: give another folder{what}")
 
 
-def _refused(path: Path, error: Exception) -> FdgError:
-    return FdgError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
+def refused(path: object, error: Exception, how: str = "written") -> FdgError:
+    """The error that `path` cannot be `how`, with the system's message."""
+    return FdgError(f"{path} cannot be {how}: {getattr(error, 'strerror', None) or error}")
