@@ -1,7 +1,7 @@
-"""Environments: one interface, one adapter a source.
+"""Environments: one interface, one adapter per source.
 
-`make("CartPole-v1")` gives a batched `Environment`; `vectorize` makes one from a `SingleEnvironment` of
-your own, and `register` gives it a name.
+`make("CartPole-v1")` returns a batched `Environment`; `vectorize` makes one from your own
+`SingleEnvironment`, and `register` names it.
 """
 
 from typing import Any

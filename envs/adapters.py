@@ -1,4 +1,4 @@
-"""What adapters of other packages share: their imports, and the checks of parameters that they take."""
+"""Helpers of adapters of other packages: imports, and checks of parameters."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,12 +10,12 @@ from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 
-PLAIN = bool | int | float | str | tuple  # values of parameters: they hash
+PLAIN = bool | int | float | str | tuple  # types of parameters, all hashable
 
 
 @contextlib.contextmanager
 def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
-    """For a package's import, which may happen while a program is being traced."""
+    """A context for a package's import, possibly while a program is being traced."""
     try:
         with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             yield
@@ -27,10 +27,10 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def accepting(where: str, package: str, given: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """For a package's constructor, which may refuse what it is given."""
+    """A context for a package's constructor, which may refuse its arguments."""
     try:
         yield
-    except FdgError:  # the package is not installed, say
+    except FdgError:  # such as for a missing package
         raise
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         values = ", ".join(f"{name}={value!r}" for name, value in given)
@@ -39,7 +39,7 @@ def accepting(where: str, package: str, given: Iterable[tuple[str, Any]]) -> Ite
 
 
 def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises an `FdgError` for the first parameter that is not known; lists those that are."""
+    """Raises an `FdgError` for the first unknown parameter; lists the known ones."""
     known = [*known]
     if unknown := next((name for name in given if name not in known), None):
         takes = f"takes {', '.join(known)}" if known else "takes no parameters"
@@ -47,7 +47,7 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def plain(where: str, given: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
-    """Parameters with lists as tuples."""
+    """Converts lists in parameters to tuples."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name, value in found.items():
         if not isinstance(value, kinds):
@@ -59,7 +59,7 @@ def plain(where: str, given: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str,
 
 
 def of_type(where: str, name: str, value: Any, kind: type) -> Any:
-    """A parameter as a value of a type: an integer is a float, too."""
+    """Checks the type of a parameter; an integer is also a float."""
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

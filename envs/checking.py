@@ -1,8 +1,8 @@
-"""Mistakes in environments, found when one is made or traced, and said in one line.
+"""Checks of environments, when made or traced, with one-line errors.
 
-`check_traced` looks at everything without running a step; `envs.check` runs some, too. `check_spec` is what
-making an algorithm costs: a look at attributes. What `reset` and `step` give is checked while they are
-traced, once.
+`check_spec` reads attributes only, which is what making an algorithm costs; results of `reset` and `step` are
+checked once, while they are traced. `check_traced` checks everything without running a step; `envs.check`
+also runs some.
 """
 
 import inspect
@@ -29,7 +29,7 @@ _ATTRIBUTES = {
 }
 _MOST_CHOICES = 2**20
 _FIVE = "(state, observation, reward, terminated, truncated)"
-_STEP_FIELDS = {  # dtype and whether there is one an agent
+_STEP_FIELDS = {  # dtype, and whether there is one per agent
     "reward": ("float32", True),
     "terminated": ("bool", False),
     "truncated": ("bool", False),
@@ -143,7 +143,7 @@ def _choices(space: Any) -> int:
 
 
 def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
-    """What a `reset` gave, as `(state, observation)`."""
+    """Checks the result of `reset`; returns `(state, observation)`."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
         raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
     if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
@@ -155,7 +155,7 @@ def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
 
 
 def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
-    """What the `step` of a single environment gave, as six values, the last a dictionary."""
+    """Checks the result of a single environment's `step`: six values, the last a dictionary."""
     count = len(result) if isinstance(result, tuple) else 0
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
         hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
@@ -171,9 +171,9 @@ def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
 
 
 def _check_flags(name: str, reward: Any, *flags: Any) -> None:
-    """Refuses a reward and a flag that stand in each other's place, and warns of flags that are floats.
+    """Refuses swapped rewards and flags, and warns of float flags.
 
-    Any number but 0 counts as true, so a float in the place of a flag is most often another value.
+    Any number but 0 is true, so a float in place of a flag is probably another value.
     """
     for flag, what in zip(flags, ("terminated", "truncated"), strict=True):
         kind = getattr(flag, "dtype", type(flag))
@@ -188,7 +188,7 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
 
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
-    """What the `reset` of a batched environment gave for `count` keys, as `(state, observation)`."""
+    """Checks the result of a batched `reset` for `count` keys; returns `(state, observation)`."""
     state, observation = unpacked_reset(env.name, result)
     check_observation(env, "reset", observation, count)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -201,7 +201,7 @@ def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 
 def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
-    """What the `step` of a batched environment gave, as `(state, TimeStep)`."""
+    """Checks the result of a batched `step`; returns `(state, TimeStep)`."""
     name = env.name
     if hasattr(result, "final_observation"):
         raise FdgError(f"environment '{name}': step gives an envs.TimeStep alone: return (state, step)")
@@ -227,7 +227,7 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
-    """Refuses what does not fit the environment's `observation_space`, as an observation of a batch."""
+    """Refuses a batch of observations that does not fit the environment's `observation_space`."""
     own = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
     whose, fix = f"{own}environment '{env.name}': {method} gives", ": define observation_space" if own else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
@@ -255,7 +255,7 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
 def check_traced(env: Any, num_envs: int = 2) -> None:
     """Checks an environment without running a step or allocating an array.
 
-    `num_envs` are traced.
+    `num_envs`: the batch size of the trace.
 
     >>> import envs
     >>> check_traced(envs.make("CartPole-v1"))
@@ -278,7 +278,7 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
             )
     except FdgError:
         raise
-    except Exception as error:  # whatever a user's code raises
+    except Exception as error:  # user code may raise anything
         raise FdgError(
             f"environment '{env.name}' cannot be traced{line_of(error)}: {one_line(error)}"
         ) from error
@@ -303,7 +303,7 @@ def _name(env: Any) -> str:
 
 
 def _has(env: Any, name: str) -> bool:
-    """Whether it has an attribute; one whose property fails for another reason says so by itself."""
+    """True if it has the attribute; a property that fails for another reason raises its own error."""
     return hasattr(type(env), name) or hasattr(env, name)
 
 

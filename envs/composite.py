@@ -1,7 +1,7 @@
-"""Observations with parts: nested spaces of dictionaries and tuples, and functions on them.
+"""Observations with parts: nested dictionaries and tuples of spaces, and functions on them.
 
-A part is an array with its own space (`envs.spaces`). Parts of a dictionary may be `privileged`: only critics
-see them, in training, so a trained agent acts without them.
+A part is an array with its own space (`envs.spaces`). `privileged` parts of a dictionary are seen only by
+critics, in training, so a trained agent acts without them.
 
 Shapes: `[...]` any leading axes, the same for all parts.
 """
@@ -226,11 +226,11 @@ def _structure(value: Any) -> str:
     return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {kind_of(value)}"
 
 
-# --- what actors do not see ---
+# --- privileged parts ---
 
 
 def public(space: ObservationSpace) -> ObservationSpace:
-    """The space without privileged parts: what actors see.
+    """The space without privileged parts: the actors' input.
 
     >>> public(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)))
     Dict({'a': Discrete(n=2)})

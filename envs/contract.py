@@ -32,26 +32,26 @@ class Rollout(NamedTuple):
     first_observation: Any  # [B, ...]
     action: np.ndarray  # [T, B, ...]
     step: TimeStep  # [T, B, ...]
-    beside: Any  # [T, B, ...] what the environment beside it gave for the same keys and actions
+    beside: Any  # [T, B, ...], the other environment's results for the same keys and actions
 
 
 @checked_names
 def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     """Checks an environment as algorithms use it.
 
-    First without running a step: attributes and spaces; shapes and dtypes of `reset` and `step`; a state of
-    constant structure; tracing under `jit` and `vmap`, twice with the same result (no NumPy random numbers,
-    no counters in attributes). Then on random steps: observations within their space; finite rewards;
-    terminations distinct from truncations; the time limit; auto-reset, returns and lengths of episodes; and
-    that each element of the batch depends only on its own key, state and action.
+    First without running a step: attributes and spaces; shapes and dtypes of `reset` and `step`; a constant
+    structure of the state; tracing under `jit` and `vmap`, twice with the same result (no NumPy random
+    numbers, no counters in attributes). Then on random steps: observations within their space; finite
+    rewards; terminations distinct from truncations; the time limit; auto-reset, returns and lengths of
+    episodes; and that each element of the batch depends only on its own key, state and action.
 
     Args:
-      env: an `Environment`, such as `vectorize(...)` of your own.
+      env: an `Environment`, such as your own `vectorize(...)`.
       num_envs: B.
       steps: T; 0 runs nothing.
 
     Returns:
-      A line about what was checked.
+      A line that says what was checked.
 
     Raises:
       FdgError: the first violation, with its fix.
@@ -78,7 +78,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
 
 
 def _warn_of_unused_mask(env: Any) -> None:
-    """Warns about a part of observations that is named like a mask but masks nothing."""
+    """Warns about a part of observations that has a mask's name but masks nothing."""
     if not any("action_mask" in path for path, _ in composite.parts(env.observation_space)):
         return
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
@@ -134,7 +134,7 @@ def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
     if mask is None:
         return action
     space = env.action_space
-    if isinstance(space, MultiDiscrete):  # the entries of its choices one after the other
+    if isinstance(space, MultiDiscrete):  # its choices are concatenated
         parts = jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)
         return jnp.stack([_allowed(action[..., i], part) for i, part in enumerate(parts)], axis=-1)
     return _allowed(action, mask)
@@ -149,10 +149,10 @@ def _allowed(action: jax.Array, mask: jax.Array) -> jax.Array:
 def random_rollouts(
     env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """A rollout, and one with the environments in reverse order, of which the last gets other keys.
+    """A rollout, and one with the environments in reverse order, whose last environment gets other keys.
 
-    `beside` is another environment for the same keys and actions; only its `step` may give what it likes. In
-    one program with `env`, because compiling is what takes the time, and what the two share compiles once.
+    `beside` is another environment for the same keys and actions; only its `step` may return anything. It
+    shares a program with `env`, since compilation takes most of the time, and shared parts compile once.
     """
     types = {}
 
@@ -197,7 +197,8 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
         "an observation": (step.observation, (steps, num_envs, *agents)),
         "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
-    yield from _masks_lost(env, [value for value, _ in seen.values()])  # first: it may be why others differ
+    # first, since it may explain other problems
+    yield from _masks_lost(env, [value for value, _ in seen.values()])
     yield from _spaces_left(env, seen)
     if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
         yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
@@ -276,7 +277,7 @@ def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
 
 
 def _alike(rollout: Rollout, backward: Rollout) -> bool:
-    """Whether environments gave the same in reverse order, without the first, which had other keys."""
+    """True if results are equal in reverse order, except those of the first, which had other keys."""
     first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
 
     def same(one: np.ndarray, other: np.ndarray) -> bool:

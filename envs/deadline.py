@@ -1,4 +1,4 @@
-"""Calls that cannot be interrupted, with a limit on how long the caller waits."""
+"""Uninterruptible calls with a time limit for the caller."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Deadline:
-    """A thread that makes calls which cannot be interrupted, so that the caller can stop waiting."""
+    """A thread for uninterruptible calls, so that the caller can stop waiting."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
@@ -15,22 +15,22 @@ class Deadline:
         threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any], seconds: float) -> Any:
-        """The function's result, or what it raises.
+        """The function's result; raises its exceptions.
 
         Raises:
-          TimeoutError: it was not there in time. The thread may be lost: use another `Deadline`.
+          TimeoutError: the time limit passed. The thread may be lost: use another `Deadline`.
         """
         self.begin(function)
         return self.finish(seconds)
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Has the thread call the function; `finish` gives what comes of it."""
+        """Queues a call of the function; `finish` returns its result."""
         self._calls.put(function)
 
     def finish(self, seconds: float | None) -> Any:
-        """The result of the call that began first of those not finished, or what it raised; see `call`.
+        """The result of the oldest unfinished call; raises its exceptions; see `call`.
 
-        `seconds=None` waits as long as it takes.
+        `seconds=None` waits without limit.
         """
         try:
             result, error = self._results.get(timeout=seconds)
@@ -41,11 +41,11 @@ class Deadline:
         return result
 
     def ready(self) -> bool:
-        """Whether `finish` would not wait."""
+        """True if `finish` would not wait."""
         return not self._results.empty()
 
     def close(self) -> None:
-        """Lets the thread end, once it has done what it is at."""
+        """Ends the thread after its current call."""
         self._calls.put(None)
 
     def _work(self) -> None:

@@ -67,7 +67,7 @@ class EnvironmentSpec(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in messages and logs, and that `envs.make` knows it by, if it does."""
+        """Name in messages and logs; also the name for `envs.make`, if it has one."""
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -79,7 +79,7 @@ class EnvironmentSpec(Protocol):
 
     @property
     def max_episode_steps(self) -> int | None:
-        """Steps after which an episode is truncated; `None` where there is no limit."""
+        """Steps after which an episode is truncated; `None` for no limit."""
 
 
 class Environment(EnvironmentSpec, Protocol):
@@ -92,9 +92,9 @@ class Environment(EnvironmentSpec, Protocol):
 
     @property
     def num_agents(self) -> int | None:
-        """Agents that act in one environment at the same time; `None` where there is one, without an axis.
+        """Number of agents that act at the same time; `None` for one, without an axis.
 
-        Ask with `envs.num_agents(env)`: an environment that knows of no agents need not have it.
+        Use `envs.num_agents(env)`: a single-agent environment need not have this attribute.
         """
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
@@ -152,11 +152,11 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # where all its episodes start, if they all start there
+    start: tuple[State, Observation] | None = None  # the start of all its episodes, if it repeats
 
 
 class Forwarding:
-    """Base of values whose name and spaces are those of another one, in the field `_inside`."""
+    """Base of values that forward name and spaces to the value in the field `_inside`."""
 
     _inside: ClassVar[str]
 
@@ -167,7 +167,7 @@ class Forwarding:
 
     @property
     def num_agents(self) -> int | None:
-        """Agents that act at the same time; `None` where there is one, without an axis."""
+        """Number of agents that act at the same time; `None` for one, without an axis."""
         return num_agents(getattr(self, self._inside))
 
     @property
@@ -208,9 +208,9 @@ class Vectorized(Whole):
 
     _inside: ClassVar[str] = "single"
 
-    single: Any  # a SingleEnvironment, whose hash and equality this value takes on
-    repeat_start: bool = False  # every episode of an environment starts where its first one did
-    info: tuple[str, ...] = ()  # names of what is reported of each episode, of what `step` gives sixth
+    single: Any  # a SingleEnvironment, which defines hash and equality
+    repeat_start: bool = False  # all episodes of an environment start in its first start state
+    info: tuple[str, ...] = ()  # names of episode metrics, in the sixth result of `step`
 
     @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
@@ -249,7 +249,7 @@ class Vectorized(Whole):
         episode_length = state.running_length + 1
         if self.max_episode_steps is not None:
             truncated |= episode_length >= self.max_episode_steps
-        # A terminal state needs no bootstrap, whatever the clock says: termination wins.
+        # A terminal state needs no bootstrap, even at the time limit: termination takes precedence.
         truncated &= ~terminated
         done = terminated | truncated
 
@@ -359,7 +359,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
-    # Of the sources of this package the spaces are not asked for here: that may load a library.
+    # Sources of this package are not asked for their spaces here: that may load a library.
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.single(single)
     check_spec(single, single=True)
@@ -397,7 +397,7 @@ def _mask_shape(action_space: Space) -> tuple[int]:
             return (n,)
         case MultiDiscrete(nvec=nvec):
             return (sum(nvec),)
-    return (math.prod(action_space.shape),)  # which of its components an agent has
+    return (math.prod(action_space.shape),)  # the mask of an agent's components
 
 
 def _is_key(x: jax.Array) -> bool:
@@ -405,7 +405,7 @@ def _is_key(x: jax.Array) -> bool:
 
 
 def check_keys(name: str, keys: jax.Array) -> None:
-    """Raises an `FdgError` unless `keys` is one typed PRNG key an environment, `[B]`."""
+    """Raises an `FdgError` unless `keys` is one typed PRNG key per environment, `[B]`."""
     if not hasattr(keys, "dtype") or not _is_key(keys) or keys.ndim != 1:
         got = f"{keys.dtype}{list(keys.shape)}" if hasattr(keys, "dtype") else repr(keys)
         raise FdgError(
@@ -415,7 +415,7 @@ def check_keys(name: str, keys: jax.Array) -> None:
 
 
 def check_state(name: str, state: Any, size: int | None = None) -> None:
-    """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, perhaps of a wrapper."""
+    """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, possibly in a wrapper."""
     if not hasattr(state, "inner"):
         raise FdgError(
             f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
@@ -433,7 +433,7 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
     expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
         given = jnp.asarray(action)
-    except (TypeError, ValueError):  # no array
+    except (TypeError, ValueError):  # not an array
         raise FdgError(
             f"environment '{name}': action is a value of type {kind_of(action)}: give an array of"
             f" {space.dtype}{list(expected)}"
@@ -458,7 +458,7 @@ def _strong(x: Any) -> jax.Array:
 def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
     """Checks that `reset` and `step` return states of the same structure, shapes and dtypes.
 
-    Not cast: an integer state that `step` increments by floats would silently stand still.
+    States are not cast: an integer state that `step` increments by floats would silently stay constant.
     """
     before = _leaf_types(reset_state)
     after = _leaf_types(step_state)

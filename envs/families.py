@@ -1,8 +1,8 @@
-"""The family of an environment, by its name. Environments of one family share a preset of hyperparameters.
+"""Maps names of environments to families, which share presets of hyperparameters.
 
-A family is a list of shell patterns (`fnmatch`). A task has the same family whichever library it comes
-from: `MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control.
-Nothing is imported and nothing made, so that asking costs nothing.
+A family is a list of shell patterns (`fnmatch`). A task has the same family in every library:
+`MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control. Nothing is
+imported or made.
 """
 
 import fnmatch
@@ -16,17 +16,17 @@ _HOSTS = ("envpool:", "gymnasium:")
 
 
 def _hosted(*tasks: str) -> tuple[str, ...]:
-    """Tasks as the sources on the host name them."""
+    """The names of tasks in the sources on the host."""
     return tuple(f"{host}{task}" for host in _HOSTS for task in tasks)
 
 
-# MuJoCo's tasks as Gymnasium has them, of all versions.
+# MuJoCo's tasks in Gymnasium, of all versions.
 _MUJOCO = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
     "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
 )  # fmt: skip
 
-# Domains of the DeepMind Control Suite; a task is one of them and a word, `CheetahRun`.
+# Domains of the DeepMind Control Suite; a task's name is a domain and a word, `CheetahRun`.
 _CONTROL_SUITE = (
     "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid",
     "HumanoidCMU", "Lqr", "Manipulator", "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker",
@@ -37,9 +37,9 @@ _PROCGEN = (
     "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
     "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
 )  # fmt: skip
-_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # a bare Maze is Jumanji's
+_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # a plain Maze is Jumanji's
 
-# Jumanji's games, as EnvPool has them too, of all versions; there also as `Jumanji/Snake-v1`.
+# Jumanji's games, of all versions, also in EnvPool; there also as `Jumanji/Snake-v1`.
 _JUMANJI = (
     "BinPack", "CVRP", "Cleaner", "Connector", "FlatPack", "Game2048", "GraphColoring", "JobShop", "Knapsack",
     "LevelBasedForaging", "MMST", "Maze", "Minesweeper", "MultiCVRP", "PacMan", "RobotWarehouse",
@@ -47,7 +47,7 @@ _JUMANJI = (
     "Sudoku", "Sudoku-very-easy", "TSP", "Tetris",
 )  # fmt: skip
 
-# In this order: the first that has a name is its family.
+# In order: the first match is the family.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     "probe": ("probe:*",),
     "classic-control": (
@@ -78,7 +78,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "jaxnav": ("jaxnav*",),
     "games": ("game:*", "pgx:*"),
     "codesign": ("codesign:*",),
-    "codesign-sequence": (),  # as its environment says itself
+    "codesign-sequence": (),  # set by its environment
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
     "jumanji": (
@@ -93,7 +93,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
 
 # Families by spaces, for environments whose name matches no pattern.
 CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
-_LARGE_IMAGE = 36  # pixels: from here on convolutions pay, also on a CPU
+_LARGE_IMAGE = 36  # pixels: from here on convolutions are worth their cost, also on a CPU
 
 
 def names() -> tuple[str, ...]:
@@ -106,21 +106,21 @@ def names() -> tuple[str, ...]:
 
 
 def family(name: str) -> str | None:
-    """The family of the environment that `envs.make` knows by `name`; None where the name says nothing.
+    """The family of the environment `envs.make(name)`; None if no pattern matches.
 
     >>> family("envpool:HalfCheetah-v4"), family("envpool:Pong-v5"), family("envpool:CheetahRun-v1")
     ('mujoco', 'atari', 'control-suite')
     >>> family("MountainCar-v0"), family("my.module:factory")
     ('sparse-control', None)
     """
-    name = name.removeprefix("ray:")  # which says where it runs
+    name = name.removeprefix("ray:")  # which only says where it runs
     if name.startswith("gymnasium:"):  # `gymnasium:module:Name` imports the module first
         name = "gymnasium:" + name.rpartition(":")[2]
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
 def hosted(name: str) -> list[str]:
-    """The names by which `envs.make` takes a task that Gymnasium and EnvPool call `name`.
+    """The names in `envs.make` of a task `name` in Gymnasium and EnvPool.
 
     >>> hosted("Hopper-v4"), hosted("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])

@@ -1,6 +1,6 @@
-"""Environments of a user's own that are written for another package's interface: whose, and what takes them.
+"""Recognises users' environments written for other packages' interfaces, and names their adapters.
 
-Classes are known by their names, so nothing is imported to tell.
+Classes are recognised by name, so nothing is imported.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from fdg.arguments import check_call
 
-# The classes that environments of a package derive from.
+# Base classes of environments, by package.
 _BASES = {
     "gymnasium": ("Env",),
     "gym": ("Env",),
@@ -29,7 +29,7 @@ _CALLED = {
     "jumanji": "Jumanji", "jaxmarl": "JaxMARL", "craftax": "Craftax", "pettingzoo": "PettingZoo",
     "envpool": "EnvPool",
 }  # fmt: skip
-# Whose `own(env, **parameters)` makes a `SingleEnvironment`.
+# Modules whose `own(env, **parameters)` makes a `SingleEnvironment`.
 _ADAPTERS = {
     "gymnax": "envs.from_gymnax",
     "brax": "envs.from_brax",
@@ -45,34 +45,35 @@ _INSTEAD = {
     "envpool": "write envs.make('envpool:NAME')",
 }
 
-# Of what Gymnasium makes, besides an environment's own parameters.
+# Arguments of Gymnasium's `make`, besides an environment's own parameters.
 _OF_WORKERS = ("workers", "timeout", "restarts", "max_episode_steps")
 
-_made: dict[Any, Any] = {}  # by factory and parameters: the same make equal values, as resuming needs
+_made: dict[Any, Any] = {}  # by factory and parameters: resuming needs equal values for equal arguments
 
 
 def package_of(env: Any) -> str | None:
-    """The package whose interface a class, or a value of one, is written for; None for ours."""
+    """The package whose interface a class or value implements; None for ours."""
     kinds = inspect.getmro(env if isinstance(env, type) else type(env))
     return next((p for p in map(_package, kinds) if p in _BASES), None)
 
 
 def is_of_gymnasium(made: Any) -> bool:
-    """Whether it is a class of Gymnasium's environments, or one of them."""
+    """True for a class or instance of Gymnasium's environments."""
     return package_of(made) == "gymnasium"
 
 
 def single(env: Any, **parameters: Any) -> Any:
-    """A `SingleEnvironment` of an environment that another package's interface has; others as they are."""
+    """Converts an environment of another package's interface to a `SingleEnvironment`; others are
+    unchanged."""
     if isinstance(env, type) or refused(env) or package_of(env) not in _ADAPTERS:
         return env
     return importlib.import_module(_ADAPTERS[package_of(env) or ""]).own(env, **parameters)
 
 
 def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """What a factory of a user's own makes, one of another package's as `single` has it.
+    """The result of a user's factory, converted by `single`.
 
-    Parameters that such a class does not take itself are those of its interface, as gymnax's
+    Parameters that the class does not accept are passed to its interface, such as gymnax's
     `max_steps_in_episode`.
     """
     known = _known(factory, parameters)
@@ -87,7 +88,7 @@ def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
         check_call(factory, (), given, "parameter")
     made = factory(**given)
     if others and not is_adapted and not is_of_gymnasium(made):
-        made = factory(**parameters)  # which says what it does not take
+        made = factory(**parameters)  # it raises for unknown parameters
     ours = single(made, **others)
     return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
 
@@ -95,7 +96,7 @@ def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
 def _known(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # of a function in C, which says nothing
+    except (TypeError, ValueError):  # a C function without signature
         return parameters
 
 
@@ -105,7 +106,7 @@ def path(factory: Any) -> str:
 
 
 def refused(env: Any) -> str | None:
-    """What an environment is, and what to write in its place, where `single` does not take it."""
+    """Error text for a value that `single` does not accept: what it is, and the fix."""
     package = package_of(env)
     if package is None:
         proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")

@@ -1,19 +1,18 @@
-"""Every environment of brax 0.14 (github.com/google/brax), on every physics it has, behind our interface.
+"""Every environment of brax 0.14 (github.com/google/brax), with every physics backend.
 
-`brax:ant` has brax's default physics, `generalized`; `brax:ant:spring` another, which is also what
-`make("brax:ant", backend="spring")` gives. What is made uniform:
+`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` another, like `make("brax:ant",
+backend="spring")`. Differences from brax:
 
-- brax's `done` is a termination: the only one that its environments have is a state that must not be reached.
-  The time limit, `episode_length`, is a truncation, and `vectorize` keeps it, as it does the batch, the reset
-  and the statistics: none of brax's wrappers is used.
-- Every episode of an environment starts where its first one did, as with brax's `AutoResetWrapper`
-  (`repeat_start`; see `envs.vectorize`): a reset at every step would take as long as the step, or longer.
-- Observations have no bounds; actions are within -1 and 1, and brax scales them to each actuator.
-- Nothing is allocated when an environment is made: brax is imported at first use, and the model's arrays are
-  held as NumPy arrays that enter a program as literals.
+- brax's `done` is a termination: its environments only terminate in invalid states. The time limit,
+`episode_length`, is a truncation, and `vectorize` applies it, as well as batching, resets and statistics:
+brax's wrappers are not used.
+- Every episode of an environment starts in its first start state, as with brax's `AutoResetWrapper`
+(`repeat_start`; see `envs.vectorize`): a reset in every step would take as long as the step, or longer.
+- Observations are unbounded; actions are in [-1, 1], and brax scales them to each actuator.
+- Making an environment allocates nothing: brax is imported on first use, and the model's arrays are NumPy
+arrays that become literals of a program.
 
-What stays brax's own: `brax:fast`, a toy of its unit tests, moves without physics; `brax:swimmer` has only
-one.
+Unchanged: `brax:fast`, a toy of its unit tests, has no physics; `brax:swimmer` has only one backend.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ from envs.spaces import Box, Space
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
-# Written out, and compared with brax's registry in a test, because importing brax takes seconds.
+# Copied from brax's registry, and compared with it in a test, because importing brax takes seconds.
 ENVIRONMENTS = (
     "ant",
     "fast",
@@ -54,37 +53,37 @@ ENVIRONMENTS = (
 )
 DEFAULT_BACKEND = "generalized"
 BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
-_ONE_BACKEND = ("fast", "swimmer")  # the one has no physics, the other refuses all but the default
+_ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supports only the default
 
-_HEIGHT, _WIDTH = 320, 420  # of a picture
+_HEIGHT, _WIDTH = 320, 420  # of an image
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class BraxEnvironment:
-    """A `SingleEnvironment` of brax: its registered name, its physics, and what differs from its defaults."""
+    """A `SingleEnvironment` of brax: registered name, physics backend, and overrides."""
 
-    environment: Any  # brax's name, or an environment of its interface
+    environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
     episode_length: int = 1000
     overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
     def name(self) -> str:
-        """`brax:ENVIRONMENT`, and the physics where it is not the default."""
+        """`brax:ENVIRONMENT`, and the backend unless it is the default."""
         if not isinstance(self.environment, str):
             return type(self.environment).__name__
         return _name(self.environment, self.backend)
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Unbounded vectors, or parts of them."""
+        """Unbounded vectors, or parts."""
         return _facts(self).observation_space
 
     @property
     def action_space(self) -> Space:
-        """From -1 to 1, one component an actuator."""
+        """From -1 to 1, one component per actuator."""
         return Box(-1.0, 1.0, (_facts(self).action_size,))
 
     @property
@@ -93,7 +92,7 @@ class BraxEnvironment:
         return self.episode_length
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Start an episode."""
+        """Starts an episode."""
         env = _theirs(self)
         with _tolerance(), as_arrays(env):
             state = env.reset(key)
@@ -102,14 +101,14 @@ class BraxEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset."""
+        """Takes one step, without reset."""
         env = _theirs(self)
         with _tolerance(), as_arrays(env):
             state = env.step(state, action)
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
+        """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
         system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
@@ -118,14 +117,14 @@ class BraxEnvironment:
         with _tolerance(), mujoco_quietly():
             try:
                 return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
-            except Exception as error:  # MuJoCo raises many types where there is no OpenGL
+            except Exception as error:  # MuJoCo raises various types without OpenGL
                 raise FdgError(
                     f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): write a page instead,"
                     " --out video.html, or set MUJOCO_GL=egl or osmesa"
                 ) from error
 
     def html(self, states: Sequence[Any]) -> str | None:
-        """brax's viewer of states, as a page; None for the toy that moves without physics."""
+        """brax's HTML viewer of states; None for the toy without physics."""
         system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
@@ -136,7 +135,7 @@ class BraxEnvironment:
 
 
 def own(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
-    """One of a user's own, an instance of brax's `Env` or Playground's `MjxEnv`."""
+    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`."""
     return BraxEnvironment(env, episode_length=episode_length)
 
 
@@ -145,7 +144,7 @@ def _poses(states: Sequence[Any]) -> list[Any]:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every environment by name, with and without its physics, for the registry."""
+    """Factories by name, with and without backend, for the registry."""
     return {
         _name(environment, backend): functools.partial(_make, environment, backend)
         for environment in ENVIRONMENTS
@@ -177,14 +176,14 @@ def _make(
         known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
     check_count(where, "episode_length", episode_length)
-    # Without overrides nothing is asked of brax, and so it is not imported yet.
+    # Without overrides brax is not imported yet.
     checked = _checked(where, environment, overrides) if overrides else {}
     single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
     return vectorize(single, repeat_start)
 
 
 def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Overrides that hash; raises where brax's environment does not take one."""
+    """Hashable overrides; raises if brax's environment does not accept one."""
     known = _arguments(environment)
     check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
     found = plain(where, overrides)
@@ -195,7 +194,8 @@ def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict
 
 @functools.cache
 def _arguments(environment: str) -> tuple[str, ...]:
-    """What a user may override: arguments whose defaults are Python values, and physics steps in a step."""
+    """Arguments that a user may override: those with plain Python defaults, and the physics steps per
+    step."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
     kinds = (bool, int, float, str, tuple)
     own = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
@@ -204,7 +204,7 @@ def _arguments(environment: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _tolerance() -> Iterator[None]:
-    """For brax's own code: ranks may be promoted, and what MuJoCo deprecates goes unsaid."""
+    """For brax's own code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -215,14 +215,14 @@ def _registry() -> dict[str, Callable[..., Any]]:
     """brax's constructors by name; imports brax, possibly while a program is being traced."""
     with jax.ensure_compile_time_eval(), quietly():
         from brax import envs, fluid
-    # The forces of a fluid (swimmer) call `clip` with an argument that JAX no longer knows by this name.
+    # Fluid forces (swimmer) call `clip` with an argument that JAX has renamed.
     fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": lambda x, a_min: jnp.maximum(x, a_min)})
     return dict(envs._envs)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     observation_space: ObservationSpace
     action_size: int
@@ -244,13 +244,13 @@ def _unbounded(seen: Any) -> ObservationSpace:
 
 @functools.cache
 def _theirs(single: BraxEnvironment) -> Any:
-    """brax's environment, its arrays on the host."""
+    """brax's environment, with its arrays on the host."""
     if not isinstance(single.environment, str):
         return single.environment
     arguments = dict(single.overrides)
     if single.environment != "fast":
         arguments["backend"] = single.backend
-    # Each model that is loaded warns that brax is no longer developed, and some of what MuJoCo deprecates.
+    # Each loaded model warns that brax is no longer developed, and of MuJoCo's deprecations.
     with jax.ensure_compile_time_eval(), quietly(), mujoco_quietly():
         with accepting(f"environment '{single.name}'", "brax", arguments.items()):
             env = _registry()[single.environment](**arguments)

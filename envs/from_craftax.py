@@ -1,17 +1,16 @@
-"""Craftax 1.6 (Matthews et al. 2024, arXiv 2402.16801), behind our interface.
+"""Craftax 1.6 (Matthews et al. 2024, arXiv 2402.16801).
 
-`Craftax-Symbolic-v1`, `Craftax-Classic-Symbolic-v1`, and both as pictures (`Pixels`). What is made uniform:
+`Craftax-Symbolic-v1`, `Craftax-Classic-Symbolic-v1`, and both as images (`Pixels`). Differences from Craftax:
 
-- Craftax says no more than `done`: here dying, or winning, is a termination, and its `max_timesteps` a
-  truncation.
-- A world takes many times as long to make as a step of it. As with the `OptimisticResetVecEnvWrapper` of its
-  baselines, 16 environments share one new world a step (`reset_ratio`; see `envs/optimistic.py`).
-- The package's arrays are held on the host, as literals: nothing is allocated when an environment is made.
-- Its pictures are made in the size that is asked for. Craftax makes three, the largest for people (64 pixels
-  a block), and compresses all into a file: many minutes, of which the agent's own size takes seconds.
+- Craftax only has `done`: here death or victory is a termination, and its `max_timesteps` a truncation.
+- Generating a world takes many times as long as a step. As with the `OptimisticResetVecEnvWrapper` of its
+baselines, 16 environments share one new world per step (`reset_ratio`; see `envs/optimistic.py`).
+- Making an environment allocates nothing: the package's arrays are host literals.
+- Textures are made only in the requested size. Craftax makes three, the largest for people (64 pixels per
+block), and compresses all into a file: many minutes; the agent's size takes seconds.
 
-The keys of one step are split as Craftax splits them (step, then reset), so for equal keys, and while no two
-of those that share a world end at the same step, the numbers are those of its own `step`.
+A step's keys are split as in Craftax (step, then reset), so for equal keys, and unless two environments that
+share a world end at the same step, results equal those of its own `step`.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 
-# Name: whether it is Classic, and whether it is shown as a picture.
+# Name: whether it is Classic, and whether observations are images.
 NAMES = {
     "Craftax-Symbolic-v1": (False, False),
     "Craftax-Pixels-v1": (False, True),
@@ -47,9 +46,9 @@ Scalar: TypeAlias = "bool | int | float | tuple[Any, ...]"
 
 @dataclasses.dataclass(frozen=True)
 class CraftaxEnvironment:
-    """A `SingleEnvironment` of Craftax: its name, and what differs from its defaults.
+    """A `SingleEnvironment` of Craftax: its name and overrides.
 
-    Overrides are fields of its `EnvParams` and its `StaticEnvParams`.
+    Overrides are fields of its `EnvParams` and `StaticEnvParams`.
     """
 
     name: str
@@ -57,7 +56,7 @@ class CraftaxEnvironment:
 
     @property
     def observation_space(self) -> Box:
-        """Numbers from 0 to 1: one long vector, or `[H, W, 3]`."""
+        """Numbers in [0, 1]: a vector, or `[H, W, 3]`."""
         return _facts(self).observation_space
 
     @property
@@ -71,7 +70,7 @@ class CraftaxEnvironment:
         return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Make a world."""
+        """Generates a world."""
         env, params = _make_theirs(self)
         with relaxed_checks():
             observation, state = env.reset_env(key, params)
@@ -80,17 +79,17 @@ class CraftaxEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset."""
+        """Takes one step, without reset."""
         env, params = _make_theirs(self)
         with relaxed_checks():
-            # Without a limit of its own `done` is death or victory alone; `vectorize` keeps the limit.
+            # Without Craftax's time limit, `done` is death or victory; `vectorize` applies the limit.
             observation, state, reward, done, _ = env.step_env(
                 key, state, action, params.replace(max_timesteps=_NEVER)
             )
         return state, observation, reward, done, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
+        """Images of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
         classic, _ = NAMES[self.name]
         constants, renderer = _drawing(classic)
         with relaxed_checks():
@@ -100,18 +99,18 @@ class CraftaxEnvironment:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every environment by name, for the registry."""
+    """Factories by name, for the registry."""
     return {name: functools.partial(_make, name) for name in NAMES}
 
 
 def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
-    # Without overrides nothing is asked of Craftax, and so it is not imported yet.
+    # Without overrides Craftax is not imported yet.
     checked = _checked(name, overrides) if overrides else {}
     return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
 
 
 def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
-    """The overrides, with lists as tuples; raises where they are no parameters, or of another type."""
+    """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
     known = {**_fields(_theirs(name).default_params), **_fields(_theirs(name).default_static_params())}
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*known, "reset_ratio")))
@@ -124,7 +123,7 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
 
 
 def _fields(params: Any) -> dict[str, Any]:
-    """Parameters by name, with their defaults; without those that are not plain values."""
+    """Parameters with plain values, by name, with their defaults."""
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     return {name: value for name, value in values.items() if not _has_none(value)}
 
@@ -138,7 +137,7 @@ def _package(classic: bool) -> str:
 
 
 class _Textures(dict[int, Any]):
-    """Craftax's pictures by their size, on the host, made when they are asked for."""
+    """Craftax's textures by size, on the host, made on first use."""
 
     def __init__(self, make: Callable[[int], dict[str, Any]]):
         super().__init__()
@@ -152,7 +151,7 @@ class _Textures(dict[int, Any]):
 
 @functools.cache
 def _drawing(classic: bool) -> tuple[Any, Any]:
-    """Craftax's modules `constants` and `renderer`, which draw with `_Textures`."""
+    """Craftax's modules `constants` and `renderer`, drawing with `_Textures`."""
     constants, renderer = (
         importlib.import_module(f"{_package(classic)}.{module}") for module in ("constants", "renderer")
     )
@@ -164,7 +163,7 @@ def _drawing(classic: bool) -> tuple[Any, Any]:
 
 @functools.cache
 def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
-    """Craftax's environment without auto-reset; imports Craftax, possibly while a program is being traced."""
+    """Craftax's environment without auto-reset; imports Craftax, possibly during tracing."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
     with importing(f"environment '{name}' needs", "Craftax", "craftax"), undrawn():
@@ -190,7 +189,7 @@ def _make_theirs(single: CraftaxEnvironment) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     observation_space: Box
     action_space: Discrete

@@ -1,17 +1,18 @@
 """EnvPool's environments (github.com/sail-sg/envpool; Weng et al. 2022, arXiv 2206.10558): C++ threads.
 
-`envs.make("envpool:HalfCheetah-v4")`, and so every name of `envpool.list_all_envs()`. What is made uniform:
+`envs.make("envpool:HalfCheetah-v4")`, and every other name of `envpool.list_all_envs()`. Differences from
+EnvPool:
 
-- EnvPool resets an instance at the step after its last one, and that step's action is lost. Here those that
-  have ended are reset by their numbers within the same call, so every action counts.
-- Observations as in `gymnasium_spaces`: EnvPool's MuJoCo has float64, its Atari the channels first; those in
-  parts as in `gymnasium_parts`, masks among them.
-- EnvPool fixes seeds when instances are made: each `reset` with new keys makes new ones.
-- EnvPool takes a thread for each core, and they spin while they wait, so that the program that acts has to
-  wait for a core. Here one core is left to it; `num_threads` says otherwise.
+- EnvPool resets an instance in the step after its last one, and ignores that step's action. Here finished
+instances are reset within the same call, so every action counts.
+- Observations are as in `gymnasium_spaces`: EnvPool's MuJoCo uses float64, its Atari has channels first;
+parts are as in `gymnasium_parts`, masks included.
+- EnvPool fixes seeds when it makes instances: each `reset` with new keys makes new ones.
+- EnvPool starts a thread per core, which spin while they wait and starve the program that acts. Here one core
+is left free; `num_threads` overrides this.
 
-What stays EnvPool's own: an episode that ends exactly at its time limit is truncated, also in a terminal
-state; `reward_clip` and the like change the episode's return too.
+Unchanged: an episode that ends exactly at its time limit is truncated, also in a terminal state;
+`reward_clip` and similar options also change the episode's return.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_na
 
 PREFIX = "envpool:"
 
-# Options that the pool decides, or that an environment of one agent has no place for.
+# Options that the pool sets, or that do not apply to single-agent environments.
 _OURS = {
     "num_envs",
     "batch_size",
@@ -51,11 +52,11 @@ _NO_LIMIT = 2**31 - 1
 
 
 def make(name: str, **overrides: Any) -> HostEnvironment:
-    """The environment that EnvPool calls `name`.
+    """EnvPool's environment `name`.
 
-    `overrides` are EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
-    `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of episode metrics in
-    the info of the last step.
+    `overrides` are EnvPool's options (`max_episode_steps=200`, `num_threads=4`, Atari's `frame_skip=4`),
+    `timeout` and `restarts` of `HostEnvironment`, and `info`, names of episode metrics in the info of the
+    last step.
 
     Raises:
       FdgError: EnvPool is not installed, or has no such environment or option; suggests the nearest.
@@ -73,7 +74,8 @@ def known() -> tuple[str, ...]:
 
 
 def beyond(name: str) -> str | None:
-    """What an environment does outside of this process (only ViZDoom's), or None; `name` has the prefix."""
+    """Describes what an environment does outside this process (only ViZDoom's), or None; `name` has the
+    prefix."""
     found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
     is_vizdoom = "vizdoom" in found[0]
     return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
@@ -81,7 +83,7 @@ def beyond(name: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class EnvPoolSource(gymnasium_parts.LibrarySource):
-    """A `pools.Source`: an environment of EnvPool, with changed options."""
+    """A `pools.Source`: EnvPool's environment and changed options."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -115,7 +117,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
 
 class EnvPoolPool:
-    """A `pools.Pool` of EnvPool's threads, which live and fail together."""
+    """A `pools.Pool` of EnvPool's threads, which are replaced together."""
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
@@ -124,7 +126,7 @@ class EnvPoolPool:
         self._thread = Deadline()
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Recreates all instances; `rows` always has all of them."""
+        """Recreates all instances; `rows` always includes all."""
         self._abandon()
 
         def begin() -> tuple[Any, np.ndarray]:
@@ -149,12 +151,12 @@ class EnvPoolPool:
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has the thread start a step."""
+        """Makes the thread start a step."""
         env, action = self._env, gymnasium_spaces.decode(self._acting, action)
         self._thread.begin(lambda: self._step(env, action))
 
     def ready(self) -> bool:
-        """Whether the step has finished."""
+        """True if the step has finished."""
         return self._thread.ready()
 
     def recv(self, timeout: float) -> Transition:
@@ -203,9 +205,9 @@ class EnvPoolPool:
 
 
 def _make_room(name: str) -> None:
-    """Makes the folder that every instance of ViZDoom would make for itself where it is started.
+    """Makes the folder that every instance of ViZDoom would make in the working directory.
 
-    Where two do so at once, or it cannot be made, ViZDoom ends the whole process by a segmentation fault.
+    If two make it at once, or it cannot be made, ViZDoom ends the whole process with a segmentation fault.
 
     Raises:
       HostError: it cannot be made.
@@ -214,7 +216,7 @@ def _make_room(name: str) -> None:
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)
-        with tempfile.TemporaryFile(dir="."):  # and its settings beside it
+        with tempfile.TemporaryFile(dir="."):  # and its settings
             pass
     except OSError as error:
         raise HostError(
@@ -264,7 +266,7 @@ def _spec(name: str, **options: Any) -> Any:
 def _make(name: str, **options: Any) -> Any:
     library = _envpool()
     if family(name) == "jumanji":
-        # Sudoku's boards lie in the package itself, and it looks for them among the assets of others.
+        # Sudoku's boards are in the package itself, but it looks for them among other assets.
         options["base_path"] = os.path.dirname(os.path.abspath(library.__file__))
     return library.make_gymnasium(name.removeprefix(PREFIX), **options)
 

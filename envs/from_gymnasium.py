@@ -1,14 +1,14 @@
 """Gymnasium's environments (github.com/Farama-Foundation/Gymnasium), in worker processes.
 
-`envs.make("gymnasium:HalfCheetah-v5")`, and so every name that `gymnasium.make` knows, also
-`gymnasium:my_package:Mine-v0`, which imports `my_package` first, and `my_package:Mine`, a class, or a
-function that makes one, whether registered or not. Each worker steps an equal share of the
-instances, as Gymnasium's same-step auto-reset does. Observations and actions are as in `gymnasium_spaces`,
-observations in parts (Gymnasium's `Dict` and `Tuple`) as in `gymnasium_parts`.
+`envs.make("gymnasium:HalfCheetah-v5")`, and every other name in `gymnasium.make`; also
+`gymnasium:my_package:Mine-v0`, which imports `my_package` first, and `my_package:Mine`, a class or factory
+function, registered or not. Each worker steps an equal share of the instances, with Gymnasium's same-step
+auto-reset. Observations and actions are as in `gymnasium_spaces`, observations in parts (Gymnasium's `Dict`
+and `Tuple`) as in `gymnasium_parts`.
 
-The workers are ours, not `gymnasium.vector.AsyncVectorEnv`, for what that does not promise: where one
-worker dies or hangs the others' results of that step are lost and it cannot be replaced; it starts by a fork
-of this process, whose threads JAX warns of; and it has one process an instance, however few the cores.
+The workers replace `gymnasium.vector.AsyncVectorEnv`: there, if one worker dies or hangs, the others' results
+of that step are lost and it cannot be replaced; it forks this process, whose threads JAX warns about; and it
+has one process per instance, regardless of the cores.
 """
 
 import contextlib
@@ -45,29 +45,29 @@ _WORKER = Path(__file__).with_name("gymnasium_worker.py")
 
 
 def make(name: str, **overrides: Any) -> HostEnvironment:
-    """The environment that Gymnasium calls `name`.
+    """Gymnasium's environment `name`.
 
     Args:
       name: an argument of `gymnasium.make`, or `module:NAME` of a class or a factory function.
       **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's own);
-        `timeout` and `restarts` of `HostEnvironment`; `workers`, the number of processes (None: of cores);
-        `info`, names of episode metrics in the info of the last step.
+      `timeout` and `restarts` of `HostEnvironment`; `workers`, the number of processes (None: one per core);
+      `info`, names of episode metrics in the info of the last step.
 
     Raises:
-      FdgError: Gymnasium is not installed, or cannot make this; says why.
+      FdgError: Gymnasium is not installed, or cannot make the environment; gives the reason.
     """
     workers = overrides.pop("workers", None)
     check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers})
     check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     info = named_info(overrides.pop("info", ()))
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
-    _facts(env.name, env.source.options)  # is there such a thing?
+    _facts(env.name, env.source.options)  # raises if it cannot be made
     return env
 
 
 @dataclasses.dataclass(frozen=True)
 class GymnasiumSource(gymnasium_parts.LibrarySource):
-    """A `pools.Source`: a name of Gymnasium's, and further arguments of `gymnasium.make`."""
+    """A `pools.Source`: a name in Gymnasium, and further arguments of `gymnasium.make`."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -100,7 +100,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of processes, each with a share of the instances, which live and fail together."""
+    """A `pools.Pool` of processes, each with a share of the instances, which are replaced together."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
@@ -108,7 +108,7 @@ class WorkerPool:
         count = min(size, source.workers or os.cpu_count() or 1)
         self._shares = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
-        self._sent: dict[Any, int] = {}  # what `_ask` gave of a step
+        self._sent: dict[Any, int] = {}  # the requests of a step, from `_ask`
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
@@ -130,7 +130,7 @@ class WorkerPool:
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has every worker start a step."""
+        """Makes every worker start a step."""
         actions = gymnasium_spaces.decode(self._acting, action)
         asked = {
             i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
@@ -139,7 +139,7 @@ class WorkerPool:
         self._sent = self._ask(asked)
 
     def ready(self) -> bool:
-        """Whether all workers have replied."""
+        """True if all workers have replied."""
         return len(wait(list(self._sent), 0)) == len(self._sent)
 
     def recv(self, timeout: float) -> Transition:
@@ -175,13 +175,14 @@ class WorkerPool:
         for i, question in questions.items():
             worker = self._workers[i]
             assert worker is not None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, as we shall see
+            # it is dead, which the reply will show
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 worker.connection.send(question)
             waiting[worker.connection] = i
         return waiting
 
     def _replies(self, asked: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """The replies of the workers, in the same order."""
+        """The replies of the workers, in order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
         waiting = dict(asked)
@@ -193,7 +194,7 @@ class WorkerPool:
         return {i: replies[i] for i in asked.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """A worker's reply, or how it failed; `timeout` if it has not replied in time."""
+        """A worker's reply, or how it failed; `timeout` if it did not reply in time."""
         worker = self._workers[i]
         assert worker is not None
         what = f"worker {i} (process {worker.process.pid})"
@@ -209,7 +210,7 @@ class WorkerPool:
 class _Worker:
     """A process that runs `gymnasium_worker`.
 
-    Its standard error is only shown if it dies: each of many instances may print the same.
+    Its standard error is shown only if it dies: all instances may print the same.
     """
 
     def __init__(self) -> None:
@@ -217,7 +218,7 @@ class _Worker:
         self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            # -P: the folder of the script is no place to import from.
+            # -P: do not import from the script's folder
             [sys.executable, "-P", str(_WORKER), str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
@@ -246,12 +247,12 @@ class _Worker:
         self._last_words.close()
 
 
-# What we call those of Gymnasium's extras that its environments ask for.
+# Our names for the extras of Gymnasium that its environments need.
 _EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
 
 
 def _extra_for(said: str) -> str | None:
-    """Our extra for what Gymnasium says is missing; None for what it has no extra for, or we have none."""
+    """Our extra for Gymnasium's missing dependency; None if there is none."""
     return next((ours for theirs, ours in _EXTRAS.items() if theirs in said), None)
 
 
@@ -273,10 +274,10 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
     check_options(f"environment '{name}'", gymnasium.make, dict(options))
     try:
         with warnings.catch_warnings():
-            # SWIG's types (Box2D) warn while they are made; where warnings are errors, that ends the process.
+            # SWIG's types (Box2D) warn when they are made, which fails if warnings are errors
             warnings.simplefilter("ignore", DeprecationWarning)
             env = made(name.removeprefix(PREFIX), **dict(options))
-    except Exception as error:  # whatever the environment's constructor raises
+    except Exception as error:  # the environment's constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
             raise FdgError(
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"

@@ -1,21 +1,21 @@
-"""Every environment that gymnax 1.0.1 registers (github.com/RobertTLange/gymnax), behind our interface.
+"""Every environment registered with gymnax 1.0.1 (github.com/RobertTLange/gymnax).
 
-What is made uniform:
+Differences from gymnax:
 
 - Observations are float32 arrays; the discrete one (FrozenLake) is one-hot, `[n] float32`.
-- gymnax's `step` resets by itself, so `step_env` and `reset_env` are called instead, and `vectorize` resets.
+- gymnax's `step` includes a reset, so `step_env` and `reset_env` are called, and `vectorize` resets.
 - `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
-- Nothing is allocated when an environment is made. gymnax allocates arrays while it is imported and in its
-  constructors: it is imported at first use, and its constants are held as NumPy arrays that enter a program
-  as literals.
+- Making an environment allocates nothing. gymnax allocates arrays when it is imported and in its
+constructors: it is imported on first use, and its constants are NumPy arrays that become literals of a
+program.
 
-What stays gymnax's own: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the
-car (the other classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its
-state; SimpleBandit draws new arms every episode, so that no arm is best; CartPole's `total_mass` and
-`polemass_length` do not follow from overrides of the masses and the length.
+Unchanged: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the car (the other
+classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its state;
+SimpleBandit samples new arms every episode, so no arm is best; CartPole's `total_mass` and `polemass_length`
+do not follow overrides of masses and length.
 
-The keys of one step are split as gymnax splits them (step, then reset), so for equal keys the numbers are
-those of gymnax's own `step`.
+A step's keys are split as in gymnax (step, then reset), so for equal keys results equal those of gymnax's own
+`step`.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ from envs.literals import as_arrays, hold_pytrees, literals
 from envs.spaces import Box, Discrete, Space, bound
 from fdg.errors import FdgError
 
-# Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
+# Copied from gymnax's registry, and compared with it in a test, because importing gymnax starts JAX's
+# backend.
 NAMES = (
     "CartPole-v1",
     "Pendulum-v1",
@@ -69,10 +70,10 @@ NAMES = (
     "FrozenLake-misc",
 )
 
-DOWNLOADS = ("MNISTBandit-bsuite",)  # those that fetch a data set when they are first made
+DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 
-# Observations of these leave the box that gymnax declares: the context of -1 in MemoryChain, the last reward
-# in the other two. Their observation space has no bounds instead of wrong ones.
+# Observations of these exceed gymnax's bounds: the context of -1 in MemoryChain, the last reward in the other
+# two. So their observation space is unbounded.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
@@ -80,14 +81,14 @@ Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnvironment:
-    """A `SingleEnvironment` of gymnax: its registered name, and what differs from its defaults.
+    """A `SingleEnvironment` of gymnax: its registered name and overrides.
 
     Overrides are fields of the environment's `EnvParams`, or arguments of its constructor.
     """
 
     name: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
-    theirs: Any = None  # the environment itself, where gymnax does not register it
+    theirs: Any = None  # the environment itself, if gymnax does not register it
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -105,16 +106,16 @@ class GymnaxEnvironment:
         return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Start an episode."""
+        """Starts an episode."""
         env, params = _theirs(self)
-        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax is written for it
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax needs it
             observation, state = env.reset_env(key, params)
         return state, self._deliver(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset."""
+        """Takes one step, without reset."""
         env, params = _theirs(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
@@ -122,7 +123,7 @@ class GymnaxEnvironment:
         return state, self._deliver(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None where it has none."""
+        """Images of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None if it has none."""
         env, params = _theirs(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             return gymnax_frames.frames(self.name, env, params, states)
@@ -133,12 +134,12 @@ class GymnaxEnvironment:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every gymnax environment by name, for the registry."""
+    """Factories by name, for the registry."""
     return {name: functools.partial(_make, name) for name in NAMES}
 
 
 def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
-    """One of a user's own, of gymnax's `Environment`; `parameters` are fields of its `EnvParams`."""
+    """Wraps a user's gymnax `Environment`; `parameters` are fields of its `EnvParams`."""
     known = {
         field.name: getattr(env.default_params, field.name)
         for field in dataclasses.fields(env.default_params)
@@ -149,16 +150,16 @@ def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
-    # Without overrides nothing is asked of gymnax, and so it is not imported yet.
+    # Without overrides gymnax is not imported yet.
     checked = _checked(name, overrides) if overrides else {}
     return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
 
 
 def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
-    """The overrides as the types that gymnax expects; raises where they do not fit."""
+    """The overrides in gymnax's types; raises if they do not fit."""
     factory = _registry()[name]
     parameters = {
-        # Arrays are made by a default_factory, and overridden by a tuple.
+        # Arrays have a default_factory, and are overridden by a tuple.
         field.name: () if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
@@ -177,17 +178,17 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
 
 
 def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
-    """Refuses sizes that this machine cannot hold: XLA ends the process where it cannot allocate them."""
+    """Refuses sizes beyond this machine's memory: XLA ends the process if an allocation fails."""
 
     def arrays() -> list[jax.Array]:
         return [x for x in vars(_registry()[name](**arguments)).values() if isinstance(x, jax.Array)]
 
     try:
         size = sum(x.size * x.dtype.itemsize for x in jax.eval_shape(arrays))
-    except Exception:  # a constructor that needs numbers, or refuses: making it says so
+    except Exception:  # the constructor needs numbers or refuses; making it raises the error
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory // 4:  # JAX computes them from others of their size
+    if size > memory // 4:  # JAX computes them from arrays of equal size
         given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
         raise FdgError(
             f"environment '{name}': {given} makes arrays of {size / 1e9:.0f} GB, and this machine has"
@@ -203,18 +204,18 @@ def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
 
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
-    """gymnax's factories by name; imports gymnax, possibly while a program is being traced."""
+    """gymnax's factories by name; imports gymnax, possibly during tracing."""
     with jax.ensure_compile_time_eval(), undrawn():
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
-    # The one array that gymnax's modules hold: without this it would stay allocated.
+    # The only array in gymnax's modules; otherwise it would stay allocated.
     frozen_lake._DIRECTIONS = literals(frozen_lake._DIRECTIONS)
     return dict(registration._builtins)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     observation_space: ObservationSpace
     action_space: Space
@@ -240,7 +241,7 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
 
 
 def _theirs(single: GymnaxEnvironment) -> tuple[Any, Any]:
-    """The gymnax environment, its arrays on the host, and its parameters."""
+    """The gymnax environment, with its arrays on the host, and its parameters."""
     overrides = dict(single.overrides)
     if single.theirs is not None:
         return single.theirs, single.theirs.default_params.replace(**overrides)
@@ -269,7 +270,7 @@ def _constructed(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
             ) from error
         hold_pytrees(env)
     if name == "MNISTBandit-bsuite":
-        # gymnax reads the unsigned pixels as int8, which makes the bright ones negative.
+        # gymnax reads unsigned pixels as int8, which makes bright ones negative.
         env.images = env.images.view(np.uint8)
     return env
 

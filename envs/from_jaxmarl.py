@@ -1,21 +1,20 @@
-"""The multi-particle environments (MPE) of JaxMARL 0.2 (github.com/FLAIROX/JaxMARL), behind our interface.
+"""The multi-particle environments (MPE) of JaxMARL 0.2 (github.com/FLAIROX/JaxMARL).
 
-What is made uniform:
+Differences from JaxMARL:
 
-- JaxMARL's mappings from agent to array become arrays with an axis of agents, in the order of its `agents`.
-- Agents see observations of one length: shorter ones are padded with zeros at their end. Where agents are
-  not alike, by size or by JaxMARL's classes of agents, each one's number follows one-hot, as JaxMARL's own
-  wrapper for shared parameters (`CTRolloutManager`) has it; `agent_identity` says otherwise.
-- Agents choose among equally many actions: those that an agent does not have are never allowed by its mask.
-  Continuous actions are padded, and what an agent does not have is ignored.
-- An episode ends by its time limit only: a truncation, where JaxMARL says no more than `done`. It reads the
-  clock before it moves it, so that `max_steps=25` makes episodes of 26 steps.
+- Mappings from agent to array become arrays with an axis of agents, in the order of JaxMARL's `agents`.
+- Observations are zero-padded to one length. If agents differ, by size or by JaxMARL's classes of agents,
+each observation ends with the agent's one-hot index, as in JaxMARL's wrapper for shared parameters
+(`CTRolloutManager`); `agent_identity` overrides this.
+- All agents have equally many actions: those that an agent lacks are masked. Continuous actions are padded,
+and extra components are ignored.
+- Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL reads the clock
+before it advances it, so `max_steps=25` makes episodes of 26 steps.
 
-What stays JaxMARL's own: in `MPE_simple_facmac*` the prey has actions, and rewards, but moves by itself.
+Unchanged: in `MPE_simple_facmac*` the prey has actions and rewards, but moves by itself.
 
-The keys of one step are split as JaxMARL splits them (step, then reset), so for equal keys the numbers are
-those of its own `step`. It is imported at first use, and its constants are held as NumPy arrays that enter a
-program as literals.
+A step's keys are split as in JaxMARL (step, then reset), so for equal keys results equal those of its own
+`step`. It is imported on first use, and its constants are NumPy arrays that become literals of a program.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
 from fdg.errors import FdgError
 
-# Written out, and compared with JaxMARL's registry in a test, because importing JaxMARL takes seconds.
+# Copied from JaxMARL's registry, and compared with it in a test, because importing JaxMARL takes seconds.
 NAMES = (
     "MPE_simple_v3",
     "MPE_simple_tag_v3",
@@ -55,49 +54,49 @@ NAMES = (
 
 Scalar: TypeAlias = "bool | int | float | str"
 
-# Arguments of the class that all of MPE derives from which a user may give: numbers, and no names or colours.
+# Numeric arguments of MPE's base class that a user may set.
 _COMMON_ARGUMENTS = ("max_steps", "dt", "damping", "contact_force", "contact_margin")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParticleEnvironment:
-    """A `SingleEnvironment` of several agents: JaxMARL's name for it, and what differs from its defaults."""
+    """A `SingleEnvironment` of several agents: JaxMARL's name and overrides."""
 
     name: str
-    agent_identity: bool | None = None  # one-hot behind the observation; None: where agents are not alike
+    agent_identity: bool | None = None  # one-hot index after the observation; None: if agents differ
     overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
     def num_agents(self) -> int:
-        """Agents, adversaries and all."""
+        """All agents, adversaries included."""
         return len(self._facts.agents)
 
     @property
     def observation_space(self) -> Space:
-        """Unbounded, of the longest observation, and the agent's number where that is given."""
+        """Unbounded, as long as the longest observation, plus the agent's index if given."""
         return Box(float("-inf"), float("inf"), (self._length + self._identities,))
 
     @property
     def action_space(self) -> Space:
-        """`Discrete`, or a `Box` from 0 to 1, of the agent that has most actions."""
+        """`Discrete`, or a `Box` from 0 to 1, of the agent with most actions."""
         most = max(self._facts.action_sizes)
         return Discrete(most) if self._facts.discrete else Box(0.0, 1.0, (most,))
 
     @property
     def max_episode_steps(self) -> int:
-        """One more than JaxMARL's `max_steps`, as its episodes have."""
+        """JaxMARL's `max_steps` plus one, the length of its episodes."""
         return self._facts.env.max_steps + 1
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        """Start an episode."""
-        with jax.numpy_rank_promotion("allow"):  # JaxMARL is written for it
+        """Starts an episode."""
+        with jax.numpy_rank_promotion("allow"):  # JaxMARL needs it
             observation, state = self._facts.env.reset(key)
         return state, self._observe(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset; `action [A]` or `[A, n]`."""
+        """Takes one step, without reset; `action [A]` or `[A, n]`."""
         facts = self._facts
         actions = {
             agent: action[i] if facts.discrete else action[i, :size]
@@ -109,7 +108,7 @@ class ParticleEnvironment:
         return state, self._observe(observation), rewards, jnp.bool_(False), done["__all__"]
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
-        """Pictures of states, `[H, W, 3]` uint8 each: a circle for each agent and each landmark."""
+        """Images of states, `[H, W, 3]` uint8 each: a circle for each agent and each landmark."""
         from matplotlib.patches import Circle
 
         env = self._facts.env
@@ -140,12 +139,12 @@ class ParticleEnvironment:
 
     @property
     def _length(self) -> int:
-        """Of the longest observation."""
+        """The length of the longest observation."""
         return max(self._facts.observation_sizes)
 
     @property
     def _identities(self) -> int:
-        """How many numbers name the agent: `A` or none."""
+        """The length of the one-hot index: `A` or 0."""
         facts = self._facts
         kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
         alike = kinds == (1, 1, 1)
@@ -158,20 +157,20 @@ class ParticleEnvironment:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every environment of MPE by name, for the registry."""
+    """Factories of MPE by name, for the registry."""
     return {name: functools.partial(_make, name) for name in NAMES}
 
 
 def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Vectorized:
     check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
-    # Without overrides nothing is asked of JaxMARL, and so it is not imported yet.
+    # Without overrides JaxMARL is not imported yet.
     if overrides:
         _check(name, overrides)
     return vectorize(ParticleEnvironment(name, agent_identity, tuple(sorted(overrides.items()))))
 
 
 def _check(name: str, overrides: dict[str, Any]) -> None:
-    """Raise where an override is none that the environment takes."""
+    """Raises for an override that the environment does not accept."""
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*_arguments(name), "agent_identity")))
     plain(where, overrides, bool | int | float | str)
@@ -185,16 +184,16 @@ def _check(name: str, overrides: dict[str, Any]) -> None:
 
 @functools.cache
 def _arguments(name: str) -> tuple[str, ...]:
-    """What a user may override."""
+    """Arguments that a user may override."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     numbers = (bool, int, float, str)
     own = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
-    # Those of the common base come through `**kwargs`; three of the environments take nothing at all.
+    # Arguments of the common base pass through `**kwargs`; three environments accept none.
     return (*own, *(common for common in _COMMON_ARGUMENTS if parameters and common not in own))
 
 
 def _constructor(name: str) -> Callable[..., Any]:
-    """JaxMARL's class, or function, behind a name."""
+    """JaxMARL's class or function for a name."""
     mpe = _mpe()
     by_suffix = {"3a": mpe.SimpleFacmacMPE3a, "6a": mpe.SimpleFacmacMPE6a, "9a": mpe.SimpleFacmacMPE9a}
     words = name.split("_")[1:-1]  # without MPE and the version
@@ -205,7 +204,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _mpe() -> Any:
-    """JaxMARL's module; imports it, possibly while a program is being traced."""
+    """JaxMARL's module; imports it, possibly during tracing."""
     with importing("environments 'MPE_...' need", "JaxMARL", "jaxmarl"):
         from jaxmarl.environments import mpe
         from jaxmarl.environments.mpe import simple_crypto
@@ -215,11 +214,11 @@ def _mpe() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """JaxMARL's environment, and what is known about it before it runs."""
+    """JaxMARL's environment and its properties, known before it runs."""
 
     env: Any
     agents: tuple[str, ...]
-    observation_sizes: tuple[int, ...]  # by agent; not always those that JaxMARL declares
+    observation_sizes: tuple[int, ...]  # by agent; may differ from JaxMARL's declaration
     action_sizes: tuple[int, ...]  # by agent: number of actions, or components of a continuous one
     discrete: bool
 
@@ -231,7 +230,7 @@ def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
         with accepting(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
         hold_pytrees(env)
-    # Not evaluated while compiling: the arrays would stay, as constants of the programs that JaxMARL keeps.
+    # Not under ensure_compile_time_eval: the arrays would stay, as constants of programs that JaxMARL caches.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     spaces = [env.action_space(agent) for agent in env.agents]

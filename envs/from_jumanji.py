@@ -1,17 +1,17 @@
-"""Jumanji 1.1 (Bonnet et al. 2024, arXiv 2306.09884): puzzles, packing, routing, behind our interface.
+"""Jumanji 1.1 (Bonnet et al. 2024, arXiv 2306.09884): puzzles, packing, routing.
 
-`jumanji:Snake-v1`, and so all that Jumanji registers. What is made uniform:
+`jumanji:Snake-v1`, and everything else that Jumanji registers. Differences from Jumanji:
 
-- An observation of parts is one vector, `[sum of sizes]` float32, the parts in Jumanji's order; one that is a
-  single array stays as it is, float32. Integers that are codes (`envs.Box.codes`: what lies in a cell, which
-  node, which machine) are one-hot in it; a map of them alone is a picture with a channel for each.
-- `action_mask` becomes the mask of our actions. Where it says which *combinations* of choices are allowed
-  (Tetris: turn and column), these become one choice among all of them; where it says so for each choice by
-  itself, they stay several. In a state that allows nothing, everything is allowed: it is the last one.
-- Several agents that Jumanji moves together (Cleaner, Connector) are one agent of several choices; rewards of
-  each are added up.
-- An episode that ends with a discount of zero is terminated, else truncated. Where Jumanji ends one at its
-  `time_limit` with a discount of zero, it shows the clock, and that is how it stays.
+- An observation of parts becomes one vector, `[sum of sizes]` float32, in Jumanji's order; a single array
+stays one, as float32. Integer codes (`envs.Box.codes`: contents of a cell, a node, a machine) become one-hot;
+a map of codes alone becomes an image with a channel for each.
+- `action_mask` becomes our mask. If it masks *combinations* of choices (Tetris: rotation and column), these
+become one choice among all combinations; if it masks each choice separately, they stay several. A state that
+allows nothing is the last one, and allows everything.
+- Agents that Jumanji moves together (Cleaner, Connector) become one agent with several choices; their rewards
+are added.
+- An episode that ends with a discount of zero is terminated, else truncated. Jumanji ends some at
+`time_limit` with a discount of zero; their observations show the clock, so these stay terminations.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from fdg.errors import FdgError, one_line
 
 PREFIX = "jumanji:"
 
-# Written out, and compared with Jumanji's registry in a test, because importing it takes seconds.
+# Copied from Jumanji's registry, and compared with it in a test, because importing it takes seconds.
 NAMES = (
     "Game2048-v1", "GraphColoring-v1", "Minesweeper-v0", "RubiksCube-v0", "RubiksCube-partly-scrambled-v0",
     "Sudoku-v0", "Sudoku-very-easy-v0", "BinPack-v2", "FlatPack-v0", "JobShop-v0", "Knapsack-v1", "Tetris-v0",
@@ -44,20 +44,20 @@ NAMES = (
     "SearchAndRescue-v0",
 )  # fmt: skip
 
-DOWNLOADS = (PREFIX + "Sokoban-v0",)  # those that fetch their levels when they are first made
+DOWNLOADS = (PREFIX + "Sokoban-v0",)  # these download levels when first made
 
 _MOST_COMBINATIONS = 2**16
-_MOST_FEATURES = 2**12  # of one part
+_MOST_FEATURES = 2**12  # maximum of one part
 
-Codes: TypeAlias = tuple[int, int]  # the lowest, and how many
+Codes: TypeAlias = tuple[int, int]  # the lowest code, and their number
 Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclasses.dataclass(frozen=True)
 class JumanjiEnvironment:
-    """A `SingleEnvironment` of Jumanji: its registered name, and arguments that differ from the defaults."""
+    """A `SingleEnvironment` of Jumanji: its registered name and overrides."""
 
-    registered: Any  # Jumanji's name, or an environment of its interface
+    registered: Any  # Jumanji's name, or an environment with its interface
     overrides: tuple[tuple[str, Scalar], ...] = ()
 
     @property
@@ -68,7 +68,7 @@ class JumanjiEnvironment:
 
     @property
     def observation_space(self) -> Box:
-        """Without bounds, float32."""
+        """Unbounded float32."""
         return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
 
     @property
@@ -78,11 +78,11 @@ class JumanjiEnvironment:
 
     @property
     def max_episode_steps(self) -> None:
-        """Jumanji's environments end by themselves."""
+        """None: Jumanji's environments end by themselves."""
         return None
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        """Start an episode."""
+        """Starts an episode."""
         with relaxed_checks():
             state, time_step = _theirs(self).reset(key)
         return state, self._observe(time_step.observation)
@@ -90,7 +90,7 @@ class JumanjiEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset; what is random comes from the key that the episode started with."""
+        """Takes one step, without reset; randomness comes from the key of the episode's start."""
         facts = _facts(self)
         if facts.combined is not None:
             action = jnp.stack(jnp.unravel_index(action, facts.combined))
@@ -123,17 +123,17 @@ class JumanjiEnvironment:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every environment by name, for the registry."""
+    """Factories by name, for the registry."""
     return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
 
 
 def own(env: Any) -> JumanjiEnvironment:
-    """One of a user's own, an instance of Jumanji's `Environment`."""
+    """Wraps a user's instance of Jumanji's `Environment`."""
     return JumanjiEnvironment(env)
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
-    # Without overrides nothing is asked of Jumanji, and so it is not imported yet.
+    # Without overrides Jumanji is not imported yet.
     if overrides:
         where = f"environment '{PREFIX}{name}'"
         check_names(where, overrides, sorted(_arguments(name)))
@@ -144,7 +144,7 @@ def _make(name: str, **overrides: Any) -> Vectorized:
 
 @functools.cache
 def _arguments(name: str) -> tuple[str, ...]:
-    """What a user may override: arguments whose defaults are numbers, or none."""
+    """Arguments that a user may override: those whose defaults are numbers, or None."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     plain = bool | int | float
     return tuple(
@@ -161,7 +161,7 @@ def _constructor(name: str) -> Any:
 
 @functools.cache
 def _jumanji() -> Any:
-    """Jumanji; imports it, possibly while a program is being traced."""
+    """Jumanji; imports it, possibly during tracing."""
     with importing(f"environments '{PREFIX}...' need", "Jumanji", "jumanji"):
         import jumanji
         import jumanji.environments
@@ -171,7 +171,7 @@ def _jumanji() -> Any:
 
 @functools.cache
 def _theirs(single: JumanjiEnvironment) -> Any:
-    """Jumanji's environment, its arrays on the host."""
+    """Jumanji's environment, with its arrays on the host."""
     if not isinstance(single.registered, str):
         return single.registered
     where, jumanji = f"environment '{single.name}'", _jumanji()
@@ -187,13 +187,13 @@ def _theirs(single: JumanjiEnvironment) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     observation_shape: tuple[int, ...]
     action_space: Space
-    action_shape: tuple[int, ...]  # as Jumanji takes it
+    action_shape: tuple[int, ...]  # in Jumanji
     action_dtype: str
-    combined: tuple[int, ...] | None  # the choices that one choice among all combinations stands for
+    combined: tuple[int, ...] | None  # the choices that are combined into one, if any
     masked: bool
     codes: tuple[Codes | None, ...]  # of each part
 
@@ -203,7 +203,7 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     env = _theirs(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
         spec, shown = env.action_spec, env.observation_spec
-        hold(env, "jumanji")  # it keeps what it was asked for
+        hold(env, "jumanji")  # it caches its specs
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
@@ -222,7 +222,7 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
-    """Lowest code of a part and how many there are, by Jumanji's account of it; None where it is amounts."""
+    """Lowest code and number of codes of a part, by Jumanji's spec; None for amounts."""
     for key in path:
         spec = getattr(spec, getattr(key, "name", str(key)), None)
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
@@ -235,12 +235,12 @@ def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
 
 
 def _as_numbers(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
-    """A part as float32: as it is, or one-hot, as `[H, W, C]` where it has two axes or more.
+    """A part as float32: unchanged, or one-hot, as `[H, W, C]` if it has two axes or more.
 
     >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
-    part = jnp.asarray(part)  # some are Python's own numbers
+    part = jnp.asarray(part)  # some are Python numbers
     if codes is None:
         return part.astype(jnp.float32)
     lowest, count = codes
@@ -249,10 +249,10 @@ def _as_numbers(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
 
 
 def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
-    """Our space of actions; and the numbers of choices that it combines, if it does."""
+    """Our action space, and the numbers of choices that it combines, if any."""
     values = getattr(spec, "num_values", None)
     if values is None and np.issubdtype(spec.dtype, np.integer) and mask is not None:
-        values = np.full(spec.shape, mask[-1])  # MultiCVRP: integers from zero, as many as its mask has
+        values = np.full(spec.shape, mask[-1])  # MultiCVRP: integers from zero, up to its mask's size
     if values is None:
         low, high = (
             np.broadcast_to(np.asarray(b, float), spec.shape).reshape(-1)
@@ -268,7 +268,7 @@ def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple
 
 
 def _fits(space: Space, mask: tuple[int, ...]) -> bool:
-    """Whether a mask says of each of our actions whether it is allowed."""
+    """True if a mask has an entry for each of our actions."""
     if isinstance(space, Discrete):
         return math.prod(mask) == space.n
     if not isinstance(space, MultiDiscrete):
@@ -277,7 +277,7 @@ def _fits(space: Space, mask: tuple[int, ...]) -> bool:
 
 
 def _parts(observation: Any, masked: bool) -> list[Any]:
-    """The arrays of an observation, without the mask of actions."""
+    """The arrays of an observation, without the action mask."""
     return jax.tree.leaves(_unmasked(observation, masked))
 
 

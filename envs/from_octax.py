@@ -1,13 +1,13 @@
-"""Octax 0.1 (Radji et al. 2025, arXiv 2510.01764): arcade games of a CHIP-8, behind our interface.
+"""Octax 0.1 (Radji et al. 2025, arXiv 2510.01764): CHIP-8 arcade games.
 
-`octax:brix`, `octax:cavern3` and the like. What is made uniform:
+`octax:brix`, `octax:cavern3` and others. Differences from Octax:
 
-- An observation is a picture of what the screen showed in the last frames, `[32, 64, frame_skip]` uint8, lit
-  points 255; Octax has the frames first and the width before the height.
-- `terminated` and `truncated` are those of Octax: what the game says, and `max_num_steps_per_episodes`.
-- The start of a game, some hundred instructions, is computed once, as Octax does, and held on the host.
+- An observation is an image of the screen in the last frames, `[32, 64, frame_skip]` uint8, lit pixels 255;
+Octax has frames first, and width before height.
+- `terminated` and `truncated` are Octax's: the game's end, and `max_num_steps_per_episodes`.
+- A game's start-up, some hundred instructions, is computed once, as in Octax, and kept on the host.
 
-Randomness of the machine (its instruction CXNN) comes from the key that an episode starts with.
+The machine's randomness (instruction CXNN) comes from the key of the episode's start.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fdg.errors import FdgError, one_line
 
 PREFIX = "octax:"
 
-# Written out, and compared with Octax's modules in a test; a number is a level.
+# Copied from Octax's modules, and compared with them in a test; a number is a level.
 GAMES = (
     "airplane", "blinky", "brix", "cavern1", "cavern2", "cavern3", "cavern5", "cavern6", "deep", "filter",
     "flight_runner", "missile", "pong", "rocket", "shooting_stars",
@@ -50,7 +50,7 @@ Scalar: TypeAlias = int
 
 @dataclasses.dataclass(frozen=True)
 class OctaxEnvironment:
-    """A `SingleEnvironment` of Octax: its game, and what differs from the emulator's defaults."""
+    """A `SingleEnvironment` of Octax: its game and overrides of the emulator."""
 
     game: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
@@ -67,7 +67,7 @@ class OctaxEnvironment:
 
     @property
     def action_space(self) -> Discrete:
-        """The keys that the game knows, and none of them."""
+        """The keys that the game uses, and none."""
         return Discrete(int(_theirs(self).num_actions))
 
     @property
@@ -76,7 +76,7 @@ class OctaxEnvironment:
         return self._value("max_num_steps_per_episodes")
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Start a game."""
+        """Starts a game."""
         with relaxed_checks():
             state, frames, _ = _theirs(self).reset.__wrapped__(_theirs(self), key)
         return jax.tree.map(jnp.asarray, state), _picture(frames)
@@ -84,7 +84,7 @@ class OctaxEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Hold a key for `frame_skip` frames, without reset."""
+        """Holds a key for `frame_skip` frames, without reset."""
         with relaxed_checks():
             new, frames, reward, terminated, truncated, _ = _theirs(self).step.__wrapped__(
                 _theirs(self), state, action
@@ -92,7 +92,7 @@ class OctaxEnvironment:
         return _like(new, state), _picture(frames), reward, jnp.asarray(terminated, bool), truncated
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
-        """Pictures of states, `[H, W, 3]` uint8 each."""
+        """Images of states, `[H, W, 3]` uint8 each."""
         for state in states:
             lit = np.asarray(state.display).T.astype(np.uint8) * 255
             yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
@@ -107,7 +107,7 @@ def _picture(frames: Any) -> jax.Array:
 
 
 def _like(new: Any, old: Any) -> Any:
-    """A state with the types of the one before: numbers of Python are of other types than their sums."""
+    """Casts a state to the previous one's dtypes: sums of Python numbers have other dtypes."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
         jax.tree.map(jnp.asarray, new),
@@ -116,7 +116,7 @@ def _like(new: Any, old: Any) -> Any:
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every game by name, for the registry."""
+    """Factories of games by name, for the registry."""
     return {PREFIX + game: functools.partial(_make, game) for game in GAMES}
 
 
@@ -130,7 +130,7 @@ def _make(game: str, **overrides: Any) -> Vectorized:
 
 @contextlib.contextmanager
 def _undrawn() -> Iterator[None]:
-    """For Octax's import: it draws with OpenCV, which is not needed for anything else."""
+    """For Octax's import: replaces OpenCV, which is only needed for drawing."""
     absent = importlib.util.find_spec("cv2") is None
     if absent:
         sys.modules["cv2"] = types.ModuleType("cv2")
@@ -143,7 +143,7 @@ def _undrawn() -> Iterator[None]:
 
 @functools.cache
 def _theirs(single: OctaxEnvironment) -> Any:
-    """Octax's environment, its arrays on the host; imports Octax, possibly under a trace."""
+    """Octax's environment, with its arrays on the host; imports Octax, possibly during tracing."""
     try:
         with importing(f"environment '{single.name}' needs", "Octax", "octax"), _undrawn():
             from octax.environments import create_environment

@@ -1,18 +1,18 @@
 """The DeepMind Control Suite of MuJoCo Playground 0.2 (Zakka et al. 2025, arXiv 2502.08844).
 
-`playground:CheetahRun` and the like, on MJX in JAX (`impl="jax"`, which
-version 1.0 no longer has). What is made uniform:
+`playground:CheetahRun` and others, on MJX in JAX (`impl="jax"`, which version 1.0 has removed). Differences
+from Playground:
 
-- `done` is a termination: in these tasks a state that is no number any more. The time limit,
-  `episode_length`, is a truncation, and `vectorize` keeps it, with the batch, the reset and the statistics:
-  none of Playground's wrappers is used.
-- Every episode of an environment starts where its first one did (`repeat_start`), as with the wrapper that
-  Playground trains with: a reset takes as long as a step.
-- `action_repeat` takes each action so many times and adds up the rewards; a step is one action.
-- Observations have no bounds; actions are within -1 and 1.
+- `done` is a termination: in these tasks, a state with NaN. The time limit, `episode_length`, is a
+truncation, and `vectorize` applies it, as well as batching, resets and statistics: Playground's wrappers are
+not used.
+- Every episode of an environment starts in its first start state (`repeat_start`), as with Playground's
+training wrapper: a reset takes as long as a step.
+- `action_repeat` repeats each action and adds up the rewards; a step is one action.
+- Observations are unbounded; actions are in [-1, 1].
 
-Its robots (locomotion, manipulation) need models that Playground downloads, and give the critic more than the
-actor: they are not here.
+Its robots (locomotion, manipulation) are not supported: they need models that Playground downloads, and have
+separate observations for the critic.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from fdg.errors import FdgError, one_line
 
 PREFIX = "playground:"
 
-# Written out, and compared with Playground's registry in a test, because importing it takes seconds.
+# Copied from Playground's registry, and compared with it in a test, because importing it takes seconds.
 TASKS = (
     "AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse",
     "CartpoleSwingup", "CartpoleSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy",
@@ -44,14 +44,14 @@ TASKS = (
     "WalkerStand", "WalkerWalk",
 )  # fmt: skip
 
-_HEIGHT, _WIDTH = 240, 320  # of a picture
+_HEIGHT, _WIDTH = 240, 320  # of an image
 
 Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclasses.dataclass(frozen=True)
 class PlaygroundEnvironment:
-    """A `SingleEnvironment` of Playground: its task, and what differs from its configuration."""
+    """A `SingleEnvironment` of Playground: its task and overrides."""
 
     task: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
@@ -68,16 +68,16 @@ class PlaygroundEnvironment:
 
     @property
     def action_space(self) -> Box:
-        """From -1 to 1, one component an actuator."""
+        """From -1 to 1, one component per actuator."""
         return Box(-1.0, 1.0, (_facts(self).action_size,))
 
     @property
     def max_episode_steps(self) -> int:
-        """Actions in an episode: `episode_length` over `action_repeat`."""
+        """Actions in an episode: `episode_length` divided by `action_repeat`."""
         return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Start an episode."""
+        """Starts an episode."""
         env = _theirs(self)
         with _tolerance(), as_arrays(env):
             state = env.reset(key)
@@ -86,7 +86,7 @@ class PlaygroundEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Take one action, `action_repeat` times, without reset."""
+        """Takes one action, `action_repeat` times, without reset."""
         env, repeat = _theirs(self), _facts(self).action_repeat
 
         def once(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
@@ -104,34 +104,34 @@ class PlaygroundEnvironment:
         return state, state.obs, reward, done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
+        """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
         try:
             return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
-        except Exception as error:  # MuJoCo raises many types where there is no OpenGL
+        except Exception as error:  # MuJoCo raises various types without OpenGL
             raise FdgError(
                 f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or osmesa"
             ) from error
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every task by name, for the registry."""
+    """Factories of tasks by name, for the registry."""
     return {PREFIX + task: functools.partial(_make, task) for task in TASKS}
 
 
 def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectorized:
     check_options(f"environment '{PREFIX}{task}'", _make, {"repeat_start": repeat_start})
-    # Without overrides nothing is asked of Playground, and so it is not imported yet.
+    # Without overrides Playground is not imported yet.
     if overrides:
         _check(task, overrides)
     return vectorize(PlaygroundEnvironment(task, tuple(sorted(overrides.items()))), repeat_start)
 
 
 def _check(task: str, overrides: dict[str, Any]) -> None:
-    """Raise where an override is none of the configuration, or of another type."""
+    """Raises for an override that the configuration does not have, or of another type."""
     where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
     plain = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
-    for unused in ("vision", "naconmax", "njmax"):  # pictures, and sizes of another implementation
+    for unused in ("vision", "naconmax", "njmax"):  # images, and sizes of another implementation
         plain.pop(unused, None)
     check_names(where, overrides, sorted((*plain, "repeat_start")))
     for name, value in overrides.items():
@@ -142,15 +142,15 @@ def _check(task: str, overrides: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _tolerance() -> Iterator[None]:
-    """For Playground's own code, and MuJoCo's warnings."""
+    """Allows Playground's code what it needs, and hides MuJoCo's warnings."""
     with relaxed_checks(), mujoco_quietly():
         yield
 
 
 @functools.cache
 def _suite() -> Any:
-    """Playground's module; imports it, possibly while a program is being traced."""
-    # Of its tasks one alone writes XML, by a package that is as large as all of them.
+    """Playground's module; imports it, possibly during tracing."""
+    # Only one of its tasks writes XML, with a package as large as all of them.
     with importing(f"environments '{PREFIX}...' need", "MuJoCo Playground", "playground"), undrawn("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
@@ -158,7 +158,7 @@ def _suite() -> Any:
 
 @functools.cache
 def _theirs(single: PlaygroundEnvironment) -> Any:
-    """Playground's environment, its arrays on the host."""
+    """Playground's environment, with its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
     with jax.ensure_compile_time_eval(), quietly(), _tolerance():
         with accepting(f"environment '{single.name}'", "Playground", single.overrides):
@@ -169,7 +169,7 @@ def _theirs(single: PlaygroundEnvironment) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     observation_shape: tuple[int, ...]
     action_size: int

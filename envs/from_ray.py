@@ -31,25 +31,25 @@ from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, one_line, raised
 
 PREFIX = "ray:"
-RESTARTS = 100  # failures that a fleet survives, unless told otherwise
+RESTARTS = 100  # failures that a fleet survives, by default
 
-_START_SECONDS = 300.0  # until all workers of a fleet are there; each imports this package
-_ROOM_SECONDS = 20.0  # in which Ray must have room for a worker that is started again
-_COMPILE_SECONDS = 60.0  # beyond the time of its steps, for a worker's first segment
-_LATE_SECONDS = 10.0  # beyond its own time limit, within which a worker must answer
+_START_SECONDS = 300.0  # until all workers of a fleet have started; each imports this package
+_ROOM_SECONDS = 20.0  # in which Ray must have room for a restarted worker
+_COMPILE_SECONDS = 60.0  # additional time for a worker's first segment
+_LATE_SECONDS = 10.0  # additional time, beyond its own limit, for a worker's answer
 
 
 Key = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
 
 
 def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:
-    """A fleet of the environment called `name`.
+    """A fleet of the environment `name`.
 
     Args:
       name: the name of a host environment for `envs.make`.
       make_one: makes that environment.
-      **overrides: `workers` (None: as many as the cluster has free CPUs); `cpus` of each (1); `timeout` and
-        `restarts` (100) of `HostEnvironment`; others are the environment's own.
+      **overrides: `workers` (None: the cluster's free CPUs); `cpus` of each (1); `timeout` and `restarts`
+      (100) of `HostEnvironment`; the environment's own.
 
     Raises:
       FdgError: Ray is not installed, the environment is not a host environment, or a number is out of range.
@@ -89,7 +89,7 @@ class FleetSource(Forwarding):
     source: Any  # a Source
     workers: int | None = None
     cpus: float = 1.0
-    acts: bool = False  # the workers act, too, for whole segments (`envs.satellites`)
+    acts: bool = False  # the workers also act, for whole segments (`envs.satellites`)
 
     def shares(self, size: int) -> list[int]:
         """The number of instances of each worker, for a pool of `size`."""
@@ -102,27 +102,27 @@ class FleetSource(Forwarding):
 
     @property
     def wire_space(self) -> Space:
-        """As of one instance."""
+        """As for one instance."""
         return wire_space(self.source)
 
     @property
     def unpacked(self) -> Any:
-        """As of one instance; None where observations are not in parts."""
+        """As for one instance; None if observations have no parts."""
         return getattr(self.source, "unpacked", None)
 
     @property
     def info(self) -> tuple[str, ...]:
-        """As of one instance."""
+        """As for one instance."""
         return getattr(self.source, "info", ())
 
     @property
     def native(self) -> Any:
-        """As of one instance; None where its library speaks our spaces."""
+        """As for one instance; None if its library uses our spaces."""
         return getattr(self.source, "native", None)
 
     @property
     def record(self) -> Any:
-        """Plays episodes in this process, where the source can; else None."""
+        """Plays episodes in this process, if the source can; else None."""
         return getattr(self.source, "record", None)
 
     def start(self, size: int) -> "FleetPool":
@@ -136,7 +136,7 @@ class Worker:
     def __init__(self, environment: Mapping[str, str]):
         os.environ.update(environment)
         self._pools: dict[Key, Pool] = {}
-        self._seen: dict[Key, np.ndarray] = {}  # the last observations of each
+        self._seen: dict[Key, np.ndarray] = {}  # the last observations of each share
 
     def where(self) -> str:
         """Host and process, for errors."""
@@ -156,7 +156,7 @@ class Worker:
         return observation
 
     def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
-        """Steps a pool; None if this worker does not have it (it replaced the one that had)."""
+        """Steps a pool; None if this worker does not have it (its predecessor had)."""
         pool = self._pools.get(key)
         if pool is None:
             return None
@@ -177,7 +177,7 @@ class Worker:
         return made
 
     def close(self, key: Key) -> None:
-        """Ends a pool."""
+        """Closes a pool."""
         self._seen.pop(key, None)
         if (pool := self._pools.pop(key, None)) is not None:
             pool.close()
@@ -224,7 +224,7 @@ class Fleet:
         return len(self._workers)
 
     def worker(self, i: int) -> Any:
-        """The actor of worker `i`; another one after `replace`."""
+        """The actor of worker `i`; changes after `replace`."""
         return self._workers[i]
 
     def where(self, i: int) -> str:
@@ -232,7 +232,7 @@ class Fleet:
         return f"worker {i} ({self._where.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
-        """Replaces an actor that is dead or hangs, unless that has been done.
+        """Replaces a dead or hanging actor, once.
 
         The new one starts where there is room; otherwise another worker takes over its share.
         """
@@ -242,7 +242,7 @@ class Fleet:
             self._ray.kill(dead)
             end = time.monotonic() + _ROOM_SECONDS
             others = [worker for worker in self._workers if worker is not dead]
-            # Its CPU comes free a moment after it ended; never, where its host is gone.
+            # Its CPU becomes free shortly after it ended, but never if its host is gone.
             while others and self._free() < self._source.cpus and time.monotonic() < end:
                 time.sleep(0.2)
             if others and self._free() < self._source.cpus:
@@ -279,7 +279,7 @@ class FleetPool:
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
-        self._sent: list[tuple[int, Any]] = []  # of a step: a share, and the result to come
+        self._sent: list[tuple[int, Any]] = []  # of a step: a share, and its future result
         self._programs: dict[Any, Any] = {}  # in Ray's object store
         import ray
 
@@ -313,14 +313,14 @@ class FleetPool:
         return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Has all shares start a step."""
+        """Makes all shares start a step."""
         self._sent = [
             (i, self._at[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
 
     def ready(self) -> bool:
-        """Whether all shares have stepped."""
+        """True if all shares have stepped."""
         sent = [ref for _, ref in self._sent]
         return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
@@ -350,14 +350,14 @@ class FleetPool:
         begun: Begun | None,
         timeout: float,
     ) -> Segment:
-        """T steps of the shares that these rows are, all at once, for which their workers act.
+        """T steps of the shares of some rows, for which their workers act.
 
         Args:
-          program, operands: what they act by; both go through Ray's object store, once a segment or once.
+          program, operands: the actor; both go through Ray's object store, once per segment or once.
           keys: `[T, B, k]`.
           rows: `[n]` in order, whole shares.
-          begun: of the rows, where they have just begun; else None.
-          timeout: seconds for a step.
+          begun: for rows that have just begun; else None.
+          timeout: seconds per step.
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
@@ -379,18 +379,18 @@ class FleetPool:
         return Segment.joined(parts, [len(self._shares[i]) for i, _ in asked], failures)
 
     def close(self) -> None:
-        """Has the workers end their shares; the workers stay for other pools until the process ends."""
+        """Closes the shares; the workers stay for other pools until the process ends."""
         if self._ray.is_initialized():
             for i, actor in enumerate(self._at):
                 if actor is not None:
                     actor.close.remote(self._key(i))
 
     def _key(self, i: int) -> Key:
-        """What a worker knows a share by: it may have two of one pool, once another worker is gone."""
+        """A worker's key for a share: it may have two shares of a pool, after another worker has failed."""
         return self._number, i
 
     def _answers(self, asked: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
-        """What each share's worker says; None and why, where it does not. Those that failed are replaced."""
+        """The answer of each share's worker; None and the reason if it failed. Replaces failed workers."""
         end = time.monotonic() + timeout + _LATE_SECONDS
         answers: list[tuple[Any, str]] = []
         for i, ref in asked:
@@ -400,7 +400,7 @@ class FleetPool:
                 continue
             except self._ray.exceptions.GetTimeoutError:
                 reason = f"{what} was not done in {timeout:g} s"
-            except self._ray.exceptions.RayTaskError as error:  # it raised, and lives
+            except self._ray.exceptions.RayTaskError as error:  # it raised, but lives
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 text = str(cause) if isinstance(cause, HostError) else raised(cause)
                 answers.append((None, f"{what}: {text}"))
@@ -413,7 +413,7 @@ class FleetPool:
 
 
 def fleet(source: FleetSource) -> Fleet:
-    """The workers of a source in this process, started at the first call."""
+    """The workers of a source in this process, started on the first call."""
     with _starting:
         if source not in _fleets:
             _fleets[source] = Fleet(source)

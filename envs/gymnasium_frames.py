@@ -18,15 +18,15 @@ def record(
     max_steps: int,
     seed: int,
 ) -> list[Episode]:
-    """Plays episodes one after the other. Each step's rendered frame is kept in place of its state.
+    """Plays episodes one after the other; keeps each step's rendered frame in place of its state.
 
-    `name` is what `gymnasium_worker.made` takes, and `seed` of the first episode. `act` is `(observation,
-    step) -> action`, both as the library has them.
+    `name` is an argument of `gymnasium_worker.made`, and `seed` is that of the first episode. `act` is
+    `(observation, step) -> action`, in the library's formats.
     """
     quiet_pygame()
     try:
         env = made(name, render_mode="rgb_array", **options)
-    except Exception as error:  # whatever the environment's constructor raises
+    except Exception as error:  # the constructor may raise anything
         raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
     played = []
     try:
@@ -34,7 +34,7 @@ def record(
             played.append(_one(env, act, max_steps, seed + i))
     except FdgError:
         raise
-    except Exception as error:  # whatever its step, or its renderer, raises
+    except Exception as error:  # its step or renderer may raise anything
         raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
     finally:
         env.close()
@@ -50,7 +50,7 @@ def _one(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) ->
     instance = Instance(env)
     seen = instance.reset(seed)
     while not done and len(rewards) < max_steps:
-        pictures.append(np.array(env.render()))  # a copy: many draw into one buffer
+        pictures.append(np.array(env.render()))  # a copy, since many renderers reuse one buffer
         observations.append(seen)
         actions.append(act(seen, len(rewards)))
         seen, reward, terminated, truncated = instance.step(actions[-1])

@@ -27,9 +27,9 @@ _MASK = "action_mask"
 
 
 class LibrarySource:
-    """Base of sources whose library uses Gymnasium's spaces: what a `pools.Source` derives from them.
+    """Base of sources whose library uses Gymnasium's spaces: derives the attributes of `pools.Source`.
 
-    A subclass is a frozen dataclass that has `name` and defines `facts`.
+    A subclass is a frozen dataclass with a `name`, and defines `facts`.
     """
 
     name: str
@@ -129,7 +129,7 @@ def _parts_of(source: LibrarySource) -> _Parts | None:
 def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
     """Splits the mask off an observation `[...]`: a `MaskedObservation` if one of the parts is the mask.
 
-    A mask that forbids everything becomes one that allows everything: no action follows such an observation.
+    A mask that forbids everything becomes one that allows everything: such an observation has no next action.
     """
     if not _has_mask(facts):
         return observation
@@ -141,7 +141,7 @@ def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
 
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
-    """Whether one part is a mask with a bit for each action."""
+    """True if one part is a mask with a bit for each action."""
     theirs, acting = facts.library_observation_space, facts.action_space
     if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
         return False
@@ -151,7 +151,7 @@ def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
     match acting:
         case Discrete(n):
             return math.prod(part.shape) == n
-        case MultiDiscrete(nvec):  # a row for each choice; a square may be anything, so it is no mask
+        case MultiDiscrete(nvec):  # a row for each choice; a square array is ambiguous, so not a mask
             rows = (len(nvec), nvec[0])
             alike = len(set(nvec)) == 1 and rows[0] != rows[1]
             return tuple(part.shape) == (sum(nvec),) or (alike and tuple(part.shape) == rows)
@@ -159,7 +159,7 @@ def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
 
 
 def has_parts(space: Any) -> bool:
-    """Whether a space of Gymnasium's is a dictionary or a tuple of others."""
+    """True for Gymnasium's `Dict` and `Tuple` spaces."""
     return type(space).__name__ in ("Dict", "Tuple")
 
 

@@ -1,16 +1,16 @@
-"""Gymnasium's spaces, which several libraries speak, as spaces of ours; and batches of their elements.
+"""Converts Gymnasium's spaces, which several libraries use, to ours; also batches of their elements.
 
-A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for a space that has parts.
+A batch of elements is an array `[B, ...]`, or a dictionary or tuple of arrays for a space with parts.
 
-- Bytes stay uint8, which networks scale: images (two or three axes), their channels moved last where the
-  shortest axis is first; and any array of them whose range is all of 0 to 255, such as a console's memory.
-- Integers of few values stay integers, for they are codes (`envs.Box.codes`), which networks see one-hot. The
-  maps of MiniGrid and BabyAI, whose spaces say bytes, get the range that their codes have.
+- Bytes stay uint8, which networks scale: images (two or three axes), with channels moved last if the shortest
+axis is first; and any array with the range 0 to 255, such as a console's memory.
+- Integers with few values stay integers: they are codes (`envs.Box.codes`), which networks see one-hot. Maps
+of MiniGrid and BabyAI, declared as bytes, get the range of their codes.
 - Any other array is float32.
-- A text is its bytes, zeros behind.
-- A category, several of them, or bits, are one-hot, `[n]` float32.
-- What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order. (`gymnasium_parts`
-  keeps them apart.)
+- A text becomes its bytes, zero-padded.
+- Categories and bits become one-hot, `[n]` float32.
+- Parts are concatenated, `[sum of sizes]` float32, in the space's order. (`gymnasium_parts` keeps them
+separate.)
 """
 
 import math
@@ -25,19 +25,19 @@ from envs.families import family
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
 
-# Of each cell the kind of thing, its colour, and its state, or an agent's direction (Chevalier-Boisvert et
-# al. 2023, arXiv 2306.13831; the highest of each in minigrid's core/constants.py).
+# A cell's object type, colour, and state or an agent's direction (Chevalier-Boisvert et al. 2023, arXiv
+# 2306.13831; the highest of each in minigrid's core/constants.py).
 _MINIGRID_CODES = (10, 5, 3)
-_PICTURE = 36  # pixels: a wrapper's, of what else is a map
+_PICTURE = 36  # pixels: maps at least as large are images of a wrapper
 
-_WHOLE = "biu"  # kinds of dtypes whose actions are categories
+_WHOLE = "biu"  # kinds of dtypes of categorical actions
 
 _TEXTS = ("Text", "MissionSpace")
-_TEXT_LENGTH = 96  # bytes, of a text whose space does not say
+_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
 
 class Facts(NamedTuple):
-    """What is known of a library's environment before it runs."""
+    """Properties of a library's environment, known before it runs."""
 
     library_observation_space: Any
     library_action_space: Any
@@ -47,14 +47,14 @@ class Facts(NamedTuple):
 
 
 def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
-    """Facts about environment `name`, given Gymnasium's spaces of observations and of actions."""
+    """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
     return Facts(
         observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
     )
 
 
 def observation_box(name: str, space: Any) -> Box:
-    """The box of an encoded observation."""
+    """The `Box` of an encoded observation."""
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
         if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _PICTURE:
@@ -72,10 +72,10 @@ def observation_box(name: str, space: Any) -> Box:
 
 
 def encode(space: Any, batch: Any) -> Any:
-    """A batch of observations as `[B, *observation_box.shape]`, always a copy.
+    """Encodes a batch of observations as `[B, *observation_box.shape]`, always a copy.
 
-    Of JAX's arrays (texts as their bytes) it makes one of JAX's, also in a compiled program; of all else one
-    of NumPy's.
+    JAX arrays (with texts as bytes) become a JAX array, also in a compiled program; anything else becomes a
+    NumPy array.
     """
     if _is_bytes(space):
         return _copied(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
@@ -89,9 +89,9 @@ def encode(space: Any, batch: Any) -> Any:
 
 
 def counted(space: Any, batch: Any) -> Any:
-    """Categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`, from zero on: `[B, ...]` int32."""
+    """Zero-based categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`: `[B, ...]` int32."""
     start = np.asarray(space.start)[None]
-    if _is_traced(batch):  # in int32, in which what does not fit wraps around, and so does the difference
+    if _is_traced(batch):  # in int32, overflow wraps around, and so does the difference
         return batch.astype(jnp.int32) - start.astype(np.int32)
     return (np.array(batch, np.int64) - start).astype(np.int32)
 
@@ -105,7 +105,7 @@ def _copied(batch: Any, dtype: Any) -> Any:
 
 
 def action_space(name: str, space: Any) -> Space:
-    """The space of actions that `decode` takes: the parts of a `Dict` or `Tuple` side by side."""
+    """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
     parts = [part for part, _ in _parts(space, None)]
     if not parts:
         raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: give it one")
@@ -131,9 +131,9 @@ def action_space(name: str, space: Any) -> Space:
 
 
 def decode(space: Any, action: Any) -> Any:
-    """Actions `[B, ...]` of `action_space` as the library takes them: arrays `[B, ...]`, in parts if it has.
+    """Converts actions `[B, ...]` of `action_space` to the library's format: arrays `[B, ...]`, or parts.
 
-    Of one of JAX's arrays it makes JAX's, in the nearest dtypes that those have; see `exact`.
+    A JAX array becomes JAX arrays, in the nearest dtypes that JAX has; see `exact`.
     """
     if _kind(space) in ("Dict", "Tuple"):
         ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
@@ -146,13 +146,13 @@ def decode(space: Any, action: Any) -> Any:
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
         return action.astype(jax_dtype(space.dtype))
-    if lowest is not None:  # in the library's dtype, in which a sum that wraps around is still right
+    if lowest is not None:  # in the library's dtype, where a sum that wraps around is still right
         return action.astype(space.dtype) + np.asarray(lowest, space.dtype)
     return exact(action, space.dtype, getattr(space, "low", None), getattr(space, "high", None))
 
 
 def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
-    """Actions in a library's own dtype; a bound that float32 cannot hold is the library's own again."""
+    """Actions in a library's dtype; bounds that float32 cannot represent become exact again."""
     if dtype == np.float64:
         for end in (low, high):
             action = np.where(action == np.asarray(end, np.float32), end, action)
@@ -160,20 +160,20 @@ def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
 
 
 def jax_dtype(dtype: Any) -> str:
-    """The dtype that an array of another has in JAX, which has no 64 bits unless they are enabled."""
+    """The dtype in JAX for another dtype; JAX has no 64 bits unless they are enabled."""
     name = np.dtype(dtype).name
     return name.replace("64", "32") if name in ("int64", "uint64", "float64") else name
 
 
 def rows(batch: Any, chosen: Any) -> Any:
-    """Rows of a batch of `decode`; a number for `chosen` gives one element."""
+    """Selects rows of a batch from `decode`; a number for `chosen` selects one element."""
     if isinstance(batch, dict):
         return {key: rows(part, chosen) for key, part in batch.items()}
     return tuple(rows(part, chosen) for part in batch) if isinstance(batch, tuple) else batch[chosen]
 
 
 def _choices(space: Any) -> tuple[int, ...] | None:
-    """The number of categories of each component of a space without parts; None where they are floats."""
+    """The number of categories of each component of a space without parts; None for floats."""
     match _kind(space):
         case "Discrete":
             return (int(space.n),)
@@ -188,7 +188,7 @@ def _choices(space: Any) -> tuple[int, ...] | None:
 
 
 def _rebuilt(space: Any, columns: Iterator[np.ndarray]) -> Any:
-    """The parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
+    """Rebuilds the parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
     if _kind(space) == "Dict":
         return {key: _rebuilt(part, columns) for key, part in space.spaces.items()}
     if _kind(space) == "Tuple":
@@ -197,7 +197,7 @@ def _rebuilt(space: Any, columns: Iterator[np.ndarray]) -> Any:
 
 
 def _kind(space: Any) -> str:
-    """The name of a space's class; by name, so that no library need be imported."""
+    """The name of a space's class; by name, so that no library is imported."""
     return type(space).__name__
 
 
@@ -208,7 +208,7 @@ def _is_bytes(space: Any) -> bool:
 
 
 def _is_codes(space: Any) -> bool:
-    """Whether these are integers of few values (`Box.codes`)."""
+    """True for integers with few values (`Box.codes`)."""
     if _kind(space) != "Box" or not np.issubdtype(space.dtype, np.integer) or _is_bytes(space):
         return False
     limits = np.iinfo(np.int32)
@@ -218,18 +218,18 @@ def _is_codes(space: Any) -> bool:
 
 
 def text_length(space: Any) -> int:
-    """Bytes that stand for a text: of its longest characters, if the space says which it has."""
+    """Bytes of the longest text, by the longest character if the space defines its characters."""
     widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
     return int(getattr(space, "max_length", _TEXT_LENGTH)) * widest
 
 
 def _as_bytes(texts: Any, length: int) -> Any:
-    """Texts `[B]` as `[B, length]` uint8; bytes stay."""
+    """Converts texts `[B]` to `[B, length]` uint8; bytes are unchanged."""
     return texts if _is_traced(texts) else encode_texts(texts, length)
 
 
 def encode_texts(texts: Any, length: int) -> np.ndarray:
-    """Texts as their bytes, `[..., length]` uint8, zeros behind; what is longer is cut.
+    """Texts as bytes, `[..., length]` uint8, zero-padded; longer ones are cut.
 
     >>> encode_texts("go", 3).tolist(), encode_texts(["go"], 1).tolist()
     ([103, 111, 0], [[103]])
@@ -244,7 +244,7 @@ def encode_texts(texts: Any, length: int) -> np.ndarray:
 
 
 def _channels_last(image: Any, first: int) -> Any:
-    """Axes from `first` on are those of an image: `[C, H, W]` becomes `[H, W, C]`, others stay."""
+    """Converts images `[C, H, W]`, from axis `first` on, to `[H, W, C]`; others are unchanged."""
     shape = image.shape[first:]
     if len(shape) != 3 or shape[0] >= min(shape[1:]):
         return image
@@ -252,7 +252,7 @@ def _channels_last(image: Any, first: int) -> Any:
 
 
 def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a space that have none, each with its part of a batch (None: of no batch)."""
+    """The leaf spaces of a space, each with its part of a batch (None: without batch)."""
     if _kind(space) not in ("Dict", "Tuple"):
         yield space, batch
         return
@@ -262,14 +262,14 @@ def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _low(space: Any) -> np.ndarray:
-    """Lower bounds. The smallest positive number (C++'s `numeric_limits::min`) is EnvPool's for no bound."""
+    """Lower bounds. EnvPool uses the smallest positive number (C++'s `numeric_limits::min`) for no bound."""
     if not np.issubdtype(space.dtype, np.floating):
         return space.low
     return np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
 
 
 def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest components of the vector of a part."""
+    """Lower and upper bounds of the vector of a leaf space."""
     match _kind(space):
         case "Box":
             return _low(space).reshape(-1), space.high.reshape(-1)
@@ -283,7 +283,7 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vectors(space: Any, values: Any) -> Any:
-    """The part of a batch that belongs to a part of a space, as vectors `[B, size]` float32."""
+    """A leaf space's part of a batch, as vectors `[B, size]` float32."""
     if _kind(space) in _TEXTS:
         return _as_bytes(values, text_length(space)).astype(np.float32)
     categories = _kind(space) in ("Discrete", "MultiDiscrete")

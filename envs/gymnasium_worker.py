@@ -1,8 +1,8 @@
 """A worker process of `from_gymnasium`: some instances of one Gymnasium environment, stepped in turn.
 
-Run as a script, `python gymnasium_worker.py FD`, so that a worker starts from nothing: it has none of its
-parent's threads, memory or open files, and does not import JAX. FD is a `multiprocessing` connection. What
-comes over it is `(method, arguments)`, what goes back `(True, result)` or `(False, what went wrong)`.
+It runs as a script, `python gymnasium_worker.py FD`, so that it shares no threads, memory or open files with
+its parent, and does not import JAX. FD is a `multiprocessing` connection. Requests are `(method, arguments)`,
+replies `(True, result)` or `(False, error)`.
 """
 
 import importlib
@@ -18,20 +18,20 @@ import numpy as np
 
 
 class WrongAnswerError(Exception):
-    """An environment's `reset` or `step` gave what Gymnasium's interface does not allow."""
+    """An environment's `reset` or `step` violated Gymnasium's interface."""
 
 
 class Instance:
-    """An environment whose answers are checked against its own spaces, and copied.
+    """An environment whose results are checked against its spaces, and copied.
 
-    An environment may return Python numbers, another dtype, or the same array again and again.
+    An environment may return Python numbers, another dtype, or the same array each time.
     """
 
     def __init__(self, env: Any) -> None:
         self.env = env
 
     def reset(self, seed: int | None = None) -> Any:
-        """The first observation of an episode: as `element`."""
+        """The first observation of an episode, from `element`."""
         answer = self.env.reset() if seed is None else self.env.reset(seed=seed)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
             raise WrongAnswerError(
@@ -40,7 +40,7 @@ class Instance:
         return element(self.env.observation_space, answer[0])
 
     def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
-        """Observation (as `element`), reward, terminated and truncated; at an episode's end also `info`."""
+        """Observation (from `element`), reward, terminated and truncated; at an episode's end also `info`."""
         answer = self.env.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise WrongAnswerError(
@@ -60,7 +60,7 @@ class Instance:
 
 
 def is_wrong_answer(reason: str) -> bool:
-    """Whether `Instances.blame` said this of a wrong answer, which another process would give too."""
+    """True if an error from `Instances.blame` is a `WrongAnswerError`, which a restart would repeat."""
     return re.search(r"its instance \d+: ", reason) is not None
 
 
@@ -69,18 +69,18 @@ class Instances:
 
     def __init__(self) -> None:
         self._envs: list[Instance] = []
-        self._at = 0  # the instance at work, for messages
+        self._at = 0  # the current instance, for messages
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
-        """Makes an instance for each seed; their first observations."""
+        """Makes an instance for each seed; returns their first observations."""
         self._envs = [Instance(made(name, **options)) for _ in seeds]
         return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
 
     def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
-        """Steps each; those whose episode ends begin the next one.
+        """Steps each instance; those whose episode ends start the next one.
 
         Returns:
-          Observations after and before the reset (None where no episode ended), and columns of rewards,
+          Observations after and before the reset (None if no episode ended), and columns of rewards,
           terminations, truncations and `info`.
         """
         observations: list[Any] = []
@@ -93,7 +93,7 @@ class Instances:
         return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
 
     def blame(self, error: BaseException) -> str:
-        """Which instance has raised what."""
+        """An error message that names the current instance."""
         text = " ".join(str(error).split())
         if isinstance(error, WrongAnswerError):
             return f"its instance {self._at}: {text}"
@@ -108,7 +108,7 @@ class Instances:
 
 
 def made(name: str, **options: Any) -> Any:
-    """An instance of what `gymnasium.make` knows by a name, or of `module:NAME`, a class or a function."""
+    """Makes an instance of a name in `gymnasium.make`, or of `module:NAME`, a class or a function."""
     import gymnasium
 
     module, _, attribute = name.rpartition(":")
@@ -120,13 +120,13 @@ def made(name: str, **options: Any) -> Any:
 
 
 def element(space: Any, value: Any, where: str = "observation") -> Any:
-    """An element of a Gymnasium space as a new array of its shape and dtype; in parts, of each part.
+    """Copies an element of a Gymnasium space to a new array of its shape and dtype, or to parts.
 
-    Spaces are looked at by names, so that no library is imported. `value` are arrays, lists, tuples or
-    numbers; messages begin with `where`.
+    Spaces are recognised by name, so no library is imported. `value` are arrays, lists, tuples or numbers;
+    messages begin with `where`.
 
     Raises:
-      WrongAnswerError: parts are missing, a shape differs, or a number is not one of the space's dtype.
+      WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
     """
     kind = type(space).__name__
     if kind == "Dict":
@@ -168,7 +168,7 @@ def element(space: Any, value: Any, where: str = "observation") -> Any:
 
 
 def stack(elements: list[Any]) -> Any:
-    """A batch: an array (of texts a list), or for observations in parts a dictionary or tuple of them."""
+    """Stacks a batch: an array (for texts a list), or for parts a dictionary or tuple."""
     first = elements[0]
     if isinstance(first, dict):
         return {key: stack([element[key] for element in elements]) for key in first}
@@ -178,7 +178,7 @@ def stack(elements: list[Any]) -> Any:
 
 
 def _scalar(what: str, value: Any) -> float:
-    """A number that an environment returned, perhaps as an array of one."""
+    """A number that an environment returned, possibly as an array of one."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
@@ -189,7 +189,7 @@ def _scalar(what: str, value: Any) -> float:
 
 
 def _reported(name: str, info: Any) -> float:
-    """What the last step of an episode says by a name, a number."""
+    """A number by name from the info of an episode's last step."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
             f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: name one of"
@@ -199,7 +199,7 @@ def _reported(name: str, info: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: what it is, and of a tuple how many."""
+    """A value in a message: its type, and a tuple's length."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"
     if isinstance(value, Mapping):
@@ -210,8 +210,8 @@ def _shown(value: Any) -> str:
 
 
 def main() -> None:
-    """Works until the parent has gone."""
-    # They are for the parent, who will save its work first.
+    """Serves requests until the parent has gone."""
+    # Signals are for the parent, which saves first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))

@@ -1,6 +1,6 @@
 """Renders gymnax environments with the functions behind gymnax's `Visualizer`.
 
-The class itself is not used: it opens figures with pyplot, which may select a GUI backend, and it makes a new
+The class itself is not used: it opens figures with pyplot, which may select a GUI backend, and makes a new
 Gymnasium environment for every frame.
 """
 
@@ -16,10 +16,7 @@ _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 
 
 def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
-    """Pictures `[H, W, 3]` uint8 of states; None for an environment that gymnax does not draw.
-
-    There is at least one of the states.
-    """
+    """Images `[H, W, 3]` uint8 of states, at least one; None if gymnax cannot draw the environment."""
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
         return _classic_control(name, params, states)
     if name.endswith("-MinAtar") or name == "Pong-misc":
@@ -32,7 +29,7 @@ def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[
 
 
 def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
-    """As gymnax does, by Gymnasium's own environments, which are set to each state."""
+    """Renders with Gymnasium's own environments, set to each state, as gymnax does."""
     quiet_pygame()
     needed("pygame", f"drawing {name}")
     gymnasium = needed("gymnasium", f"drawing {name}")
@@ -52,13 +49,13 @@ def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[
 
 
 def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
-    """By a pair of gymnax's functions that draw into axes of matplotlib's."""
+    """Renders with a pair of gymnax's functions that draw into matplotlib axes."""
     visualized = needed(f"gymnax.visualize.{module}", f"drawing {env.name}")
     figure, axes = drawing()
     image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
     axes.set_aspect("equal")
     for state in states:
         arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
-        # Some give back what they drew, others change it in place.
+        # Some return what they drew, others change it in place.
         image = getattr(visualized, f"update_{kind}")(*arguments) or image
         yield captured(figure)

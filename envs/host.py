@@ -36,7 +36,7 @@ from envs.running_pools import running as running
 from fdg.arguments import check_options, checked_names
 from fdg.errors import FdgError, HostError, host_errors, raised
 
-TIMEOUT = 60.0  # seconds that a step may take, unless told otherwise
+TIMEOUT = 60.0  # default limit of a step, in seconds
 
 _parts: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1)
 
@@ -56,7 +56,7 @@ class Ticket(NamedTuple):
 
     pool: jax.Array  # [B] int32, the pool's number, the same in every row
     steps: jax.Array  # [B] int32, steps made, likewise
-    observation: jax.Array  # [B, *wire], what was seen last
+    observation: jax.Array  # [B, *wire], the last observation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class HostEnvironment(Whole):
 
     @property
     def acts(self) -> bool:
-        """Whether a fleet's workers act (`ray:NAME?acts=True`)."""
+        """True if a fleet's workers act (`ray:NAME?acts=True`)."""
         return getattr(self.source, "acts", False)
 
     def acting(self, act: Callable[..., Any], keys: jax.Array) -> tuple[satellites.Acting, list[jax.Array]]:
@@ -183,7 +183,7 @@ class HostEnvironment(Whole):
     def segment(
         self, acting: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
-        """Has a fleet's workers act and step T times.
+        """Makes a fleet's workers act and step T times.
 
         Args:
           acting, operands: from `acting`.
@@ -312,7 +312,7 @@ class _HostCall:
 
     environment: HostEnvironment
     method: str
-    of: Any  # pools that the batch is in; of a segment the program
+    of: Any  # pools of the batch; for a segment, the program
 
     @property
     def __name__(self) -> str:
@@ -324,5 +324,5 @@ class _HostCall:
             return method(self.environment, self.of, *map(np.asarray, operands))
         except HostError:
             raise
-        except Exception as error:  # JAX hands on no more than its text
+        except Exception as error:  # JAX passes on only its text
             raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error

@@ -2,18 +2,18 @@
 
 SMAX (`HeuristicEnemySMAX?map=3m`), Overcooked and its second version (`overcooked?layout=coord_ring`),
 Hanabi, Storm, the coin game, JaxNav and the switch riddle. `envs/from_jaxmarl.py` has the particles (MPE),
-`envs/jaxmarl_brax.py` the bodies (MABrax). What is made uniform:
+`envs/jaxmarl_brax.py` the bodies (MABrax). Differences from JaxMARL:
 
-- Mappings from agent to array become arrays with an axis of agents. Observations that are all pictures of one
-  size stay pictures; all others are vectors, padded with zeros to the longest, of parts one after the other.
-- Actions that JaxMARL does not allow are masked, in SMAX and Hanabi. Where an agent may do nothing at all
-  (it is dead, or the game is over) it may do anything.
-- `agent_identity` puts each agent's number, one-hot, behind its observation: in SMAX unless told otherwise.
-- A game that ends at its `max_steps` is truncated, unless it ended by itself before. SMAX is told of no
-  limit, and `vectorize` keeps it: a battle that is won in the last step is terminated.
-- Overcooked rewards a soup alone, which is found too seldom to learn from: `shaping` (1) is the weight of the
-  rewards for the way there, which JaxMARL trains with as `shaped_reward`. They are in the episode's return;
-  `overcooked?shaping=0` is the game itself.
+- Mappings from agent to array become arrays with an axis of agents. Observations that are all images of one
+size stay images; others become vectors of concatenated parts, zero-padded to the longest.
+- Invalid actions are masked, in SMAX and Hanabi. An agent without any valid action (dead, or the game is
+over) may do anything.
+- `agent_identity` appends each agent's one-hot index to its observation: by default in SMAX.
+- A game that reaches its `max_steps` is truncated, unless it ended by itself. SMAX gets no limit, and
+`vectorize` applies it: a battle won in the last step is terminated.
+- Overcooked rewards only soups, too rarely to learn from: `shaping` (1) is the weight of the shaped rewards
+that JaxMARL trains with (`shaped_reward`). They count in the episode's return; `overcooked?shaping=0` is the
+plain game.
 """
 
 import dataclasses
@@ -44,17 +44,18 @@ _NEVER = 2**30  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What differs between JaxMARL's games."""
+    """Differences between JaxMARL's games."""
 
-    module: str  # where the class is, below `jaxmarl.environments`
+    module: str  # module of the class, below `jaxmarl.environments`
     constructor: str
-    # attributes whose product is the number of steps after which it ends; none for no limit
+    # attributes whose product is the time limit; none for no limit
     limit: tuple[str, ...] = ()
-    told_of_limit: bool = True  # False: it is made without one, and `vectorize` keeps it
-    masks: str | None = None  # the method that says which actions are allowed
-    identity: bool = False  # whether agents see their number by default
-    choices: tuple[str, str, str] | None = None  # an argument that is chosen by name, and where the names are
-    as_array: bool = False  # actions are given as one array, not as a mapping
+    told_of_limit: bool = True  # False: made without a limit, which `vectorize` applies
+    masks: str | None = None  # the method that returns valid actions
+    identity: bool = False  # agents see their index by default
+    # an argument that is chosen by name, and the location of the names
+    choices: tuple[str, str, str] | None = None
+    as_array: bool = False  # actions are passed as one array, not as a mapping
 
 
 _STORM = ("num_inner_steps", "num_outer_steps")
@@ -87,7 +88,7 @@ _SHAPED = ("overcooked", "overcooked_v2")
 
 @dataclasses.dataclass(frozen=True)
 class JaxmarlGame:
-    """A `SingleEnvironment` of several agents: JaxMARL's name for it, and what differs from its defaults."""
+    """A `SingleEnvironment` of several agents: JaxMARL's name and overrides."""
 
     game: str
     agent_identity: bool
@@ -101,26 +102,26 @@ class JaxmarlGame:
 
     @property
     def num_agents(self) -> int:
-        """Agents that are played."""
+        """Number of controlled agents."""
         return len(_facts(self).agents)
 
     @property
     def observation_space(self) -> Box:
-        """Unbounded, of the longest observation, and the agent's number where that is given."""
+        """Unbounded, as long as the longest observation, plus the agent's index if given."""
         return Box(float("-inf"), float("inf"), _facts(self).shape)
 
     @property
     def action_space(self) -> Space:
-        """`Discrete` of the agent that has most actions, or a bounded `Box`."""
+        """`Discrete`, or a bounded `Box`, of the agent with most actions."""
         return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> int | None:
-        """JaxMARL's limit, if it has one."""
+        """JaxMARL's limit, if any."""
         return _facts(self).limit
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        """Start an episode."""
+        """Starts an episode."""
         env = _theirs(self)
         with relaxed_checks():
             observation, state = env.reset(key)
@@ -129,7 +130,7 @@ class JaxmarlGame:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
-        """Take one step, without reset; `action [A]` or `[A, n]`."""
+        """Takes one step, without reset; `action [A]` or `[A, n]`."""
         env, facts, kind = _theirs(self), _facts(self), KINDS[self.game]
         actions: Any = action
         if not kind.as_array:
@@ -143,9 +144,9 @@ class JaxmarlGame:
             new = jax.tree.map(lambda new, old: new.astype(old.dtype), _strong(new), _strong(state))
             seen = self._observe(env, new, observation)
         ended = jnp.asarray(done["__all__"], bool).reshape(())
-        # `vectorize` cuts off at the limit; what ends there is truncated, what ends sooner is terminated.
+        # `vectorize` applies the limit: the end there is a truncation, an earlier one a termination.
         at_limit = jnp.bool_(False)
-        if kind.told_of_limit and kind.limit:  # games in games end by the clock alone
+        if kind.told_of_limit and kind.limit:  # repeated games end only by the clock
             at_limit = new.step >= facts.limit if len(kind.limit) == 1 else ended
         return new, seen, rewards, ended & ~at_limit, ended & at_limit
 
@@ -170,7 +171,7 @@ def _strong(state: Any) -> Any:
 
 
 def _of_agents(value: Any, agents: tuple[Any, ...]) -> list[Any]:
-    """What each agent gets, of a mapping, a tuple, or arrays with an axis of agents."""
+    """Each agent's entry in a mapping, a tuple, or arrays with an axis of agents."""
     if isinstance(value, dict) and all(agent in value for agent in agents):
         return [value[agent] for agent in agents]
     if isinstance(value, tuple | list) and len(value) == len(agents):
@@ -184,13 +185,13 @@ def _row(agent: int, agents: int, x: jax.Array) -> jax.Array:
 
 
 def _joined(observation: Any, picture: bool) -> jax.Array:
-    """The parts of an observation as one vector; a picture as it is."""
+    """Concatenates the parts of an observation; images are unchanged."""
     parts = [jnp.asarray(part, jnp.float32) for part in jax.tree.leaves(observation)]
     return parts[0] if picture else jnp.concatenate([part.reshape(-1) for part in parts])
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every game by name, for the registry."""
+    """Factories of games by name, for the registry."""
     return {game: functools.partial(_make, game) for game in KINDS}
 
 
@@ -217,7 +218,7 @@ def _make(
 
 @functools.cache
 def _arguments(game: str) -> dict[str, Any]:
-    """What a user may override, with the defaults: numbers, strings, and a choice by name."""
+    """Arguments that a user may override, with defaults: numbers, strings, and a choice by name."""
     constructor = _constructor(game)
     found: dict[str, Any] = {}
     for kind in constructor.__mro__:
@@ -235,7 +236,7 @@ def _arguments(game: str) -> dict[str, Any]:
 
 @functools.cache
 def _choices(game: str) -> dict[str, Any]:
-    """What an argument is chosen from, by name."""
+    """The values of an argument that is chosen by name."""
     choices = KINDS[game].choices
     assert choices is not None
     return dict(getattr(_module(choices[1], game), choices[2]))
@@ -247,7 +248,7 @@ def _constructor(game: str) -> Any:
 
 @functools.cache
 def _module(name: str, game: str) -> Any:
-    """A module of JaxMARL's environments; imports it, possibly while a program is being traced."""
+    """A module of JaxMARL's environments; imports it, possibly during tracing."""
     with importing(f"environment '{game}' needs", "JaxMARL", "jaxmarl"):
         module = importlib.import_module(f"jaxmarl.environments.{name}")
     hold_modules("jaxmarl")
@@ -256,7 +257,7 @@ def _module(name: str, game: str) -> Any:
 
 @functools.cache
 def _theirs(single: JaxmarlGame) -> Any:
-    """JaxMARL's environment, its arrays on the host."""
+    """JaxMARL's environment, with its arrays on the host."""
     kind, constructor = KINDS[single.game], _constructor(single.game)
     arguments: dict[str, Any] = dict(single.overrides)
     if kind.choices and kind.choices[0] in arguments:
@@ -276,7 +277,7 @@ def _theirs(single: JaxmarlGame) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known about an environment before it runs."""
+    """Properties of an environment, known before it runs."""
 
     agents: tuple[Any, ...]
     picture: bool
@@ -315,5 +316,5 @@ def _facts(single: JaxmarlGame) -> _Facts:
 
 
 def _space_of(env: Any, agent: Any) -> Any:
-    """The actions of an agent, as JaxMARL has them: some environments keep them in a mapping, some do not."""
+    """An agent's action space; some environments keep them in a mapping, some do not."""
     return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)

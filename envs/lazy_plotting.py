@@ -1,4 +1,4 @@
-"""Importing a package without the libraries that it draws with, which take longer than all the rest of it."""
+"""Imports packages without their plotting libraries, which take longer than everything else."""
 
 import contextlib
 import importlib
@@ -14,11 +14,11 @@ _DRAWING = ("matplotlib", "seaborn")
 
 @contextlib.contextmanager
 def undrawn(*also: str) -> Iterator[None]:
-    """Modules imported here get stand-ins for matplotlib and seaborn, which import those at first use.
+    """A context where imports get lazy stand-ins for matplotlib and seaborn.
 
-    gymnax's environments import both at their top, and use them in methods that draw; with pandas and SciPy
-    behind them they take two seconds. What is imported already stays as it is. Where one is not installed,
-    the first use raises ModuleNotFoundError, and not the import. `also` are further packages to treat so.
+    gymnax's environments import both at the top, and use them only to draw; with pandas and SciPy, that takes
+    two seconds. Imported modules are unchanged. If one is not installed, its first use raises
+    ModuleNotFoundError, not the import. `also` are further packages.
     """
     packages = (*_DRAWING, *also)
     finder = _Finder([name for name in packages if name not in sys.modules])
@@ -31,24 +31,24 @@ def undrawn(*also: str) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds a stand-in for some packages, and for every module in them."""
+    """Finds stand-ins for some packages, and for all their modules."""
 
     def __init__(self, packages: list[str]):
         self._packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """What the import system asks."""
+        """Called by the import system."""
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        """An empty one."""
+        """Makes an empty module."""
         return _StandIn(spec.name, self)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is to be run."""
+        """Executes nothing."""
 
     def forget(self, *packages: str) -> None:
-        """Has these packages imported as ever from here on."""
+        """Restores normal imports of these packages."""
         self._packages = [name for name in self._packages if name not in packages]
         for name, module in list(sys.modules.items()):
             if isinstance(module, _StandIn) and name.partition(".")[0] in packages:
@@ -56,7 +56,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _StandIn(types.ModuleType):
-    """A module that is imported when something in it is asked for, be it that others are being imported."""
+    """A module that is imported on first access to an attribute, even during other imports."""
 
     def __init__(self, name: str, finder: _Finder):
         super().__init__(name)
@@ -67,14 +67,14 @@ class _StandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module '{own}' has no attribute '{name}'")
         if sys.modules.get(own) is self:
-            if _is_module(f"{own}.{name}"):  # which the import system then asks the finder for
+            if _is_module(f"{own}.{name}"):  # the import system then asks the finder for it
                 raise AttributeError(f"module '{own}.{name}' is not imported yet")
             self._finder.forget(own.partition(".")[0])
         return getattr(importlib.import_module(own), name)
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is a module of this name, or may be: its package is not installed; imports none."""
+    """True if the module exists, or may exist since its package is not installed; imports nothing."""
     path: Any = None
     parts = name.split(".")
     for i in range(len(parts)):

@@ -1,9 +1,9 @@
-"""Arrays of other packages' environments, held on the host: they enter a program as literals.
+"""Keeps the arrays of other packages' environments on the host: they become literals of programs.
 
-Environments written for JAX keep arrays in their modules, and in themselves. Made once and closed over, such
-an array stays allocated on the first device for as long as the process lives, and is copied into every
-program from there; and `fdg.trace` allocates none. So they are taken to the host when a package is imported
-or an environment made (under `jax.ensure_compile_time_eval`), in an array type that behaves as JAX's do.
+Environments written for JAX keep arrays in their modules and instances. A JAX array in a closure stays
+allocated on the first device as long as the process lives, and every program copies it from there; and
+`fdg.trace` must allocate nothing. So when a package is imported or an environment made (under
+`jax.ensure_compile_time_eval`), they are moved to the host, in an array type that behaves like JAX's.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ import numpy as np
 
 
 class Literal(np.ndarray):
-    """A constant on the host that enters a program as a literal, also where traced values index it."""
+    """A host constant that becomes a literal of a program, also when traced values index it."""
 
     def __getitem__(self, index: Any) -> Any:
         return jnp.asarray(np.asarray(self))[index] if _is_traced(index) else super().__getitem__(index)
 
     @property
     def at(self) -> Any:
-        """What JAX's arrays are updated by: `x.at[i].set(y)`."""
+        """JAX's functional updates: `x.at[i].set(y)`."""
         return jnp.asarray(np.asarray(self)).at
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """A method of arrays that is JAX's where it is given a traced value, and NumPy's elsewhere."""
+    """An array method that is JAX's for traced arguments, and NumPy's otherwise."""
 
     def call(self: Literal, *given: Any, **named: Any) -> Any:
         if _is_traced((given, named)):
@@ -51,7 +51,7 @@ def _is_traced(index: Any) -> bool:
 
 
 def literals(value: Any) -> Any:
-    """A pytree whose arrays of JAX are literals.
+    """Replaces the JAX arrays in a pytree by literals.
 
     >>> type(literals({"a": jnp.arange(3)})["a"]).__name__
     'Literal'
@@ -60,9 +60,9 @@ def literals(value: Any) -> Any:
 
 
 def hold(value: Any, *packages: str) -> None:
-    """Replaces the arrays in an object, a dictionary or a list by literals, in place, at any depth.
+    """Replaces the arrays in an object, dictionary or list by literals, in place, recursively.
 
-    Objects of these packages are looked into.
+    Objects of these packages are searched too.
     """
     holder = _Holder(packages)
     if isinstance(value, dict | list):
@@ -80,9 +80,9 @@ def hold_pytrees(value: Any) -> None:
 
 @contextlib.contextmanager
 def as_arrays(value: Any) -> Iterator[None]:
-    """Within, what `hold_pytrees` made literals are arrays of the trace that is going on.
+    """A context where the literals of `hold_pytrees` are arrays of the current trace.
 
-    For code that takes NumPy's arrays for static ones. Another thread that traces waits.
+    For code that treats NumPy arrays as static. Another tracing thread waits.
     """
     with _TRACING:
         before = dict(vars(value))
@@ -101,7 +101,7 @@ _TRACING = threading.RLock()
 
 
 def hold_modules(*packages: str) -> None:
-    """Replaces the arrays in the modules of packages by literals, wherever they were imported to."""
+    """Replaces the arrays in the modules of packages by literals, in every module that imported them."""
     holder = _Holder(packages)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
@@ -112,14 +112,15 @@ def hold_modules(*packages: str) -> None:
 
 
 class _Holder:
-    """Goes through values once each, so that what several share stays shared."""
+    """Visits each value once, so that shared values stay shared."""
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        self._seen: dict[int, tuple[Any, Any]] = {}  # what was held, by identity; the first keeps it alive
+        # results by identity; the first entry keeps the object alive
+        self._seen: dict[int, tuple[Any, Any]] = {}
 
     def held(self, value: Any) -> Any:
-        """The value to have in the place of this one."""
+        """The replacement for this value."""
         if id(value) in self._seen:
             return self._seen[id(value)][1]
         if isinstance(value, (type, types.ModuleType, types.FunctionType)):
@@ -144,14 +145,14 @@ class _Holder:
         return instead
 
     def into(self, value: Any) -> None:
-        """Holds the attributes of an object."""
+        """Replaces the attributes of an object."""
         for attribute, item in list(getattr(value, "__dict__", {}).items()):
             held = self.held(item)
             if held is not item:
                 vars(value)[attribute] = held
 
     def defaults_of(self, value: Any) -> None:
-        """Holds the defaults of the arguments of a class's methods."""
+        """Replaces the argument defaults of a class's methods."""
         if isinstance(value, type) and value.__module__.partition(".")[0] in self._packages:
             for method in vars(value).values():
                 if isinstance(method, types.FunctionType) and method.__defaults__:

@@ -1,4 +1,4 @@
-"""What an environment shows: arrays, parts of them, and which actions are allowed."""
+"""Observations: arrays, parts, and masks of valid actions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias

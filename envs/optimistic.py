@@ -1,14 +1,13 @@
-"""Optimistic resets: where resets are expensive, a few environments share one reset per step.
+"""Optimistic resets: if resets are expensive, a few environments share one reset per step.
 
-Under `vmap` every environment computes a reset at every step, because each may end at any step. Where a reset
-costs many times as much as a step, it takes nearly all the time. But episodes are long, and hardly two of a
-few environments end at the same step: one reset per step for all of
-them is enough (Matthews et al. 2024, arXiv 2402.16801, appendix, of their `OptimisticResetVecEnvWrapper`).
+Under `vmap` every environment computes a reset in every step, because each may end. If a reset costs many
+times as much as a step, it takes nearly all the time. But episodes are long, and few environments rarely have
+two ends in one step: one reset per step for all of them suffices (Matthews et al. 2024, arXiv 2402.16801,
+appendix, their `OptimisticResetVecEnvWrapper`).
 
-Theirs draws at random which environments get which start, of the whole batch. Here neighbours share, and the
-start comes from the key of the first of them that has ended. So an environment that ends alone among its
-neighbours starts where it would without any of this, and a batch that is split between devices, neighbours
-together, keeps its numbers.
+Theirs assigns starts at random over the whole batch. Here neighbours share, and the start comes from the key
+of the first that has ended. So an environment that ends alone among its neighbours starts as without sharing,
+and results do not change when the batch is split over devices, neighbours together.
 """
 
 import dataclasses
@@ -25,24 +24,24 @@ from envs.environment import EpisodeState, TimeStep, Vectorized
 
 @dataclasses.dataclass(frozen=True)
 class OptimisticallyReset(Vectorized):
-    """A batch of one `SingleEnvironment`, in which `reset_ratio` neighbours share a start a step."""
+    """A batch of one `SingleEnvironment`, where `reset_ratio` neighbours share a start per step."""
 
     reset_ratio: int = 1
 
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
-        """Take one step in every environment; see `Environment.step`.
+        """Takes one step in every environment; see `Environment.step`.
 
         If `reset_ratio` does not divide the batch, their greatest common divisor is used.
         """
         ratio = math.gcd(self.reset_ratio, keys.shape[0])
         if ratio == 1:
             return super().step(keys, state, action)
-        # What has ended "begins" where it ended, so that no start is computed in this step ...
+        # Ended environments "reset" to where they ended, so that this step computes no start ...
         _, like = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
         nothing = jax.tree.map(lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), like)
         stayed, time_step = super().step(keys, state._replace(start=(state.inner, nothing)), action)
 
-        # ... and one start is computed for all neighbours, from the key of the first that has ended.
+        # ... and all neighbours get one start, from the key of the first that has ended.
         def among_neighbours(x: jax.Array) -> jax.Array:
             return x.reshape(x.shape[0] // ratio, ratio, *x.shape[1:])
 
@@ -63,7 +62,7 @@ class OptimisticallyReset(Vectorized):
 def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
     """`vectorize`, with one reset per step for every `reset_ratio` environments.
 
-    With `reset_ratio=1` none is shared.
+    With `reset_ratio=1` nothing is shared.
     """
     check_spec(single, single=True)
     check_count(f"environment '{single.name}'", "reset_ratio", reset_ratio)

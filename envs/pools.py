@@ -13,9 +13,9 @@ from envs.spaces import Space
 
 
 class Failure(NamedTuple):
-    """Instances that a step has lost."""
+    """Instances that a step lost."""
 
-    rows: np.ndarray  # [F] int, which
+    rows: np.ndarray  # [F] int, indices
     reason: str  # "worker 3 was killed by signal 9"
 
 
@@ -27,12 +27,12 @@ class Transition(NamedTuple):
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool; may be true where `terminated` is
     final_observation: np.ndarray  # [B, *obs] before the auto-reset
-    info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the episode that ended, as `Source.info` names
-    failures: Sequence[Failure] = ()  # the rows of these hold nothing
+    info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
+    failures: Sequence[Failure] = ()  # the rows of these are empty
 
     @staticmethod
     def empty(size: int, space: Space, info: int = 0) -> "Transition":
-        """Empty arrays for `size` rows, with entries for the information."""
+        """Empty arrays for `size` rows, including the info."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
         rewards = np.zeros((1 + info, size), np.float32)
@@ -40,7 +40,7 @@ class Transition(NamedTuple):
 
     @staticmethod
     def lost(size: int, space: Space, reason: str, info: int = 0) -> "Transition":
-        """The result of a step that has lost all instances."""
+        """The result of a step that lost all instances."""
         return Transition.empty(size, space, info)._replace(failures=[Failure(np.arange(size), reason)])
 
     @staticmethod
@@ -54,27 +54,27 @@ class Transition(NamedTuple):
 class Begun(NamedTuple):
     """Recreated instances: their first step is a truncation with reward 0."""
 
-    seen: np.ndarray  # [n, *obs], of the lost ones, last
-    first: np.ndarray  # [n, *obs], of the new ones
-    info: int = 0  # numbers that an episode reports, which are not known of lost ones
+    seen: np.ndarray  # [n, *obs], the last observation of the lost instances
+    first: np.ndarray  # [n, *obs], of the new instances
+    info: int = 0  # number of episode metrics, which are unknown for lost instances
 
     def step(self) -> Transition:
-        """That first step."""
+        """The first step."""
         size = len(self.first)
         no, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
         unknown = tuple(np.full((self.info, size), np.nan, np.float32))
         return Transition(self.first, reward, no, ~no, self.first, unknown)
 
     def of(self, rows: np.ndarray) -> "Begun":
-        """A part of them."""
+        """Selects rows."""
         return Begun(self.seen[rows], self.first[rows], self.info)
 
 
 class Segment(NamedTuple):
     """T steps of instances for which a worker acted."""
 
-    kept: Sequence[np.ndarray]  # [T, B, ...] each, what the actor gave in addition to its actions
-    steps: Transition  # [T, B, ...]; `failures` are of the whole segment
+    kept: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs besides actions
+    steps: Transition  # [T, B, ...]; `failures` refer to the whole segment
 
     @staticmethod
     def joined(
@@ -109,12 +109,12 @@ class Pool(Protocol):
         """Steps every instance; those whose episode ends are reset in the same call."""
 
     def close(self) -> None:
-        """Ends everything that the pool has running, also if it hangs."""
+        """Ends everything that the pool runs, even if it hangs."""
 
-    # A pool whose instances work in other threads or processes may have the two halves of `step`, for which
-    # others get a thread: `send(action, timeout)`, which returns at once, and `recv(timeout) -> Transition`;
-    # and `ready() -> bool`, whether `recv` would not wait. A pool whose workers act may have
-    # `segment(program, operands, keys, rows, begun, timeout) -> Segment` of the instances `rows`.
+    # Optional, if instances run in other threads or processes: the two halves of `step`, `send(action,
+    # timeout)`, which returns at once, and `recv(timeout) -> Transition` (others get a thread); and `ready()
+    # -> bool`, True if `recv` would not wait. If workers act: `segment(program, operands, keys, rows, begun,
+    # timeout) -> Segment` of the instances `rows`.
 
 
 class Source(Protocol):
@@ -136,16 +136,15 @@ class Source(Protocol):
     def max_episode_steps(self) -> int | None:
         """Steps after which the library truncates an episode."""
 
-    # Where episodes report more than their return, also `info`, the names of that.
-    # Where observations are in parts, also `wire_space`, of the rows that stand for them in what pools give,
-    # and `unpacked(rows)`, which makes them of these in a compiled program.
+    # Optional: `info`, the names of episode metrics; and if observations have parts, `wire_space`, the space
+    # of rows in the pool's arrays, and `unpacked(rows)`, which restores observations in a compiled program.
 
     def start(self, size: int) -> Pool:
         """A pool of `size` instances, which its first `reset` creates."""
 
 
 def wire_space(source: Source) -> Space:
-    """The space of a row of a pool's array: that of observations, unless they have parts."""
+    """The space of a row of a pool's array: the observation space, unless observations have parts."""
     return getattr(source, "wire_space", None) or source.observation_space
 
 
@@ -169,7 +168,7 @@ class Halves:
         if self._own:
             return self._pool.recv(timeout)
         assert self._thread is not None
-        return self._thread.finish(None)  # the pool's `step` keeps the time
+        return self._thread.finish(None)  # the pool's `step` has its own time limit
 
     def ready(self) -> bool:
         """Whether `recv` would return at once; True if unknown."""

@@ -1,7 +1,7 @@
-"""Probe environments: each isolates one ability of an agent, and its solution is known in closed form.
+"""Probe environments: each tests one ability of an agent, with a solution in closed form.
 
-An agent that fails a probe has a fault in that part, and training on a probe takes seconds. The idea is
-Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
+An agent that fails a probe has a bug in that part; training on a probe takes seconds. The idea is from Andy
+Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
 
 `γ` is the discount; `optimal_return` is the expected undiscounted return of the best policy.
 """
@@ -26,7 +26,7 @@ Step = tuple[Any, Observation, jax.Array, jax.Array, jax.Array]
 
 
 class _Probe:
-    """What most probes have in common: an episode ends by itself, and the best return is 1."""
+    """Base of most probes: an episode ends by itself, and the best return is 1."""
 
     max_episode_steps: ClassVar[Any] = None
     optimal_return: ClassVar[Any] = 1.0
@@ -43,7 +43,7 @@ class _Constant(_Probe):
 
 
 class _Sign(_Probe):
-    """A probe that shows `x = ±1` at random."""
+    """A probe with a random observation `x = ±1`."""
 
     observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
 
@@ -57,7 +57,7 @@ class _Sign(_Probe):
 class Value(_Constant):
     """One action, one step, reward 1. The value of the only observation is 1.
 
-    Fails where the value loss, or the optimiser, is wrong.
+    Fails if the value loss or the optimiser is wrong.
     """
 
     name: ClassVar[str] = "probe:value"
@@ -72,8 +72,8 @@ class Value(_Constant):
 class ValueOfObservation(_Sign):
     """One action, one step, observation `x = ±1` at random, reward `x`. The value of `x` is `x`.
 
-    Fails, where `probe:value` does not, if the value does not see the observation (gradients that do not
-    reach the network, observations of another step).
+    Fails, if `probe:value` does not, when the value does not depend on the observation (no gradients in the
+    network, observations of another step).
     """
 
     name: ClassVar[str] = "probe:value_of_observation"
@@ -89,8 +89,8 @@ class ValueOfObservation(_Sign):
 class Discount(_Probe):
     """One action, two steps, observations 0 then 1, reward 1 at the end.
 
-    The value of observation 1 is 1, that of observation 0 is γ. Fails where the discount, or the
-    bootstrap from the next observation, is wrong.
+    The value of observation 1 is 1, that of observation 0 is γ. Fails if the discount, or the bootstrap from
+    the next observation, is wrong.
     """
 
     name: ClassVar[str] = "probe:discount"
@@ -112,7 +112,7 @@ class Policy(_Constant):
     """Two actions, one step, reward 1 for action 1 and -1 for action 0.
 
     The policy is `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
-    `2p - 1`. Fails where the advantage or the policy loss is wrong (its sign, say).
+    `2p - 1`. Fails if the advantage or the policy loss is wrong (such as its sign).
     """
 
     name: ClassVar[str] = "probe:policy"
@@ -127,9 +127,9 @@ class Policy(_Constant):
 class PolicyOfObservation(_Sign):
     """Two actions, one step, observation `x = ±1` at random; reward 1 if the action is `x > 0`, else -1.
 
-    The policy is action 1 where `x = 1` and action 0 where `x = -1`, and its value is 1 for both. Fails,
-    where `probe:policy` does not, if actions, advantages and observations of different steps or
-    environments are mixed up (a reshape from `[T, B]` that goes wrong, say).
+    The policy is action 1 where `x = 1` and action 0 where `x = -1`, and its value is 1 for both. Fails, if
+    `probe:policy` does not, when actions, advantages and observations of different steps or environments are
+    mixed up (such as by a wrong reshape from `[T, B]`).
     """
 
     name: ClassVar[str] = "probe:policy_of_observation"
@@ -142,7 +142,7 @@ class PolicyOfObservation(_Sign):
 
 @dataclasses.dataclass(frozen=True)
 class Memory(_Probe):
-    """A cue `±1` is shown at the first step only; the action `delay` steps later has to match it.
+    """A cue `±1` is shown only at the first step; the action `delay` steps later must match it.
 
     The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
     steps. The last action has reward 1 if it matches the cue (action 1 for cue 1, action 0 for cue -1), else
@@ -160,7 +160,7 @@ class Memory(_Probe):
 
     @property
     def action_space(self) -> Space:
-        """One of two, or `[1]` in `[-1, 1]`."""
+        """Two actions, or `[1]` in `[-1, 1]`."""
         return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -182,7 +182,7 @@ class Memory(_Probe):
 class MultiDiscreteTarget(_Probe):
     """One step, a multi-discrete action; the observation is a random target, one-hot for each component.
 
-    Reward: the share of components that equal their target. The policy copies the target, and its value is
+    Reward: the fraction of components that equal their target. The policy copies the target, and its value is
     1 everywhere; a uniform policy has `mean(1 / nvec)`.
     """
 
@@ -191,7 +191,7 @@ class MultiDiscreteTarget(_Probe):
 
     @property
     def observation_space(self) -> Space:
-        """The one-hot targets side by side: `[sum(nvec)]`."""
+        """The concatenated one-hot targets: `[sum(nvec)]`."""
         return Box(0.0, 1.0, (sum(self.nvec),))
 
     @property
@@ -218,7 +218,7 @@ class ContinuousTarget(_Probe):
     """One step, a continuous action; the observation is a random target in `[-1, 1]^size`.
 
     Reward: `-sum((action - target)²)`. The policy copies the target, and its value is 0 everywhere; a
-    Gaussian policy about the target with standard deviation `σ` has `-size σ²`.
+    Gaussian policy around the target with standard deviation `σ` has `-size σ²`.
     """
 
     size: int = 1
@@ -298,7 +298,7 @@ class Truncation(_Constant):
 
     @property
     def optimal_return(self) -> float:
-        """`steps`, the only return there is."""
+        """`steps`, the only possible return."""
         return float(self.steps)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
@@ -308,13 +308,13 @@ class Truncation(_Constant):
 
 @dataclasses.dataclass(frozen=True)
 class Agents(_Probe):
-    """Several agents; each sees its own random target, and its reward depends on its own action only.
+    """Several agents; each sees its own random target, and its reward depends only on its own action.
 
     As `probe:memory` for each agent: the observation is `[target, 0]` at the first step, then `[0, 0]`, and
     `[0, 1]` at the last, `delay` steps later (`[target, 1]` without a delay). The last action has reward 1 if
-    it matches a target `±1` (action 1 for 1, action 0 for -1), else -1; for a `continuous` target in
-    `[-1, 1]` its reward is `-(action - target)²`. The best policy copies the target; with a delay it needs a
-    memory. Fails where agents are mixed up with each other or with environments.
+    it matches a target `±1` (action 1 for 1, action 0 for -1), else -1; for a `continuous` target in `[-1,
+    1]` its reward is `-(action - target)²`. The best policy copies the target; with a delay it needs memory.
+    Fails if agents are mixed up with each other or with environments.
     """
 
     num_agents: int = 2
@@ -328,7 +328,7 @@ class Agents(_Probe):
 
     @property
     def action_space(self) -> Space:
-        """`[1]` in `[-1, 1]`, or one of two."""
+        """`[1]` in `[-1, 1]`, or two actions."""
         return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
 
     @property

@@ -1,4 +1,4 @@
-"""Probes whose observations are in parts, or whose agents are unlike; see `envs/probe.py`."""
+"""Probes with observations in parts, or with agents that differ; see `envs/probe.py`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -18,14 +18,13 @@ def check_positive(probe: Any, field: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Two actions, one step (or `length` of them, all alike), observations in parts.
+    """Two actions, one step (or `length` equal ones), observations in parts.
 
-    A picture is lit on its left or right, and a category says which way to go.
-    `side = ±1` is where the picture is lit, `flip` 0 or 1, and `target = side * (1 - 2 flip)`. The reward is
-    `target * (2 action - 1) + bonus`, or `bonus - (action - target)^2` of continuous actions, where `bonus =
-    ±1` at random is seen by critics alone. Fails where a part of the observation gets lost, or where the
-    actor sees what it should not; where the critic does not see it, the value is `optimal_return`, and else
-    that and `bonus`.
+    An image is lit on its left or right; a category says which way to go. `side = ±1` is the lit side, `flip`
+    0 or 1, and `target = side * (1 - 2 flip)`. The reward is `target * (2 action - 1) + bonus`, or `bonus -
+    (action - target)^2` for continuous actions, where only critics see the random `bonus = ±1`. Fails if a
+    part of the observation is lost, or if the actor sees privileged parts. The value is `optimal_return`,
+    plus `bonus` if the critic sees it.
     """
 
     continuous: bool = False
@@ -46,7 +45,7 @@ class Parts:
 
     @property
     def action_space(self) -> Space:
-        """`[1]` in `[-1, 1]`, or one of two."""
+        """`[1]` in `[-1, 1]`, or two actions."""
         return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
 
     @property
@@ -63,7 +62,7 @@ class Parts:
         return state, self._observe(state)
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Any:
-        """Reward for this action, terminated after the last step."""
+        """The action's reward; terminated after the last step."""
         target = state["side"] * jnp.where(state["flip"], -1.0, 1.0)
         gain = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
         state = {**state, "time": state["time"] + 1}
@@ -78,12 +77,12 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """A point moves to a goal, and is paid for nothing else: -1 a step, 0 where it is at the goal.
+    """A point moves to a goal, with reward -1 per step, 0 at the goal.
 
-    Position and goal lie in `[-1, 1]^dimensions`; a step moves each coordinate by at most 0.2, and the goal
-    is reached where all coordinates are within 0.1 of it. An episode has 25 steps and starts in the middle.
+    Position and goal are in `[-1, 1]^dimensions`; a step moves each coordinate by at most 0.2, and the goal
+    is reached if all coordinates are within 0.1 of it. An episode has 25 steps and starts in the middle.
     Observations are parts as in Gymnasium-Robotics: `observation` (the position), `achieved_goal` (the same)
-    and `desired_goal`. Random actions in four dimensions hardly ever reach a goal, so learners fail without
+    and `desired_goal`. Random actions in four dimensions rarely reach a goal, so learners fail without
     hindsight (`algos.buffers.hindsight`).
     """
 
@@ -107,12 +106,13 @@ class Reach:
 
     @property
     def optimal_return(self) -> float:
-        """Minus the mean of the steps before the goal: `k - 1` if the farthest coordinate takes k moves."""
+        """Minus the mean number of steps before the goal: `k - 1` if the farthest coordinate takes k
+        moves."""
         far = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]  # P(at most k moves)
         return -sum(1.0 - far[moves] for moves in range(1, 6))
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Position 0, a goal drawn uniformly."""
+        """Position 0, a uniformly random goal."""
         goal = jax.random.uniform(key, (self.dimensions,), minval=-1.0, maxval=1.0)
         state = {"position": jnp.zeros(self.dimensions), "goal": goal}
         return state, self._observe(state)
@@ -125,7 +125,7 @@ class Reach:
         return state, self._observe(state), reward, jnp.bool_(False), jnp.bool_(False)
 
     def compute_reward(self, achieved_goal: jax.Array, desired_goal: jax.Array) -> jax.Array:
-        """0 where the goal is reached, else -1, for goals `[dimensions]`."""
+        """0 if the goal is reached, else -1, for goals `[dimensions]`."""
         return jnp.where(jnp.max(jnp.abs(achieved_goal - desired_goal)) <= 0.1, 0.0, -1.0)
 
     def _observe(self, state: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -135,12 +135,12 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class Unlike:
-    """Two agents that are not alike, one step. Each is paid for what it does itself.
+    """Two agents that differ, one step. Each reward depends only on the agent's own action.
 
-    The first sees a category of three, and names it: 1 if it is right (or, of continuous actions in [0, 2],
-    minus the squared distance). The second sees two numbers, and says whether the first of them is positive:
-    1 if it is right (or, of two components in [-1, 1], minus the mean squared distance to both). Fails where
-    an agent does not know which one it is, or gets another's actions.
+    The first sees one of three categories, and must name it: 1 if right (or, for continuous actions in [0,
+    2], minus the squared distance). The second sees two numbers, and must say whether the first is positive:
+    1 if right (or, for two components in [-1, 1], minus the mean squared distance to both). Fails if an agent
+    does not know its index, or gets another's actions.
     """
 
     continuous: bool = False
@@ -151,7 +151,7 @@ class Unlike:
 
     @property
     def action_space(self) -> Tuple:
-        """Choices of three and of two, or one component and two."""
+        """Three and two choices, or one and two components."""
         if self.continuous:
             return Tuple((Box(0.0, 2.0, (1,)), Box(-1.0, 1.0, (2,))))
         return Tuple((Discrete(3), Discrete(2)))

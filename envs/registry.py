@@ -91,7 +91,7 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_spelled: dict[Any, str] = {}  # environments that `make` returned -> their names with parameters
+_spelled: dict[Any, str] = {}  # results of `make` -> their names with parameters
 
 
 @checked_names
@@ -149,7 +149,7 @@ def make(name: str, **overrides: Any) -> Any:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         # Algorithms replace a text task's tokens and lengths, so its problem identifies it.
         key = made if _module_of(name) is None else getattr(made, "problem", made)
-        with contextlib.suppress(TypeError):  # it does not hash
+        with contextlib.suppress(TypeError):  # not hashable
             _spelled[key] = f"{name}?{options}" if options else name
     return made
 
@@ -208,7 +208,7 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
         raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
 
 
-# Of other libraries; the part behind the sign is what the environment is called.
+# Prefixes of other libraries; a name follows the sign.
 _OTHER_PREFIX = re.compile(
     r"(?:gym|gymnasium|gymnax|ale|atari|envpool|mujoco|jaxmarl|mpe|minatar|craftax|brax|jumanji|octax|playground)"
     r"[:/.](?P<task>[^:]+)", re.IGNORECASE
@@ -216,9 +216,9 @@ _OTHER_PREFIX = re.compile(
 
 
 def _of_another_library(name: str) -> list[str] | None:
-    """The names here of an environment that is written with another library's prefix, `gym:CartPole-v1`.
+    """The names here for a name with another library's prefix, `gym:CartPole-v1`.
 
-    None without such a prefix, and where nothing is like it and a user has a module of the prefix's name.
+    None without such a prefix, or if nothing is similar and the user has a module with the prefix's name.
     """
     found = _OTHER_PREFIX.fullmatch(name)
     if found is None:
@@ -258,8 +258,8 @@ def _meant(name: str) -> list[str]:
 # Up to an `&` outside quotation marks; an opening quotation mark follows punctuation or a space.
 _OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
 
-_UNMARKED = re.compile(r"([^\s=&;,]+)[\s&;,]+([A-Za-z_]\w*=.*)")  # parameters behind another sign than `?`
-_WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters, with another sign between them
+_UNMARKED = re.compile(r"([^\s=&;,]+)[\s&;,]+([A-Za-z_]\w*=.*)")  # parameters after a sign other than `?`
+_WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters with a wrong sign between them
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -395,7 +395,7 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 
 
 def _fleet(name: str, **overrides: Any) -> Any:
-    """A fleet of workers, of an environment that `make` knows."""
+    """A fleet of workers for another environment of `make`."""
     return from_ray.make(name, make, **overrides)
 
 
@@ -403,7 +403,7 @@ def spelled(env: Any) -> str | None:
     """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
         return _spelled.get(getattr(env, "problem", env))
-    except TypeError:  # it does not hash
+    except TypeError:  # not hashable
         return None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line
 
-_INCHES, _DPI = 4.0, 100  # of pictures that are drawn here
-_MOST_BARS = 64  # of one observation; longer ones are drawn as a line
+_INCHES, _DPI = 4.0, 100  # of plots
+_MOST_BARS = 64  # per observation; longer ones are drawn as a line
 
 
 class Episode(NamedTuple):
@@ -27,16 +27,16 @@ class Episode(NamedTuple):
     observation: Any  # [T, (A,) *obs], an array, or parts; of Gymnasium's as it has them, actions too
     action: Any  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents
-    finished: bool  # whether it ended by itself
+    finished: bool  # True if it ended by itself
 
     @property
     def total(self) -> float:
-        """Its return."""
+        """The return."""
         return float(self.reward.sum())
 
 
 def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
-    """Images `[H, W, 3]` uint8 of an episode, one for each step."""
+    """Images `[H, W, 3]` uint8 of an episode, one per step."""
     single: Any = getattr(env, "single", None)
     drawn: Any = None
     if episode.states and single is None:
@@ -57,7 +57,7 @@ def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
             raise FdgError(
                 f"drawing {env.name} needs a package: {error}: pip install 'fdg[video]'"
             ) from error
-        except Exception as error:  # whatever a renderer raises: no display, no OpenGL
+        except Exception as error:  # a renderer may raise anything: no display, no OpenGL
             raise FdgError(f"{env.name} cannot be drawn: {one_line(error)}") from error
     yield from _seen(env, episode)
 
@@ -69,7 +69,7 @@ def html(env: Environment, episode: Episode) -> str | None:
 
 
 def _picture(frame: Any) -> np.ndarray:
-    frame = np.array(frame)  # a copy: many draw into one buffer
+    frame = np.array(frame)  # a copy, since many renderers reuse one buffer
     if frame.ndim == 2:
         frame = np.repeat(frame[..., None], 3, axis=2)
     if frame.dtype != np.uint8:
@@ -122,7 +122,7 @@ def _image(observations: np.ndarray) -> np.ndarray:
     one."""
     if observations.ndim == 3:
         return observations
-    while observations.ndim > 4:  # of several agents, side by side
+    while observations.ndim > 4:  # several agents, concatenated
         observations = np.concatenate(list(np.moveaxis(observations, 1, 0)), axis=-2)
     channels = observations.shape[-1]
     if channels == 3:

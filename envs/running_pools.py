@@ -19,15 +19,15 @@ from fdg.errors import HostError
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
-_POLL = 1e-4  # seconds between looks at which pool is ready
-_KEPT = 4  # batches of one environment and size at the same time: to train, to evaluate, and a few more
+_POLL = 1e-4  # seconds between checks for a ready pool
+_KEPT = 4  # pools of one environment and size at the same time: training, evaluation, and a few more
 
 
 class Losses(NamedTuple):
     """Failures and lost episodes of all pools in this process."""
 
     failures: int
-    episodes: int  # that were running, and count as truncated
+    episodes: int  # lost while running, counted as truncated
 
 
 _losses = Losses(0, 0)
@@ -39,14 +39,14 @@ def losses() -> Losses:
 
 
 class _Running:
-    """A pool that programs hold tickets of."""
+    """A pool that tickets refer to."""
 
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
-        self.number = secrets.randbelow(2**31)  # so that a ticket of another process fits none of ours
+        self.number = secrets.randbelow(2**31)  # so that no ticket of another process matches
         self.environment, self.size, self.parts = environment, len(seeds), parts
         self.steps, self.restarted = 0, 0
-        self.sent: np.ndarray | None = None  # seeds of the step that is under way, if one is
-        self.is_new = False  # that step is the start of new episodes
+        self.sent: np.ndarray | None = None  # seeds of the running step, if any
+        self.is_new = False  # True if that step starts new episodes
         self.lock = threading.Lock()
         self.pool = environment.source.start(self.size)
         self._halves = Halves(self.pool)
@@ -57,7 +57,7 @@ class _Running:
             raise
 
     def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
-        """A transition, and which of its rows were lost and restarted."""
+        """A transition, and the mask of rows that were lost and restarted."""
         self.steps += 1
         return self._taken(self.pool.step(action, self.environment.timeout), seeds)
 
@@ -73,19 +73,18 @@ class _Running:
         return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
 
     def ready(self) -> bool:
-        """Whether `recv` would return at once."""
+        """True if `recv` would return at once."""
         return self.sent is None or self.is_new or self._halves.ready()
 
     def begun(self) -> tuple[Transition, np.ndarray]:
-        """Restarts all instances; returns this as a step."""
+        """Restarts all instances, as a step."""
         first = self.first_observation
         return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
     def segment(
         self, program: Any, operands: Any, seeds: np.ndarray, keys: np.ndarray, seen: np.ndarray, is_new: bool
     ) -> tuple[Any, Transition, np.ndarray]:
-        """T steps for which workers act: the actor's results, the steps, and which of them were lost `[T,
-        B]`.
+        """T steps for which workers act: the actor's results, the steps, and the mask of lost ones `[T, B]`.
 
         Lost instances are recreated and repeat the whole segment.
         """
@@ -128,13 +127,13 @@ class _Running:
         for rows, reason in made.failures:
             self._replace(made, rows, reason, seeds)
             lost[rows] = True
-        # A terminal state needs no bootstrap, whatever the clock says: termination wins.
+        # A terminal state needs no bootstrap, even at the time limit: termination takes precedence.
         return made._replace(truncated=made.truncated & ~made.terminated, failures=()), lost
 
     def _replace(self, made: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
         self._count(rows, reason)
         made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
-        made.final_observation[rows] = made.observation[rows]  # the program knows the one before
+        made.final_observation[rows] = made.observation[rows]  # the program has the previous one
         made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
         for each in made.info:
             each[rows] = np.nan
@@ -156,7 +155,7 @@ class _Running:
 
 
 def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
-    """A segment with these rows replaced, unless all of them were lost; `part` itself if it is the first."""
+    """A segment with these rows replaced, unless all were lost; `part` itself if it is the first."""
     if not part.steps.reward.size:
         return whole
     if whole is None:
@@ -229,7 +228,7 @@ class _Pools:
         """Waits for one of several pools; `packed` has pool, steps, and whether the pool is a candidate.
 
         Of several ready pools, the one with the fewest steps, then the first. After the environment's
-        timeout, one that is not ready: its `recv` raises.
+        timeout, a pool that is not ready: its `recv` raises.
         """
         waiting = np.flatnonzero(packed[:, 2])
         fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
@@ -245,8 +244,8 @@ class _Pools:
     def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
         """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
-        `packed` is `[B, 3]`: pool, steps and seed; `given` are `keys [T, B, k]`, `seen [B, *wire]`, and
-        operands of the actor.
+        `packed` is `[B, 3]`: pool, steps and seed; `given` are `keys [T, B, k]`, `seen [B, *wire]`, and the
+        actor's operands.
         """
         (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
         with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
@@ -268,7 +267,7 @@ class _Pools:
     ) -> Iterator[_Running | None]:
         """A context with the locked pool of a ticket, closed if the body raises; None if no pool matches.
 
-        `sent` says whether a step has to be running.
+        `sent`: True if a step must be running.
         """
         found = self._find(int(number))
         if found is None:

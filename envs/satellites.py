@@ -1,9 +1,9 @@
-"""Satellites: workers of a fleet that act by themselves, for whole segments of a rollout.
+"""Satellites: workers of a fleet that act themselves, for whole segments of a rollout.
 
-Without them a program sends the actions of every step to the workers, and waits for each. With them it sends
-the policy's parameters once for a segment of T steps (inline inference of SRL, Mei et al., arXiv 2306.16688).
-A worker gets the actor as an exported program (`jax.export`), compiled for a CPU and for its own rows.
-Parameters come as arguments, so a program is sent once and compiled once.
+Otherwise a program sends the actions of every step to the workers, and waits for each step. Satellites get
+the policy's parameters once per segment of T steps (inline inference of SRL, Mei et al., arXiv 2306.16688).
+The actor is an exported program (`jax.export`), compiled for a CPU and the worker's rows. Parameters are
+arguments, so a program is sent and compiled once.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ Act = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An actor as workers run it; equal to those of the same text."""
+    """An actor for workers; equal to others with the same text."""
 
     digest: str  # of the texts
-    # what `jax.export` serialises, by number of rows
+    # serialised by `jax.export`, by number of rows
     texts: Mapping[int, bytes] = dataclasses.field(compare=False, repr=False)
-    x64: bool = False  # whether it was traced with 64-bit types enabled
+    x64: bool = False  # traced with 64-bit types enabled
 
 
 class Acting(NamedTuple):
-    """An actor that was traced for workers."""
+    """A traced actor for workers."""
 
     program: Program
     kept: Any  # pytree of jax.ShapeDtypeStruct, leading axis B
@@ -40,12 +40,11 @@ class Acting(NamedTuple):
 def trace(
     name: str, act: Act, seen: Callable[[int], Any], shares: Sequence[int]
 ) -> tuple[Acting, list[jax.Array]]:
-    """Traces an actor for shares of a batch; also gives what it closes over: parameters, statistics.
+    """Traces an actor for shares of a batch; also returns the arrays that it closes over.
 
     `act` maps `(rows [n, ...], key data [n, k] uint32)` to `(action of the environment [n, ...], kept)`,
-    where `kept` is a pytree of arrays with leading axis n; it may close over traced arrays. `seen` gives
-    shapes and dtypes of both arguments by number of rows, and `shares` are the numbers of rows of the
-    workers.
+    where `kept` is a pytree of arrays with leading axis n; it may close over traced arrays. `seen` maps a
+    number of rows to shapes and dtypes of both arguments, and `shares` are the workers' numbers of rows.
     """
     texts, operands = {}, None
     for rows in sorted(set(shares)):
@@ -75,7 +74,7 @@ _compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker
 def _call(program: Program, rows: int) -> Callable[..., Any]:
     key = program.digest, rows
     if key not in _compiled:
-        jax.config.update("jax_platforms", "cpu")  # before a backend of a worker starts
+        jax.config.update("jax_platforms", "cpu")  # before a worker's backend starts
         _compiled[key] = jax.jit(jax.export.deserialize(bytearray(program.texts[rows])).call)
     return _compiled[key]
 
@@ -91,9 +90,9 @@ def carry_out(
 ) -> tuple[Segment, np.ndarray]:
     """Acts and steps in a worker.
 
-    `pool` has n instances; `seen` is `[n, *wire]`, what the first action answers to; `keys` is `[T, n, k]`
-    uint32, data of the keys that actions are drawn by. `begun` is None unless the instances have just begun,
-    in place of lost ones. Returns the segment, and what the next action answers to.
+    `pool` has n instances; `seen` is `[n, *wire]`, the input of the first action; `keys` is `[T, n, k]`
+    uint32, key data for actions. `begun` is set if the instances have just replaced lost ones, else None.
+    Returns the segment, and the input of the next action.
 
     Raises:
       HostError: instances were lost.

@@ -1,7 +1,7 @@
-"""Spaces: what an observation or an action may be.
+"""Spaces of observations and actions.
 
-Frozen dataclasses of Python values, so that environments, and the algorithms that hold them, compare,
-hash and print; no array exists until `sample` or `contains` is called.
+Frozen dataclasses of Python values, so that environments and algorithms compare, hash and print; arrays are
+made only by `sample` and `contains`.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
-_MOST_CODES = 64  # integers of a wider range are amounts
-_SMALLEST_IMAGE = 3  # pixels a side, for the 3 x 3 convolution
+_MOST_CODES = 64  # integers with a wider range are amounts
+_SMALLEST_IMAGE = 3  # pixels per side, for the 3 x 3 convolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Discrete:
 
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draw one element uniformly. Returns `[] int32`."""
+        """Samples an element uniformly: `[] int32`."""
         return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
 
     def contains(self, x: Any) -> jax.Array:
@@ -62,7 +62,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Several choices at once: `[len(nvec)] int32`, component `i` from 0 to `nvec[i] - 1`.
+    """Several choices: `[len(nvec)] int32`, component `i` from 0 to `nvec[i] - 1`.
 
     >>> bool(MultiDiscrete((2, 3)).contains([1, 2])), bool(MultiDiscrete((2, 3)).contains([2, 1]))
     (True, False)
@@ -92,7 +92,7 @@ class MultiDiscrete:
 
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draw one element uniformly. Returns `[len(nvec)] int32`."""
+        """Samples an element uniformly: `[len(nvec)] int32`."""
         return jax.random.randint(key, self.shape, 0, jnp.asarray(self.nvec, jnp.int32), dtype=jnp.int32)
 
     def contains(self, x: Any) -> jax.Array:
@@ -107,8 +107,8 @@ class MultiDiscrete:
 class Box:
     """Arrays of one shape and dtype, `low <= x <= high` in every component.
 
-    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); infinite where
-    there is no bound.
+    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); infinite for no
+    bound.
 
     >>> Box(-1.0, 1.0, (3,))
     Box(low=-1.0, high=1.0, shape=(3,), dtype='float32')
@@ -163,15 +163,15 @@ class Box:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether every component has a finite lower and upper bound."""
+        """True if every component has finite bounds."""
         return bool(np.isfinite(np.asarray(self.low)).all() and np.isfinite(np.asarray(self.high)).all())
 
     @property
     def codes(self) -> tuple[tuple[int, int], ...] | None:
-        """Lowest code and how many there are, where integers stand for kinds of things; None for amounts.
+        """Lowest code and number of codes, where integers stand for categories; None for amounts.
 
-        They do where at most 64 of them are possible. Of a map with three axes by channel (the last axis);
-        of any other shape once, for all components.
+        Integers are codes if there are at most 64. For a map with three axes, by channel (the last axis); for
+        any other shape, one for all components.
 
         >>> Box(0.0, 4.0, (10, 10, 2), "uint8").codes, Box(-1.0, 8.0, (10, 10), "int32").codes
         (((0, 5), (0, 5)), ((-1, 10),))
@@ -188,7 +188,7 @@ class Box:
 
     @property
     def is_image(self) -> bool:
-        """Whether it is a picture `[H, W, C]`, or a map of codes `[H, W]`, large enough to be convolved."""
+        """True for an image `[H, W, C]`, or a map of codes `[H, W]`, large enough to be convolved."""
         axes = len(self.shape)
         if axes != 3 and not (axes == 2 and self.codes):
             return False
@@ -196,24 +196,24 @@ class Box:
 
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draw one element, `[*shape]` of `dtype`.
+        """Samples an element, `[*shape]` of `dtype`.
 
-        Components bounded on both sides are uniform (integers include both ends); the others are a
-        standard normal, shifted to the one bound that there is.
+        Components with two bounds are uniform (integers include both ends); others are standard normal,
+        shifted to the only bound, if any.
         """
         low, high = self.low_array, self.high_array
         if not np.issubdtype(low.dtype, np.floating):
-            span = high.astype(object) - low.astype(object) + 1  # Python's integers do not overflow
+            span = high.astype(object) - low.astype(object) + 1  # Python integers do not overflow
             if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
                 return self._wide_sample(key, low, np.asarray(span))
-            # The draw is wider than the dtype, so that `high + 1` does not wrap around (uint8: 255 + 1).
+            # The draw is wider than the dtype, so that `high + 1` does not overflow (uint8: 255 + 1).
             wide = low.astype(np.int32), high.astype(np.int32) + 1
             return jax.random.randint(key, self.shape, *map(jnp.asarray, wide)).astype(self.dtype)
-        # Both draws are made, and chosen between, only where bounds are mixed.
+        # Both samples are computed, and selected, only if bounds are mixed.
         bounded = np.isfinite(low) & np.isfinite(high)
         finite_low, finite_high = np.where(bounded, low, 0), np.where(bounded, high, 1)
         fraction = jax.random.uniform(key, self.shape, self.dtype)
-        # A weighted mean of the bounds: `high - low` may overflow where both are finite.
+        # A weighted mean of the bounds: `high - low` may overflow.
         uniform = finite_low * (1 - fraction) + finite_high * fraction
         uniform = jnp.clip(uniform, finite_low, finite_high)
         if bounded.all():
@@ -227,7 +227,7 @@ class Box:
         return jnp.where(bounded, uniform, shifted)
 
     def _wide_sample(self, key: jax.Array, low: np.ndarray, span: np.ndarray) -> jax.Array:
-        """Uniform integers of 32 bits, from `low` on, `span` (up to 2**32) of them."""
+        """Uniform 32-bit integers from `low` on, `span` (up to 2**32) of them."""
         bits = jax.random.bits(key, self.shape, jnp.uint32)
         whole = np.asarray(span >= 2**32, bool)
         offset = jnp.where(whole, bits, bits % np.where(whole, 1, span).astype(np.uint32))
@@ -245,9 +245,9 @@ Space: TypeAlias = Discrete | MultiDiscrete | Box
 
 
 def bound(values: np.ndarray) -> Bound:
-    """A `Box`'s bound from an array: one number where all are alike, otherwise nested tuples.
+    """A `Box`'s bound from an array: one number if all are equal, otherwise nested tuples.
 
-    The largest float32 (or more), libraries' way to say unbounded, is infinity.
+    The largest float32 (or more), with which libraries say unbounded, becomes infinity.
 
     >>> bound(np.array([1.0, 1.0])), bound(np.array([-np.inf, 3.5e38]))
     (1.0, (-inf, inf))

@@ -1,9 +1,9 @@
-"""Teams of unlike agents as teams whose agents are alike, so that all can have the same parameters.
+"""Makes teams of different agents uniform, so that all agents can share parameters.
 
-An agent sees who it is, and what it sees itself; in the places of what other kinds of agents see stand zeros.
-Actions that an agent has not are masked. That is parameter sharing with agent indication (Terry et al. 2020,
-"Revisiting Parameter Sharing in Multi-Agent Deep Reinforcement Learning", arXiv 2005.13625, section 4), with
-a place of its own for each kind of observation instead of padding, so that no number has two meanings.
+An agent sees its index and its own observation; the parts of other kinds of agents are zero. Actions that an
+agent lacks are masked. This is parameter sharing with agent indication (Terry et al. 2020, "Revisiting
+Parameter Sharing in Multi-Agent Deep Reinforcement Learning", arXiv 2005.13625, section 4), with separate
+parts for each kind of observation instead of padding, so that no input has two meanings.
 
 Shapes: `A` agents.
 """
@@ -47,38 +47,38 @@ class Alike:
         continuous.
     """
 
-    masks_components: ClassVar[bool] = True  # of a Box: which of them the agent has
+    masks_components: ClassVar[bool] = True  # of a Box: the components that the agent has
 
     single: Any
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Of one agent: who it is, and what each kind of agent sees."""
+        """One agent's: its index, and a part for each kind of agent."""
         kinds = self._team.kinds
         return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._named(kinds)})
 
     @property
     def action_space(self) -> Space:
-        """With as many choices, or components, as the agent that has most."""
+        """With the largest number of choices or components of any agent."""
         return self._team.action_space
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
-        """Start an episode."""
+        """Starts an episode."""
         state, observations = self.single.reset(key)
         return state, self.together(observations, "reset")
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, Any, Any, Any, Any]:
-        """Take one step; `action [A, *action_space.shape]`."""
+        """Takes one step; `action [A, *action_space.shape]`."""
         state, observations, reward, *ended = self.single.step(key, state, self.apart(action))
         if isinstance(reward, tuple | list):
             reward = jnp.stack([jnp.asarray(one, jnp.float32) for one in reward])
         return state, self.together(observations, "step"), reward, *ended
 
     def together(self, observations: Any, method: str = "together") -> Any:
-        """Observations, a tuple of one for each agent, as those of agents that are alike: parts `[A, ...]`.
+        """Converts a tuple of observations, one per agent, to uniform ones: parts `[A, ...]`.
 
         Raises:
-          FdgError: not `A` of them, or one that is not of the agent's space.
+          FdgError: not `A` of them, or one is not in its agent's space.
         """
         whose = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
@@ -104,15 +104,15 @@ class Alike:
         return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
     def apart(self, action: jax.Array) -> tuple[jax.Array, ...]:
-        """Actions `[A, ...]` of agents that are alike, as each agent's own."""
+        """Converts uniform actions `[A, ...]` to each agent's own."""
         return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.acting))
 
     def _mask(self, agent: int, own: Any) -> jax.Array:
-        """Which actions an agent has, and is allowed: `[n]` bool."""
+        """The actions that an agent has and may take: `[n]` bool."""
         there = self._team.masks[agent]
         if own is None:
             return jnp.asarray(there)
-        # Choices that the agent has not come after its own, each with one answer, which stays.
+        # Choices that the agent lacks follow its own, each with one constant answer.
         space = self._team.acting[agent]
         size = space.n if isinstance(space, Discrete) else sum(getattr(space, "nvec", ()))
         if jnp.shape(own) != (size,):
@@ -132,22 +132,22 @@ class Alike:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "single":
             raise AttributeError(name)
-        return getattr(self.single, name)  # its name, how it is drawn, ...
+        return getattr(self.single, name)  # name, rendering, ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Team:
-    """What is known of unlike agents before they act."""
+    """Properties of a team of different agents."""
 
     observed: tuple[Any, ...]  # spaces, by agent
     acting: tuple[Any, ...]  # likewise
-    kinds: tuple[Any, ...]  # of observations, each once
+    kinds: tuple[Any, ...]  # of observations, without duplicates
     action_space: Space
-    masks: tuple[np.ndarray, ...]  # by agent: [n] bool, which actions (or components) of all it has
+    masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
 
     @property
     def all_alike(self) -> bool:
-        """Whether every agent has all actions."""
+        """True if every agent has all actions."""
         return all(mask.all() for mask in self.masks)
 
 
@@ -184,7 +184,7 @@ def _team(name: str, agents: int, observed: Any, acting: Any) -> _Team:
 
 
 def _common_bounds(spaces: tuple[Box, ...], most: int) -> tuple[Any, Any]:
-    """Of each component [-1, 1], or none where an agent's own has none."""
+    """For each component [-1, 1], or unbounded if an agent's is."""
     bounded = np.ones(most, bool)
     for space in spaces:
         finite = np.isfinite(space.low_array) & np.isfinite(space.high_array)

@@ -1,4 +1,4 @@
-"""Imports what a user names as `module:name`: environments and other values."""
+"""Imports `module:name` for users: environments and other values."""
 
 import functools
 import importlib
@@ -16,7 +16,7 @@ from envs.text.task import TextTask
 from fdg.arguments import check_options
 from fdg.errors import FdgError, module_of_file, raised, unknown_name
 
-ENTRY_POINTS = "fdg.environments"  # the group in which installed packages register environments
+ENTRY_POINTS = "fdg.environments"  # the group where installed packages register environments
 
 
 def module_of(name: str, known: Iterable[str]) -> str | None:

@@ -1,6 +1,6 @@
 """Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and your own.
 
-A wrapper takes a batched `envs.Environment` of any source and is one. Your own is a subclass of `Wrapper`.
+A wrapper wraps a batched `envs.Environment` of any source, and is one. Your own is a subclass of `Wrapper`.
 
 Shapes: `B` environments, `A` agents, `K` frames.
 """
@@ -28,7 +28,7 @@ class WrapperState(NamedTuple):
     """State of a wrapper that has `after`; every leaf has the leading axis `B`."""
 
     env_state: State  # of the environment inside
-    kept: Any  # what `begin` and `after` gave
+    kept: Any  # the results of `begin` and `after`
 
     @property
     def inner(self) -> State:
@@ -92,12 +92,12 @@ class Wrapper(Whole):
 
     @property
     def native(self) -> Native:
-        """As the library inside has them: what is shown of that is computed, and remembered, from it.
+        """The library's observations and actions inside, with the wrapper applied in `see`.
 
-        An environment of JAX's within is the library itself, which gives what this one shows.
+        A JAX environment inside has no other observations than its own, so the wrapper's are used.
 
         Raises:
-          AttributeError: that is so.
+          AttributeError: for a JAX environment.
         """
         inside: Native = self.env.native
 
@@ -136,13 +136,13 @@ class Wrapper(Whole):
         return WrapperState(state, kept) if self._keeps else state, shown
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Take one step in every environment; see `Environment.step`."""
+        """Takes one step in every environment; see `Environment.step`."""
         inside, before = state if self._keeps else (state, ())
         return self._after(before, *self.env.step(keys, inside, action))
 
     @property
     def send(self) -> Callable[..., Any]:
-        """The first half of `step` (`envs.rings`); absent where the `step` is whole."""
+        """The first half of `step` (`envs.rings`); absent if `step` is overridden."""
         if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
             raise AttributeError(f"the step of environment '{self.name}' has no halves")
 
@@ -158,11 +158,11 @@ class Wrapper(Whole):
 
     @property
     def ready(self) -> Callable[..., jax.Array]:
-        """Waits for one of several steps that were sent; absent where `send` is."""
+        """Waits for one of several sent steps; absent if `send` is."""
         return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
     def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
-        """What is kept and shown after a step of the environment inside."""
+        """The state and output after a step of the inner environment."""
         kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
         begun, first = _of_features(self.begin, step.observation)
         for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
@@ -174,8 +174,7 @@ class Wrapper(Whole):
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """Stacks the last `frames` observations, oldest first; at the start of an episode its first one is
-    repeated.
+    """Stacks the last `frames` observations, oldest first; an episode starts with copies of its first one.
 
     Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
     becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is stacked.
@@ -193,7 +192,7 @@ class FrameStack(Wrapper):
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space of the frames together."""
+        """Space of the stacked frames."""
         return _mapped(self._stacked, self.env.observation_space)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
@@ -202,7 +201,7 @@ class FrameStack(Wrapper):
         return stacked, stacked
 
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
-        """Without the oldest."""
+        """Drops the oldest observation, and appends the new one."""
 
         def shifted(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
@@ -299,7 +298,7 @@ class HideObservations(Wrapper):
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space of what is left."""
+        """Space of the remaining parts or components."""
         space = self.env.observation_space
         match space:
             case Dict(privileged=privileged):
@@ -327,7 +326,7 @@ class HideObservations(Wrapper):
         return [*range(space.shape[0])] if len(space.shape) == 1 else []
 
     def _chosen(self, parts: Any) -> Any:
-        """What is not hidden of a dictionary, a tuple, or an array by its last axis."""
+        """The remaining parts of a dictionary or tuple, or components of an array's last axis."""
         left = [key for key in self._there if key not in self.hidden]
         if isinstance(parts, dict):
             return {key: parts[key] for key in left}
@@ -336,7 +335,7 @@ class HideObservations(Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class TimeAware(Wrapper):
-    """Adds the elapsed share of the time limit, from 0 to 1, to observations.
+    """Adds the elapsed fraction of the time limit, from 0 to 1, to observations.
 
     With a time limit, a state's value depends on the remaining time (Pardo et al. 2018, arXiv 1712.00378). A
     float32 vector gets a last component, a dictionary a part `time`; any other observation becomes a
@@ -357,7 +356,7 @@ class TimeAware(Wrapper):
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space with the time in it."""
+        """Space including the time."""
         space = self.env.observation_space
         if self._is_vector:
             low, high = (np.append(end, x) for end, x in ((space.low_array, 0.0), (space.high_array, 1.0)))
@@ -368,12 +367,12 @@ class TimeAware(Wrapper):
         return Dict({"observation": space, **time})
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """No time has passed."""
+        """Time 0."""
         steps = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.int32)
         return steps, self._with_time(steps, observation)
 
     def after(self, kept: jax.Array, observation: Any) -> tuple[Any, Any]:
-        """One more step has."""
+        """One more step."""
         return kept + 1, self._with_time(kept + 1, observation)
 
     def _with_time(self, steps: jax.Array, observation: Any) -> Any:
@@ -392,8 +391,8 @@ class TimeAware(Wrapper):
         return isinstance(space, Box) and len(space.shape) == 1 and space.dtype == "float32"
 
 
-# Parameters of `envs.make` but an environment's own, from the innermost wrapper to the outermost: which it
-# is, and which field the value is of; without one, whether it is there.
+# Wrapper parameters of `envs.make`, from the innermost to the outermost: the class, and the field that the
+# value sets; without one, a flag.
 _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
     "action_repeat": (ActionRepeat, "times"),
     "hide_observations": (HideObservations, "hidden"),
@@ -404,7 +403,7 @@ PARAMETERS = tuple(_BY_PARAMETER)
 
 
 def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
-    """The environment with the wrappers around it that `parameters` name (others are left alone)."""
+    """Wraps the environment as `parameters` say (other parameters are ignored)."""
     for name, (cls, field) in _BY_PARAMETER.items():
         if field is None:
             check_options(f"environment '{env.name}'", {name: False}, parameters)
@@ -414,7 +413,7 @@ def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
-    """What is within an environment's wrappers, and the parameters that name these, the innermost first.
+    """The environment inside all wrappers, and the parameters of these, the innermost first.
 
     >>> from envs import make
     >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
@@ -428,7 +427,7 @@ def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def keeps_rewards(env: Any) -> bool:
-    """Whether rewards are those of the environment within: no wrapper has a `step` of a user's own."""
+    """True if rewards are the inner environment's: no wrapper overrides `step`."""
     while isinstance(env, Wrapper):
         if type(env).step.__module__ != __name__:
             return False
@@ -449,7 +448,7 @@ def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observ
 
 
 def _where(chosen: jax.Array, one: Any, other: Any) -> Any:
-    """Row by row, of two pytrees of arrays `[B, ...]`, the first where `chosen [B]`."""
+    """Selects between two pytrees of arrays `[B, ...]` by row: the first where `chosen [B]`."""
     return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
 
 
@@ -463,7 +462,7 @@ def _mapped(function: Callable[[Space], Space], space: ObservationSpace) -> Obse
 
 
 def _is_flat(part: Space) -> bool:
-    """Whether frames of it need a last axis to lie along: a number, or a picture of two axes."""
+    """True if frames need a new last axis: a number, or an image with two axes."""
     if not isinstance(part, Box) or len(part.shape) != 2:
         return not part.shape
     return part.dtype == "uint8" or part.is_image

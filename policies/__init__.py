@@ -82,7 +82,7 @@ def names() -> tuple[str, ...]:
 
 @checked_names
 def get(name: str) -> type:
-    """The policy class of a name, in snake case or as the class is called.
+    """The policy class of a name, in snake case or the class's spelling.
 
     Raises:
       FdgError: the name is that of another library's network or policy.

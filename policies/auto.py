@@ -1,4 +1,4 @@
-"""`auto`: the policy that is predicted to be quickest, with the sizes of its groups."""
+"""`auto`: the policy with the shortest predicted time, with the sizes of its groups."""
 
 import dataclasses
 import functools
@@ -31,8 +31,8 @@ POLICIES: tuple[type, ...] = (
     Environments,
     Central,
 )
-_VARIED = ("shuffle", "precision")  # fields of an algorithm that say how, and change the numbers a little
-_LOOKED_AT = 2  # of the stalest of the best: what they would take if more was allowed
+_VARIED = ("shuffle", "precision")  # fields that slightly change results
+_LOOKED_AT = 2  # candidates for reporting the gain of more staleness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +91,8 @@ def auto(
 ) -> Choice:
     """Predicts the time of every policy with every sensible size of its groups; returns the fastest.
 
-    Fields of a policy with `metadata={"devices": True}` are the sizes of its groups, so a policy of your own
-    takes part once it is in `policies`. Nothing is compiled or run.
+    Fields of a policy with `metadata={"devices": True}` are sizes of its groups; your own policy is included
+    once it is in `policies`. Nothing is compiled or run.
 
     Args:
       algorithm: any algorithm.
@@ -101,18 +101,18 @@ def auto(
       max_staleness: the largest staleness to consider.
       may_change: fields of the algorithm to choose too: "shuffle" and "precision".
       num_seeds: as for `fdg.compile`.
-      policies: policy classes to try, or values, whose groups stay as they are; for a single value more
-        numbers of devices are tried.
-      graph: the algorithm's graph, if it was traced already.
-      all_devices: whether the policy has to get all devices.
-      further: whether to report what `max_staleness` and `may_change` would gain.
+      policies: policy classes to try, or values, whose groups are fixed; for a single value more numbers of
+        devices are tried.
+      graph: the algorithm's graph, if already traced.
+      all_devices: the policy must get all devices.
+      further: report what `max_staleness` and `may_change` would gain.
 
     Returns:
       `.policy`, `.devices` (their number), `.algorithm`, `.seconds` (predicted, of an iteration),
       `.prediction`, `.table` (print it).
 
     Raises:
-      FdgError: the rates of these devices are unknown, or no policy can be carried out.
+      FdgError: the rates of these devices are unknown, or no policy is possible.
     """
     allowed = Auto(max_staleness, ",".join(may_change))
     cluster = _cluster(devices)
@@ -159,14 +159,14 @@ def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
 
 
 def _platforms(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
-    """What `place` takes: the devices themselves where there are some, for it looks at their processes."""
+    """The argument of `place`: the devices if they exist, since it reads their processes."""
     if isinstance(devices, int | Cluster):
         return count
     return (jax.devices() if devices is None else list(devices))[:count]
 
 
 def fewer(count: int) -> list[int]:
-    """Numbers of devices to look at: all, a half, a quarter, and one.
+    """Numbers of devices to try: all, half, a quarter, and one.
 
     >>> fewer(8), fewer(3)
     ([8, 4, 2, 1], [3, 1])
@@ -176,7 +176,7 @@ def fewer(count: int) -> list[int]:
 
 
 def sizes(count: int) -> list[int]:
-    """Sizes of one group to look at, of two or more that share `count` devices.
+    """Sizes to try for one group of two or more that share `count` devices.
 
     >>> sizes(8), sizes(1)
     ([1, 2, 3, 4, 6, 7], [])
@@ -186,7 +186,7 @@ def sizes(count: int) -> list[int]:
 
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Policies for this many devices: every class, size of its groups and staleness; and given values."""
+    """Policies for this many devices: every class, group size and staleness; and given values."""
     found: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):
@@ -210,7 +210,7 @@ def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) 
 
 
 def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any], ...]]:
-    """The algorithm's other values of some fields, one field at a time and together."""
+    """The algorithm with other values of some fields, one field at a time and all together."""
     found: list[dict[str, Any]] = [{}]
     if not dataclasses.is_dataclass(algorithm):
         return []
@@ -226,7 +226,7 @@ def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any
 def _if_allowed(
     algorithm: Any, names: Sequence[str], max_staleness: int, rows: Sequence[Row]
 ) -> list[Candidate]:
-    """What the best would be with more allowed: other values of fields, one more iteration of staleness."""
+    """The best result if more were allowed: other values of fields, one more iteration of staleness."""
     found = []
     for row in rows[:1]:
         for name in names:

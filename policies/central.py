@@ -1,4 +1,4 @@
-"""`Central`: workers act and take gradients, a server keeps the parameters and updates them."""
+"""`Central`: workers act and compute gradients; servers hold the parameters and update them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Central(Lags):
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Only the update is on the servers."""
+        """Puts only the update on the servers."""
         workers, servers = divide(self, devices, workers=self.workers, servers=self.servers)
         servers = self.sharded(servers)
         roles = ("environment", "actor", "buffer", "learner", "gradient")

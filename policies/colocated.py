@@ -1,4 +1,4 @@
-"""`Colocated`: all models of RLHF on all devices, which change between generating and training."""
+"""`Colocated`: all models of RLHF on all devices, resharded between generation and training."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Colocated(ShardsParameters):
             )
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """One group; or two on the same devices, whose parameters lie differently."""
+        """One group; or two on the same devices, with different sharding of parameters."""
         everyone = self.sharded(Group("all", tuple(range(len(devices)))))
         learning, acting = everyone, everyone
         if self.generation_parallel is not None and len(devices) > 1:

@@ -1,4 +1,4 @@
-"""`Environments`: devices of their own for the environments, the others act and learn."""
+"""`Environments`: separate devices for the environments; all others act and learn."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from policies.single_learner_fine import SingleLearnerFine
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Environments(SingleLearnerFine):
-    """`SingleLearnerFine` under MSRL's name for jobs whose time goes into the environments.
+    """`SingleLearnerFine` under MSRL's name, for jobs dominated by environments.
 
-    The environments get devices of their own. Fields and groups are those of `SingleLearnerFine`.
+    The environments get separate devices. Fields and groups are those of `SingleLearnerFine`.
     """

@@ -1,4 +1,4 @@
-"""`GPUOnly`: everything on every device, the whole training loop one XLA program."""
+"""`GPUOnly`: everything on every device, the whole training loop in one XLA program."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

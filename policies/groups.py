@@ -1,4 +1,4 @@
-"""Dividing devices into the groups of a policy."""
+"""Divides devices into the groups of a policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from fdg.placing.policy import Group
 
 
 def accelerators_and_hosts(devices: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Positions of the accelerators and of the CPUs beside them; of one kind alone, all and none.
+    """Indices of the accelerators and of the CPUs; if all are CPUs, these and none.
 
     >>> accelerators_and_hosts(["cpu", "gpu", "gpu"])
     ([1, 2], [0])
@@ -22,13 +22,13 @@ def accelerators_and_hosts(devices: Sequence[str]) -> tuple[list[int], list[int]
 
 
 def divide(policy: Any, devices: Sequence[str], **wanted: int | None) -> list[Group]:
-    """One group for each keyword, of so many devices, in that order; None takes what remains.
+    """One group of the given size for each keyword, in order; None takes the remaining devices.
 
-    CPUs among accelerators come first, so that the first group, which holds the environments, gets them. On
-    a single device all groups share it.
+    CPUs among accelerators come first: the first group holds the environments. A single device is shared by
+    all groups.
 
     Raises:
-      PlanError: a group of no device, or more devices than there are.
+      PlanError: an empty group, or more devices than there are.
 
     >>> divide("P", ["cpu"] * 4, actors=None, learners=1)
     [Group(name='actors', devices=(0, 1, 2), exact=False), Group(name='learners', devices=(3,), exact=True)]

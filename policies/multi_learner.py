@@ -19,10 +19,10 @@ class MultiLearner(ShardsParameters):
     `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
     """
 
-    uses_host: ClassVar[bool] = True  # unless devices are named, accelerators come with their host's CPU
+    uses_host: ClassVar[bool] = True  # by default, accelerators come with their host's CPU
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """CPUs among accelerators get the environments; all else is on every accelerator."""
+        """Puts the environments on CPUs among accelerators; all else is on every accelerator."""
         accelerators, hosts = accelerators_and_hosts(devices)
         learners = self.sharded(Group("learners", tuple(accelerators)))
         environments = Group("environments", tuple(hosts)) if hosts else learners

@@ -1,4 +1,4 @@
-"""Fields that policies share: how parameters are split over devices, and how old those of actors are."""
+"""Fields that policies share: sharding of parameters, and staleness in micro-batches."""
 
 import dataclasses
 from typing import Any
@@ -32,12 +32,12 @@ def group_size(default: int | None, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardsParameters:
-    """The fields of a policy that may split the parameters of one of its groups.
+    """The fields of a policy that can shard the parameters of one of its groups.
 
     Attributes:
-      model_parallel: devices of the group that share one part of the batch, the mesh's axis `model`.
-      parameters: rules on the paths of leaves; "fsdp"; "declared" for those beside the algorithm's network,
-        which are also taken where this is None and `model_parallel` more than 1.
+      model_parallel: devices that share one part of the batch, the mesh axis `model`.
+      parameters: rules on the paths of leaves; "fsdp"; "declared" for the rules of the algorithm's network,
+        the default if `model_parallel` is more than 1.
     """
 
     model_parallel: int = dataclasses.field(
@@ -52,8 +52,8 @@ class ShardsParameters:
     )
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Refuses a name that is no field, with the nearest that is."""
-        if args or given:  # copies and pickles are made without any
+        """Refuses unknown fields, and suggests the nearest."""
+        if args or given:  # copies and pickles pass none
             check_call(cls, args, given)
         return super().__new__(cls)
 
@@ -65,17 +65,17 @@ class ShardsParameters:
             )
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
-        parameter_rules(self.parameters)  # of a word too: here, where the mistake is
+        parameter_rules(self.parameters)  # also checks words, here rather than later
 
     def __repr__(self) -> str:
-        """As of any dataclass, without fields that only have names where they are as they were."""
+        """As for any dataclass, without `model_parallel` and such fields at their defaults."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
         own = [f for f in fields if f.repr and not (f.kw_only and getattr(self, f.name) == f.default)]
         words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
         return f"{type(self).__qualname__}({words})"
 
     def sharded(self, group: Group) -> Group:
-        """The group, with the mesh and the rules that these fields say."""
+        """The group with the mesh and the rules of these fields."""
         rules = self.parameters
         if rules is None:
             rules = DECLARED if self.model_parallel > 1 else ()
@@ -84,13 +84,13 @@ class ShardsParameters:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lags(ShardsParameters):
-    """The field of a policy whose actors may use parameters that are parts of an iteration old.
+    """The field of a policy whose actors may use parameters older by a part of an iteration.
 
     Attributes:
-      lag: the same as `staleness`, in micro-batches: with `M` of them in an iteration, `lag=k*M` is
-        `staleness=k`. Micro-batch `n` of a run is generated with the parameters that `(n - lag) // M` updates
-        have made, or the first ones. `M` is the length of the scan that calls the actors; where an algorithm
-        has none, only `staleness` is possible. Give one of the two.
+      lag: like `staleness`, in micro-batches: with `M` of them in an iteration, `lag=k*M` is `staleness=k`.
+        Micro-batch `n` of a run uses the parameters after `(n - lag) // M` updates, or the initial ones. `M`
+        is the length of the scan that calls the actors; without one, only `staleness` is possible. Set one of
+        the two.
     """
 
     lag: int = dataclasses.field(
@@ -101,20 +101,18 @@ class Lags(ShardsParameters):
 
 
 def generating(group: Group, name: str, width: int) -> Group:
-    """The group's devices as they generate: in rows of fewer devices that split parameters, more rows a
-    batch.
+    """The group's devices for generation: rows of fewer devices that share parameters, more rows per batch.
 
-    Within each row of the group, the devices whose parts to train make up one part to generate are
-    neighbours, and each device's part to train lies within its part to generate (Sheng et al., arXiv
-    2409.19256, section 5.3).
+    In each row of the group, devices whose training shards form one generation shard are neighbours, and each
+    device's training shard lies within its generation shard (Sheng et al., arXiv 2409.19256, section 5.3).
 
     Args:
-      width: devices that split parameters to generate.
+      width: devices that share parameters in generation.
 
     >>> generating(Group("all", tuple(range(8)), model=4), "generation", 2).devices
     (0, 2, 1, 3, 4, 6, 5, 7)
     """
-    parts = max(group.model // width, 1)  # of a row to train: so many rows to generate
+    parts = max(group.model // width, 1)  # of a training row: number of generation rows
     row, order = parts * width, []
     for first in range(0, len(group.devices) - row + 1, row):
         order += [first + g * parts + j for j in range(parts) for g in range(width)]

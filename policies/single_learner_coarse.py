@@ -1,4 +1,4 @@
-"""`SingleLearnerCoarse`: actors collect whole rollouts, a learner updates on them, once an iteration."""
+"""`SingleLearnerCoarse`: actors collect whole rollouts, a learner updates once per iteration."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,7 @@ class SingleLearnerCoarse(Lags):
 
     Trajectories go to the learner and parameters to the actors, once per iteration. With `staleness` both
     sides work at the same time: the layout of IMPALA (Espeholt et al., arXiv 1802.01561), Acme (Hoffman et
-      al., arXiv
-    2006.00979) and Podracer's Sebulba (Hessel et al., arXiv 2104.06272).
+    al., arXiv 2006.00979) and Podracer's Sebulba (Hessel et al., arXiv 2104.06272).
 
     Attributes:
       actors: devices that act; None for all remaining devices.
@@ -31,7 +30,7 @@ class SingleLearnerCoarse(Lags):
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Acting here, learning there."""
+        """A group for acting, and one for learning."""
         actors, learners = divide(self, devices, actors=self.actors, learners=self.learners)
         learners = self.sharded(learners)
         return {"environment": actors, "actor": actors, "buffer": learners, "learner": learners}

@@ -1,4 +1,4 @@
-"""`Split`: generating on some devices, training on the others."""
+"""`Split`: generation on some devices, training on the others."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Split(Lags):
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Two sides, and the reward apart where it has devices of its own."""
+        """Two groups, and one for rewards if they have separate devices."""
         wanted = {"rewards": self.rewards} if self.rewards is not None else {}
         actors, *judging, learners = divide(
             self, devices, actors=self.actors, **wanted, learners=self.learners

@@ -1,4 +1,4 @@
-"""`Standalone`: devices of its own for each model of RLHF."""
+"""`Standalone`: separate devices for each model of RLHF."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Standalone(Lags):
                 raise PlanError(f"Standalone: {name}={number!r}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """A group for each role that has devices of its own."""
+        """A group for each role with separate devices."""
         names = ("rewards", "references", "critics")
         own = {name: getattr(self, name) for name in names if getattr(self, name)}
         actors, *others, learners = divide(self, devices, actors=self.actors, **own, learners=self.learners)

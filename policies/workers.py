@@ -1,4 +1,4 @@
-"""`Workers`: environments, inference, buffers and learning each on devices of their own."""
+"""`Workers`: environments, inference, buffers and learning on separate devices."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
-"""Co-design of networks and accelerators: layers, what they cost on an accelerator, and when they run."""
+"""Co-design of networks and accelerators: layers, their costs on accelerators, and schedules."""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`search`, which imports algorithms, when it is first used."""
+    """`search`, imported on first use, since it imports algorithms."""
     if name != "search":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from envs.codesign.searching import search

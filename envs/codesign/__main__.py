@@ -1,4 +1,4 @@
-"""`python -m envs.codesign FILE.toml`, as `fdg codesign FILE.toml`."""
+"""`python -m envs.codesign FILE.toml`: the same as `fdg codesign FILE.toml`."""
 
 from envs.codesign.command import main
 

@@ -1,8 +1,8 @@
-"""Networks of a space as one masked network, trained many at once: the numbers that each has alone.
+"""Trains many networks of a space at once as one masked network; results equal separate training.
 
-A convolution whose kernels differ by child is slow on a CPU when mapped. Here it is a product of patches with
-kernels, one batched product for all children. A child of fewer filters is the widest network whose other
-filters are multiplied by 0, so all children of a space have one program.
+A mapped convolution with different kernels per child is slow on a CPU. Here it is a batched matrix product of
+patches and kernels. A child with fewer filters is the widest network with its other filters multiplied by 0,
+so all children of a space share one program.
 """
 
 import functools
@@ -20,28 +20,28 @@ from fdg.errors import FdgError
 
 
 class Settings(NamedTuple):
-    """How children are trained."""
+    """Training settings of children."""
 
-    steps: int = 40  # of the optimiser
-    batch: int = 32  # images a step
-    learning_rate: float = 0.01  # of Adam (Kingma and Ba, 2015), falling to 0 as a cosine
+    steps: int = 40  # optimiser steps
+    batch: int = 32  # images per step
+    learning_rate: float = 0.01  # of Adam (Kingma and Ba, 2015), with cosine decay to 0
 
 
 class Kernel(NamedTuple):
-    """Parameters of a convolution or product, at the width of the widest child."""
+    """Parameters of a convolution or product, as wide as the widest child."""
 
     weights: jax.Array  # [taps, in, out] float32
     bias: jax.Array  # [out] float32
 
 
 Sizes = dict[str, tuple[int, int, int]]  # of kernels by name: taps, inputs, outputs
-Widths = dict[str, tuple[Any, Any]]  # of a child's kernels: inputs and outputs that it has, int32 scalars
+Widths = dict[str, tuple[Any, Any]]  # of a child's kernels: inputs and outputs in use, int32 scalars
 
 
 class Network(NamedTuple):
-    """All children of a space."""
+    """The masked network of all children of a space."""
 
-    sizes: Sizes  # of kernels
+    sizes: Sizes  # of the kernels
     # (choice [decisions] int32, the chosen options) -> the widths of the child's kernels
     widths: Callable[[jax.Array], Widths]
     # (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or [N, rows, columns]
@@ -49,7 +49,7 @@ class Network(NamedTuple):
 
 
 def patches(images: jax.Array, stride: int) -> jax.Array:
-    """What outputs of a 3 x 3 convolution see, padded by a pixel: `[N, P, Q, 9 channels]`, taps first."""
+    """Input patches of a 3 x 3 convolution, padded by a pixel: `[N, P, Q, 9 channels]`, taps first."""
     rows, columns = images.shape[1:3]
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     down, across = rows - (rows - 1) % stride, columns - (columns - 1) % stride
@@ -58,7 +58,8 @@ def patches(images: jax.Array, stride: int) -> jax.Array:
 
 
 def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
-    """A 3 x 3 convolution, padded by a pixel, as a product; on a map of one pixel only the middle counts."""
+    """A 3 x 3 convolution, padded by a pixel, as a product; on a one-pixel map only the middle tap is
+    used."""
     weights = kernel.weights
     if images.shape[1:3] == (1, 1):
         seen, weights = images, weights[4:5]
@@ -83,12 +84,12 @@ def _upwards(images: jax.Array, kernel: Kernel) -> jax.Array:
 
 
 def _leaky(images: jax.Array) -> jax.Array:
-    """A rectifier that lets a tenth of what is below 0 pass: two filters at full size must not both die."""
+    """A leaky ReLU with slope 0.1: two filters at full size must not both die."""
     return jax.nn.leaky_relu(images, 0.1)
 
 
 def _up_to(width: jax.Array, images: jax.Array) -> jax.Array:
-    """The maps of the first `width` filters; 0 in place of the others."""
+    """Zeroes the maps from filter `width` on."""
     return images * (jnp.arange(images.shape[-1]) < width)[None, None, None]
 
 
@@ -125,9 +126,9 @@ def _resnet9(task: Task, space: ResNet9) -> Network:
 def _unet(task: Task, space: UNet) -> Network:
     heights, firsts, inners, lasts = (one.options for one in task.decisions)
     levels, first, inner = max(heights), max(firsts), max(inners)
-    # The map of a level is of the inner width, or of the last where the network ends there.
+    # A level's map has the inner width, or the last level's if the network ends there.
     seen = [first, *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)]]
-    up = [first, *[inner] * (levels - 2)]  # levels that are reached from below are no last ones
+    up = [first, *[inner] * (levels - 2)]  # levels below the last one
     sizes: Sizes = {"first": (9, space.channels, first), "end": (1, first, 1)}
     for level in range(1, levels):
         into = up[level - 1]
@@ -154,7 +155,7 @@ def _unet(task: Task, space: UNet) -> Network:
             now = _leaky(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
             maps.append(_up_to(width(choice, level), now))
         for level in reversed(range(1, levels)):
-            # Where the network ends at this level, nothing comes from below.
+            # If the network ends at this level, there is no lower level.
             now = jnp.where(level == choice[0] - 1, maps[level], jnp.pad(
                 now, ((0, 0),) * 3 + ((0, seen[level] - now.shape[-1]),)
             ))  # fmt: skip
@@ -171,7 +172,7 @@ _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _
 
 
 def network(task: Task) -> Network:
-    """All children of a task's space."""
+    """The masked network of a task's space."""
     kind = _KINDS.get(type(task.build))
     if kind is None:
         raise FdgError(
@@ -187,24 +188,25 @@ def options(task: Task) -> np.ndarray:
 
 
 def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kernel]:
-    """A child's first parameters: normal with the deviation of He et al. (2015) for its own width.
+    """A child's initial parameters: He et al. (2015) normal for its own width.
 
-    Children of a key share the draws, so that chance tells them apart less.
+    Children with the same key share random numbers, which reduces the noise between them.
     """
     widths, found = children.widths(choice), {}
     for at, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
         draw = jax.random.normal(jax.random.fold_in(key, at), (taps, inputs, outputs))
-        summed = widths[name][0] * (1 if name.startswith("up") else taps)  # products in each output
-        # A pair begins as nothing, so that a deeper child begins as the one without it.
+        summed = widths[name][0] * (1 if name.startswith("up") else taps)  # products summed in each output
+        # A residual pair starts as zero, so that a deeper child starts equal to a shallower one.
         scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / summed))
         found[name] = Kernel(scale * draw, jnp.zeros(outputs))
     return found
 
 
 def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array, labels: jax.Array) -> Any:
-    """Mean cross-entropy of classes; of masks, with the share that they do not overlap.
+    """Mean cross-entropy of classes; for masks also one minus the overlap (Dice).
 
-    That share keeps children from calling all pixels ground (Milletari et al., 3DV 2016, arXiv 1606.04797).
+    The overlap term keeps children from predicting only background (Milletari et al., 3DV 2016, arXiv
+    1606.04797).
     """
     logits = children.apply(kernels, choice, images)
     if labels.ndim > 1:
@@ -215,7 +217,7 @@ def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array,
 
 
 def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) -> jax.Array:
-    """Share of test images that a child classifies rightly, or intersection over union of masks; float32."""
+    """Accuracy on test images, or intersection over union of masks; float32."""
     chunk = 128
     number = len(images.test)
     padded = -number % chunk
@@ -238,7 +240,7 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
 
 
 def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
-    """Which images each step sees, [steps, batch] int32: all, in random order, before one comes twice."""
+    """Image indices of each step, [steps, batch] int32: random epochs without replacement."""
     epochs = -(-settings.steps * settings.batch // number)
     orders = jax.vmap(lambda one: jax.random.permutation(one, number))(jax.random.split(key, epochs))
     return orders.ravel()[: settings.steps * settings.batch].reshape(settings.steps, settings.batch)
@@ -247,10 +249,10 @@ def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
 def fit(
     children: Network, images: Images, choices: jax.Array, kernels: Any, order: jax.Array, rate: float
 ) -> dict[str, Kernel]:
-    """Kernels [E, ...] of children that are trained together, each as it would be alone.
+    """Trains kernels [E, ...] of several children, each as if alone.
 
-    `choices` [E, decisions] int32 are the chosen options, `order` [steps, batch] int32 says which images each
-    step sees, and `rate` is Adam's first, which falls to 0 as a cosine.
+    `choices` [E, decisions] int32 are the chosen options, `order` [steps, batch] int32 the image indices of
+    each step, and `rate` is Adam's initial step size, with cosine decay to 0.
     """
     gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
     return _descend(lambda kernels, _, *seen: gradient(kernels, choices, *seen), images, kernels, order, rate)
@@ -259,7 +261,7 @@ def fit(
 def _descend(
     gradient: Callable, images: Images, kernels: Any, order: jax.Array, rate: float, keys: Any = None
 ) -> Any:
-    """Kernels after Adam's steps along `gradient(kernels, key, images, labels)`; keys are [steps] or None."""
+    """Kernels after Adam's steps on `gradient(kernels, key, images, labels)`; keys are [steps] or None."""
     train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, len(order)))
 
@@ -275,9 +277,9 @@ def _descend(
 def train(
     children: Network, images: Images, choices: jax.Array, seed: jax.Array | int, settings: Settings
 ) -> jax.Array:
-    """Accuracies of children [E, decisions] that are trained together, [E] float32.
+    """Trains children [E, decisions] together; returns their accuracies, [E] float32.
 
-    Nothing is shared but the draws of the seed.
+    They share only the random numbers of the seed.
     """
     init_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
     kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)
@@ -287,12 +289,12 @@ def train(
 
 
 def settings(images: Images) -> Settings:
-    """How children of these images are trained, in the table and within programs."""
+    """Training settings for these images, in the table and within programs."""
     return Settings(60, 8, 0.01) if images.is_segmentation else Settings(80, 32, 0.0025)
 
 
 def check_images(task: Task, images: Images) -> None:
-    """Refuses images that a task's networks are not made for."""
+    """Refuses images that do not fit a task's networks."""
     network(task)
     build: Any = task.build
     size, channels = build.size, build.channels
@@ -318,8 +320,8 @@ def check_images(task: Task, images: Images) -> None:
 def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax.Array:
     """Accuracies of all children with shared kernels, [choices] float32.
 
-    A step sums gradients of the widest child, the narrowest and two at random (the sandwich rule: Yu and
-    Huang, ICCV 2019, arXiv 1903.05134); then each child is measured with the kernels as they are.
+    A step sums gradients of the widest child, the narrowest and two random ones (the sandwich rule: Yu and
+    Huang, ICCV 2019, arXiv 1903.05134); then each child is measured without further training.
     """
     children, each = network(task), jnp.asarray(options(task))
     how = settings(images)._replace(steps=steps)

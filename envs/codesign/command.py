@@ -1,4 +1,4 @@
-"""The command `fdg codesign FILE.toml`: searches networks and an accelerator for them that meet specs."""
+"""The command `fdg codesign FILE.toml`: searches for networks and an accelerator that meet specs."""
 
 import argparse
 import math
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`fdg codesign FILE.toml [flags]`: searches, prints and writes; returns the exit status.
 
     Args:
-      argv: the words after the command's name; those of the process if None.
+      argv: the words after the command's name; None for the process's.
 
     Returns:
-      0, or 3 where no design meets the specs, or 128 and a signal's number where one ended the search.
+      0, or 3 if no design meets the specs, or 128 plus the number of the signal that ended the search.
     """
     return guarded(_run, argv)
 
@@ -74,9 +74,9 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     from fdg.processes import distributed
 
     CommandLine(rest).join()
-    if not distributed.is_first():  # as fdg train does
+    if not distributed.is_first():  # as in `fdg train`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from envs.codesign import searching  # knows algorithms, whose import may start JAX
+    from envs.codesign import searching  # imports algorithms, which may start JAX
 
     steps: list[str] = []
     if samples is not None or not resumes:
@@ -98,7 +98,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
 
 
 def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> list[str]:
-    """`--env codesign:FILE?PARAMETER=VALUE`, as `fdg train` has it."""
+    """The environment as text, `codesign:FILE?PARAMETER=VALUE`, as in `fdg train --env`."""
     if file is None:
         if parameters:
             name = next(iter(parameters))

@@ -1,6 +1,6 @@
 """Latency, energy and area of layers on sub-accelerators: pure functions of arrays, units in every name.
 
-Cycles are int32 and exact (`LARGEST_COUNT` means "at least"); words, bytes and energies are float32.
+Cycles are exact int32 (`LARGEST_COUNT` means "at least"); words, bytes and energies are float32.
 """
 
 import functools
@@ -20,15 +20,15 @@ from fdg.errors import FdgError
 
 TEMPLATES = ("dla", "shi", "rs")
 PROCESS = Technology()
-LARGEST_ARRAY_PES = 2**17  # so that filling an array adds to a count without wrapping around
+LARGEST_ARRAY_PES = 2**17  # so that adding the cycles to fill an array cannot overflow
 BOUNDS = ("compute", "on-chip", "off-chip")
 
 
 class SubAccelerators(NamedTuple):
     """Sub-accelerators of a chip; every field has one shape, such as [A]."""
 
-    template: jax.Array  # int32, a position in the names of templates that go with it
-    rows: jax.Array  # int32, of the array of PEs; 0: there is no such sub-accelerator
+    template: jax.Array  # int32, index of a template
+    rows: jax.Array  # int32, of the PE array; 0: no such sub-accelerator
     columns: jax.Array  # int32
     buffer_bytes: jax.Array  # int32, of the global buffer
     noc_bytes_per_cycle: jax.Array  # float32, between buffer and PEs
@@ -36,16 +36,16 @@ class SubAccelerators(NamedTuple):
 
 
 class LayerCosts(NamedTuple):
-    """What layers cost on sub-accelerators; every field has one shape, such as [L, A]."""
+    """Costs of layers on sub-accelerators; every field has one shape, such as [L, A]."""
 
     macs: jax.Array  # int32
     compute_cycles: jax.Array  # int32
-    latency_cycles: jax.Array  # int32: the largest of three terms, and filling the array
+    latency_cycles: jax.Array  # int32: the largest of three terms, plus filling the array
     onchip_bytes: jax.Array  # float32, between buffer and PEs
     offchip_bytes: jax.Array  # float32, between buffer and memory
     energy_pj: jax.Array  # float32
     utilization: jax.Array  # float32, multiplications over PEs x compute cycles; 0 to 1
-    bound: jax.Array  # int32, a position in BOUNDS: which term is largest
+    bound: jax.Array  # int32, index in BOUNDS of the largest term
 
 
 def sub_accelerator(
@@ -62,14 +62,15 @@ def sub_accelerator(
     """One sub-accelerator, scalars.
 
     Args:
-      template: a name among `known`.
-      pes: PEs, in the shape that the template gives them; or
+      template: one of `known`.
+      pes: number of PEs, arranged by the template; or
       rows: of the array, together with `columns`.
       columns: of the array.
-      buffer_bytes: of the global buffer; half of it holds what is used while the other half is filled.
-      noc_bytes_per_cycle: between buffer and PEs; at 1 GHz, gigabytes a second.
+      buffer_bytes: of the global buffer; half of it is in use while the other half is filled (double
+        buffering).
+      noc_bytes_per_cycle: between buffer and PEs; at 1 GHz, GB/s.
       dram_bytes_per_cycle: between buffer and memory.
-      known: names of the templates, which go to `layer_costs` too.
+      known: names of templates, as for `layer_costs`.
 
     Raises:
       FdgError: no such template, or a size that is not above 0.
@@ -112,12 +113,11 @@ def sub_accelerator(
 def offchip_bytes(
     weights: jax.Array, inputs: jax.Array, outputs: jax.Array, buffer_bytes: jax.Array
 ) -> jax.Array:
-    """Bytes that pass between buffer and memory for a layer; least over splits of half the buffer.
+    """Bytes between buffer and memory for a layer; the minimum over splits of half the buffer.
 
-    A number of sixteenths holds a part of the weights, the rest a part of the inputs. Either all inputs pass
-    once for each part of the weights, or all weights once for each part of the inputs. Where one tensor fits,
-    each passes once. All are bytes, float32 scalars; `buffer_bytes` are of the whole buffer, half of which is
-    being filled.
+    Some sixteenths hold a part of the weights, the rest a part of the inputs. Either all inputs pass once for
+    each part of the weights, or all weights once for each part of the inputs. If one tensor fits, each passes
+    once. All are bytes, float32 scalars; `buffer_bytes` is the whole buffer, half of which is being filled.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
     share = jnp.arange(1, 16, dtype=jnp.float32) / 16
@@ -135,7 +135,7 @@ def _cost(
     technology: Technology,
     overlap: bool,
 ) -> LayerCosts:
-    """Of one layer on one sub-accelerator: scalars."""
+    """The costs of one layer on one sub-accelerator: scalars."""
     pes, is_there = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
     has_weights = layer.has_weights > 0
     found = [_of_template(one, layer, sub, technology) for one in dataflows]
@@ -172,7 +172,7 @@ def _cost(
         onchip_bytes=onchip,
         offchip_bytes=offchip,
         energy_pj=technology.mac_pj * operations + leakage_pj,
-        # One array of 1 x 1: SCALE-Sim counts cycles from 0, so one fewer than there are.
+        # A 1 x 1 array: SCALE-Sim counts cycles from 0, so one fewer.
         utilization=macs / jnp.maximum(jnp.maximum(jnp.asarray(cycles, jnp.float32) * pes, macs), 1),
         bound=jnp.argmax(terms).astype(jnp.int32),
     )
@@ -186,7 +186,7 @@ def _of_template(template: Template, layer: Layers, sub: SubAccelerators, techno
 
 
 def whole_cycles(cycles: jax.Array) -> jax.Array:
-    """Rounded up, int32; from `LARGEST_COUNT` on that value, also of infinity."""
+    """Rounds up to int32; `LARGEST_COUNT` for larger values and infinity."""
     return jnp.where(cycles >= LARGEST_COUNT, LARGEST_COUNT, jnp.ceil(cycles).astype(jnp.int32))
 
 
@@ -197,23 +197,23 @@ def layer_costs(
     technology: Technology = PROCESS,
     overlap: bool = True,
 ) -> LayerCosts:
-    """What every layer costs on every sub-accelerator.
+    """The costs of every layer on every sub-accelerator.
 
-    A layer takes the longest of computing, of its words between buffer and PEs and of its bytes between
-    buffer and memory, and the time until the array is filled. (NVDLA's primer computes in this way too.)
+    A layer's latency is the maximum of computation, words between buffer and PEs, and bytes between buffer
+    and memory, plus the time to fill the array (as in NVDLA's primer).
 
     Args:
       layers: arrays [L].
       subs: arrays [A].
-      known: the templates that `subs.template` counts in.
+      known: the templates that `subs.template` indexes.
       technology: constants of the process.
-      overlap: False adds up the three times: a chip that loads, computes and stores one after another.
+      overlap: False adds the three times: the chip loads, computes and stores in sequence.
 
     Returns:
       Arrays [L, A]. Where `subs.rows` is 0 the latency is `LARGEST_COUNT`. Empty layers cost 0.
 
     Raises:
-      FdgError: a name in `known` that is no template.
+      FdgError: an unknown template in `known`.
     """
     return _all_costs(layers, subs, tuple(map(templates.get, known)), technology, overlap)
 
@@ -235,7 +235,7 @@ def _all_costs(
 def area_mm2(
     subs: SubAccelerators, known: Sequence[str] = TEMPLATES, technology: Technology = PROCESS
 ) -> jax.Array:
-    """Area of a chip, float32 scalar: PEs and buffers of all sub-accelerators [A], and what it has once."""
+    """Area of a chip, float32 scalar: PEs and buffers of all sub-accelerators [A], and shared parts."""
     each = jnp.asarray([templates.get(name).pe_mm2(technology) for name in known], jnp.float32)
     pes = subs.rows * subs.columns * each[subs.template]
     kilobytes = jnp.where(subs.rows > 0, subs.buffer_bytes, 0) / 1024

@@ -1,4 +1,4 @@
-"""Co-design as an environment: an episode is a design, all decisions at once or one a step."""
+"""Co-design as an environment: an episode is a design, with all decisions in one step or one per step."""
 
 import dataclasses
 import functools
@@ -26,8 +26,8 @@ SPECS = (*reading.LEVELS, "random", "explicit")
 ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")
 INFO = ("score", "feasible", "violation", "latency_cycles", "energy_pj", "area_mm2", "best_score")
-RHO, _LARGEST_RHO = 10.0, 1e4  # weight of the penalty: at first, and at most
-_MOST = 10.0  # of a number that is observed
+RHO, _LARGEST_RHO = 10.0, 1e4  # initial and maximum weight of the penalty
+_MOST = 10.0  # the largest observed number
 
 
 def make(
@@ -48,22 +48,22 @@ def make(
 
     Args:
       name: `w1`, `w2`, `w3` or the path of a TOML file.
-      specs: a level of the problem's file, `tight`, `medium` or `loose`; `random` draws them for each episode
-        between tight and loose; `explicit` are those of `[specs]` itself, or of `limits`. Absent: explicit
-        ones where there are any, else medium.
-      order: all decisions `at_once` in one step, or a `sequence` of them, one a step.
-      reward: of an episode: `paper` is the weighted accuracy less a penalty for what exceeds the specs,
-        `feasible_first` the weighted accuracy if none does, else less than 0 by the sum of excess.
-      accuracy: where accuracies come from, in place of what the file says.
-      subs: maximum number of sub-accelerators, in place of what the file says.
-      module: `MODULE:NAME` of networks that the file names, which are imported then.
-      path: a copy of the file, with copies of those that it names, as a run directory keeps them.
-      info: of `INFO`, what is reported of each episode.
-      **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`: each in place of the
-        one there.
+      specs: a level of the problem's file, `tight`, `medium` or `loose`; `random` samples specs for each
+        episode between tight and loose; `explicit` uses `[specs]`, or `limits`. Default: explicit ones if
+        there are any, else medium.
+      order: all decisions `at_once` in one step, or a `sequence` with one decision per step.
+      reward: `paper`: the weighted accuracy minus a penalty for exceeding specs; `feasible_first`: the
+        weighted accuracy if all specs are met, else a negative number, the sum of excess.
+      accuracy: the source of accuracies, in place of the file's.
+      subs: maximum number of sub-accelerators, in place of the file's.
+      module: `MODULE:NAME` of networks that the file names; permits their import.
+      path: a copy of the file, next to copies of the files that it names, as in a run directory.
+      info: names from `INFO` to report for each episode.
+      **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`; each replaces the
+      file's.
 
     Raises:
-      FdgError: there is no such problem, or a parameter has no such value.
+      FdgError: no such problem, or an invalid parameter.
 
     >>> env = make("w1", specs="tight")
     >>> env.action_space, env.max_episode_steps
@@ -108,7 +108,7 @@ def make(
 
 
 def absolute(name: str) -> str:
-    """The same environment from any folder: a file by its absolute path.
+    """The same environment from any working directory: with the file's absolute path.
 
     >>> absolute("codesign:/data/mine.toml?specs=tight"), absolute("codesign:w1")
     ('codesign:/data/mine.toml?specs=tight', 'codesign:w1')
@@ -118,41 +118,41 @@ def absolute(name: str) -> str:
 
 
 def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """The file of a problem, by the parameter `path` that names another place of it."""
+    """The problem's file, by the parameter `path`, which may name a copy."""
     file = name.removeprefix(PREFIX)
     return {"path": parameters.get("path") or file} if file.endswith(".toml") else {}
 
 
 def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:
-    """The code that making the environment imports, in words; None if it imports none."""
+    """Describes the code that making the environment imports; None for none."""
     return f"imports the module {parameters['module']}" if parameters.get("module") else None
 
 
 class State(NamedTuple):
-    """State of a batch of episodes, and what all episodes so far have found; leading axis `B`."""
+    """State of a batch of episodes, and the best designs of all episodes so far; leading axis `B`."""
 
-    chosen: jax.Array  # [B, decisions] int32, positions among options; 0 from `at` on
-    at: jax.Array  # [B] int32, which decision is next
-    specs: jax.Array  # [B, 3] float32, of this episode: cycles, pJ, mm2
+    chosen: jax.Array  # [B, decisions] int32, indices of options; 0 from `at` on
+    at: jax.Array  # [B] int32, the next decision
+    specs: jax.Array  # [B, 3] float32, this episode's: cycles, pJ, mm2
     rho: jax.Array  # [B] float32, weight of the penalty
-    leader: jax.Array  # [B, 2] float32, score and penalty of the design of highest reward
+    leader: jax.Array  # [B, 2] float32, score and penalty of the design with the highest reward
     best: Designs  # [B]
-    front: Designs  # [B, POINTS], none dominates another
+    front: Designs  # [B, POINTS], Pareto points
 
 
 @dataclasses.dataclass(frozen=True)
 class CoDesign:
     """A batch of co-design episodes; see `make`.
 
-    The best design and the Pareto points outlive episodes, so they are where the state is: the same under
-    every distribution policy, and in checkpoints. `designs` reads them.
+    The best design and the Pareto points outlive episodes, so they are in the state: equal under every
+    distribution policy, and saved in checkpoints. `designs` reads them.
 
     Attributes:
-      problem: whose specs designs are judged by; with random ones the loosest that are drawn.
+      problem: defines the specs; with random specs, the loosest ones.
       order: "at_once" or "sequence".
       reward: "paper" or "feasible_first".
-      draws_specs: whether specs are drawn for each episode.
-      info: names of what is reported of each episode.
+      draws_specs: sample specs for each episode.
+      info: names reported for each episode.
     """
 
     problem: Problem
@@ -179,7 +179,7 @@ class CoDesign:
 
     @property
     def family(self) -> str:
-        """Of presets: a sequence is learned with settings of its own."""
+        """The family of presets: a sequence has settings of its own."""
         return "codesign" if self._at_once else "codesign-sequence"
 
     @property
@@ -189,12 +189,12 @@ class CoDesign:
 
     @property
     def max_episode_steps(self) -> int:
-        """Every episode has as many steps."""
+        """The same for all episodes."""
         return 1 if self._at_once else len(self.problem.decisions())
 
     @property
     def action_space(self) -> Space:
-        """A position among the options of the next decision, or one for each decision."""
+        """An index of an option of the next decision, or one for each decision."""
         counts = [len(one.options) for one in self.problem.decisions()]
         return MultiDiscrete(tuple(counts)) if self._at_once else Discrete(max(counts))
 
@@ -202,16 +202,16 @@ class CoDesign:
     def observation_space(self) -> Box:
         """Numbers from 0 to 10, `[n] float32`.
 
-        In a sequence: which decision is next, one-hot; for each the position that was chosen, from 0 to 1;
-        for each whether it was; shares of the PEs and of the bandwidth that are left. Always: specs relative
-        to the loosest level's; and at the end of an episode (else 0) latency, energy and area relative to
-        the specs, and accuracies.
+        In a sequence: the next decision, one-hot; for each decision its chosen index, scaled to [0, 1], and
+        whether it was made; fractions of the PEs and the bandwidth that are left. Always: specs relative to
+        the loosest level's; and at the end of an episode (else 0) latency, energy and area relative to the
+        specs, and accuracies.
         """
         sequence = 0 if self._at_once else 3 * len(self.problem.decisions()) + 2
         return Box(0.0, _MOST, (sequence + 6 + len(self.problem.tasks),))
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
-        """Start one episode a key; see `Environment.reset`."""
+        """Starts one episode per key; see `Environment.reset`."""
         check_keys(self.name, keys)
         number = len(keys)
         nothing = found.none(self.problem, (number,))
@@ -227,9 +227,9 @@ class CoDesign:
         return state, self._observed(state)
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Take one decision in every episode; see `Environment.step`.
+        """Takes one decision in every episode; see `Environment.step`.
 
-        An option that the budgets do not leave becomes the nearest lower one that they do (`problem.repair`).
+        An option beyond the budgets becomes the nearest lower one within them (`problem.repair`).
         """
         check_keys(self.name, keys)
         action = actions(self.name, action, self.action_space, keys.shape)
@@ -239,11 +239,11 @@ class CoDesign:
         """The best design and the Pareto points of all instances, as NumPy arrays.
 
         Args:
-          state: this environment's, or any pytree that holds it, such as an algorithm's state; of several
-            agents too.
+          state: this environment's, or any pytree that contains it, such as an algorithm's state, possibly of
+            several agents.
 
         Raises:
-          FdgError: there is no state of a co-design problem in it.
+          FdgError: it contains no state of a co-design problem.
         """
         leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, State))
         states = [one for one in leaves if isinstance(one, State)]
@@ -252,7 +252,7 @@ class CoDesign:
         return found.merge(states[0].best, states[0].front)
 
     def _rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """`step` of independent rows: no value depends on another row."""
+        """`step` for independent rows."""
         if self._at_once:
             chosen, at = jax.vmap(self._repair)(action), state.at + 1
         else:
@@ -263,7 +263,8 @@ class CoDesign:
         nothing = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, chosen, state.specs)
         )
-        # Episodes keep step, so this is once an episode. Where they do not, unfinished rows do not count.
+        # Episodes are in step, so this runs once per episode. Where they are not, unfinished rows are
+        # ignored.
         taken = jax.lax.cond(done.any(), evaluate, lambda *_: nothing, chosen, state.specs)
         penalty = jax.vmap(self._penalty)(taken.excess, state.specs)
         if self.reward == "paper":
@@ -297,7 +298,7 @@ class CoDesign:
         return start, time_step
 
     def _with_found(self, state: State, taken: Evaluation, penalty: jax.Array, done: jax.Array) -> State:
-        """The state with the designs that were completed among those that were found."""
+        """Inserts completed designs into the best designs."""
         judged = taken.violation
         if self.draws_specs:
             costs = problem.Costs(taken.latency_cycles, taken.energy_pj, taken.area_mm2)
@@ -307,7 +308,7 @@ class CoDesign:
             jnp.stack([taken.score, penalty], 1), state.leader
         ))  # fmt: skip
         leads = done & (reward > leading)
-        # The reward prefers a design that violates a spec, though one that meets all is known: weigh more.
+        # The reward prefers a design that violates a spec to one that meets all: increase the penalty.
         is_wrong = leads & ~taken.feasible & (state.best.violation == 0)
         rho = jnp.where(
             is_wrong & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
@@ -322,7 +323,7 @@ class CoDesign:
     def _observed(
         self, state: State, taken: Evaluation | None = None, done: jax.Array | None = None
     ) -> Observation:
-        """Observations [B]; with what a design takes where its episode is done."""
+        """Observations [B]; include a design's costs if its episode is done."""
         loosest = dict(self.problem.levels).get("loose", self.problem.specs)
         specs = jax.vmap(lambda one: jnp.nan_to_num(one / jnp.asarray(loosest), posinf=0.0))(state.specs)
         results = jnp.zeros((len(state.at), 3 + len(self.problem.tasks)))
@@ -350,18 +351,18 @@ class CoDesign:
         return jnp.concatenate([places == at, jnp.where(is_chosen, chosen / largest, 0), is_chosen, shares])
 
     def _specs(self, key: jax.Array) -> jax.Array:
-        """Specs of an episode, [3] float32."""
+        """Samples specs of an episode, [3] float32."""
         if not self.draws_specs:
             return jnp.asarray(self.problem.specs, jnp.float32)
         levels = dict(self.problem.levels)
         tight, loose = (jnp.asarray(levels[level], jnp.float32) for level in ("tight", "loose"))
         drawn = tight * (loose / tight) ** jax.random.uniform(key, (3,))
-        return jnp.where(jnp.isfinite(loose), drawn, loose)  # one that neither has is none
+        return jnp.where(jnp.isfinite(loose), drawn, loose)  # a spec that neither level has stays unlimited
 
     def _penalty(self, excess: jax.Array, specs: jax.Array) -> jax.Array:
-        """NASAIC's: what exceeds each spec, relative to what exceeds it at most.
+        """NASAIC's penalty: the excess of each spec, relative to its maximum excess.
 
-        Without a bound of the problem's, relative to the spec.
+        Relative to the spec, if the problem has no bound.
         """
         bounds = jnp.asarray(self.problem.bounds, jnp.float32)
         over = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)

@@ -1,4 +1,4 @@
-"""All designs of a problem one by one: the optimum, the share that is feasible, and specs by quantiles."""
+"""Enumerates all designs of a problem: the optimum, the feasible fraction, and specs by quantiles."""
 
 import functools
 import math
@@ -17,14 +17,14 @@ class Enumerated(NamedTuple):
 
     designs: int
     feasible: int
-    networks: tuple[int, ...]  # of the best design: positions among each task's choices
-    kinds: tuple[int, ...]  # its sub-accelerators: positions among the chips' kinds
+    networks: tuple[int, ...]  # of the best design: indices among each task's choices
+    kinds: tuple[int, ...]  # its sub-accelerators: indices among the chips' kinds
     score: float
     costs: Costs
-    violation: float  # 0 where a design meets the specs; else the least sum of relative excess
+    violation: float  # 0 if a design meets the specs; else the least sum of relative excess
 
 
-_CHUNK = 512  # what it needs fits in the caches of a core
+_CHUNK = 512  # fits in a core's cache
 
 
 @functools.partial(jax.jit, static_argnames="problem")
@@ -42,22 +42,22 @@ def _chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
 
 
 def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
-    """Designs by number, below `problem.count()`: networks, kinds and costs."""
+    """Designs by index, below `problem.count()`: networks, kinds and costs."""
     return _chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
 
 
 def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: int = 0) -> Specs:
-    """The quantiles of latency, energy and area over designs drawn uniformly: the smaller, the tighter."""
+    """Quantiles of latency, energy and area over uniformly sampled designs: smaller is tighter."""
     drawn = np.random.default_rng(seed).integers(0, problem.count(), samples)
     found = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
     return Specs(*(float(np.quantile(x, quantile)) for x in found))
 
 
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
-    """The best of all designs: the highest score among those that meet the specs, then the least energy.
+    """The best design: the highest score that meets the specs, then the least energy.
 
-    Networks run layer after layer. `scores` are of each task's choices, such as weighted accuracies; a
-    design's score is their sum.
+    Layers run in sequence. `scores` are of each task's choices, such as weighted accuracies; a design's score
+    is their sum.
     """
     counts = [len(task.choices()) for task in problem.tasks]
     if [len(each) for each in scores] != counts:
@@ -91,7 +91,7 @@ def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -
         networks, _, found = _chunk(problem, chips, jnp.minimum(indices, total - 1))
         excess = jnp.where(indices < total, over(found, specs).sum(0), jnp.inf)
         score = scores[tasks[None], networks].sum(1)
-        # Least of (violation, -score, energy), one after another.
+        # The lexicographic minimum of (violation, -score, energy).
         keys = excess, -score, found.energy_pj
         at = jnp.lexsort(keys[::-1])[0]
         key = tuple(x[at] for x in keys)

@@ -1,6 +1,6 @@
-"""Files of a design for other cost models: ZigZag (YAML) and MAESTRO (its data-flow language).
+"""Exports a design for other cost models: ZigZag (YAML) and MAESTRO (its data-flow language).
 
-Both get the layers that multiply; pooling and additions are left out, since neither models them alike.
+Only layers with multiplications are exported; pooling and additions are modelled differently everywhere.
 """
 
 import json
@@ -23,19 +23,19 @@ class Chip(NamedTuple):
     dram_bytes_per_cycle: float
 
 
-EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can say
+EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can express
 # Words of registers: sums of a column of `dla`; filters, input rows and sums of a PE of `rs` (JSSC 2017); a
-# word that is used, with the next one.
+# used word and the next one.
 _ACCUMULATORS, _FILTERS, _WINDOW, _SUMS, _PAIR = 4096, 224, 12, 24, 2
 _MEMORY_BITS = 10**13
 
 
 def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[str, str]:
-    """The three files that ZigZag 3.9 reads: `accelerator`, `mapping` and `workload`, as YAML (in JSON).
+    """The three input files of ZigZag 3.9: `accelerator`, `mapping` and `workload`, as YAML (in JSON).
 
     The spatial mapping is the template's, layer by layer; ZigZag searches the loops around it. Energies are
-    picojoules: an access costs what `technology` says of registers, of the buffer with the way to the PEs,
-    and of memory. Layers that multiply are written; the chip's template is in `EXPORTED`.
+    picojoules: accesses cost what `technology` defines for registers, for the buffer including the NoC, and
+    for memory. Only layers with multiplications are written; the chip's template must be in `EXPORTED`.
     """
     _check(chip)
     multiplied = [layer for layer in layers if layer.has_weights]
@@ -135,7 +135,7 @@ def _unrolled_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
 
 
 def _above_1(sizes: dict[str, int]) -> dict[str, int]:
-    """Without dimensions of size 1, but for one: ZigZag unrolls what it likes over a bare axis."""
+    """Drops dimensions of size 1, except one: ZigZag unrolls anything over an empty axis."""
     return {name: size for name, size in sizes.items() if size > 1} or dict([next(iter(sizes.items()))])
 
 
@@ -147,8 +147,8 @@ _DEFAULT = {
 }
 
 
-# Words of each operand's registers, and along which axes of the array one of them is shared. ZigZag has no
-# links between PEs, as those by which inputs move on in `shi`: registers of a window stand in for them.
+# Words of each operand's registers, and the array axes that share them. ZigZag has no links between PEs,
+# which pass inputs on in `shi`: registers for a window replace them.
 _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
     "dla": {"I1": (_PAIR, ["D2"]), "I2": (_PAIR, []), "O": (_ACCUMULATORS, ["D1"])},
     "shi": {"I1": (_WINDOW, []), "I2": (_PAIR, ["D1", "D2"]), "O": (_PAIR, [])},
@@ -178,7 +178,7 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
     }
     noc, dram = (8 * round(rate) for rate in (chip.noc_bytes_per_cycle, chip.dram_bytes_per_cycle))
     operands, everywhere = ["I1", "I2", "O"], ["D1", "D2"]
-    # A port to the PEs that all tensors share, and one to memory, whose own port is the narrower one.
+    # A port to the PEs that all tensors share, and one to memory; memory's own port is narrower.
     memories["buffer"] = _memory(
         8 * chip.buffer_bytes,
         pj["buffer"] * noc / word,
@@ -207,14 +207,14 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
 
 
 def _inside(operand: str, of_input: str, of_sum: str) -> list[str]:
-    """What a port of registers carries: of sums also to and from what is above."""
+    """The directions of a register's port: for sums also from and to the level above."""
     return [f"{operand}, {of_input}", *([f"O, {of_sum}"] if operand == "O" else [])]
 
 
 def _memory(
     bits: int, pj: float, operands: list[str], served: list[str], ports: dict[str, tuple]
 ) -> dict[str, Any]:
-    """A level; an access moves as much as a port is wide, and takes `pj`."""
+    """A memory level; an access moves the port's width, and costs `pj`."""
     keys = ("type", "bandwidth_min", "bandwidth_max", "allocation")
     return {
         "size": bits,
@@ -229,10 +229,10 @@ def _memory(
 
 
 def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
-    """A network in MAESTRO's language, each layer with the data flow of its sub-accelerator.
+    """A network in MAESTRO's language, each layer with its sub-accelerator's data flow.
 
-    A layer of several groups is that of one group, but for depthwise ones; a comment says how many. `layers`
-    are names, layers and where they run; those that multiply are written.
+    A grouped layer is written as one group, except depthwise ones; a comment gives their number. `layers` are
+    names, layers and sub-accelerators; only layers with multiplications are written.
     """
     lines = ["Network codesign {"]
     for at, (name, layer, chip) in enumerate(layers):

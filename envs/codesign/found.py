@@ -1,4 +1,4 @@
-"""The best designs so far as arrays in a state: constrained domination, and a few Pareto points."""
+"""The best designs so far as arrays in a state: constrained domination, and a bounded Pareto front."""
 
 import functools
 import operator
@@ -22,7 +22,7 @@ class Designs(NamedTuple):
     area_mm2: jax.Array  # [...] float32
     accuracy: jax.Array  # [..., M] float32
     score: jax.Array  # [...] float32
-    violation: jax.Array  # [...] float32, 0 where all specs are met; infinite where there is no design
+    violation: jax.Array  # [...] float32, 0 if all specs are met; infinite for no design
 
 
 def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
@@ -40,29 +40,29 @@ def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
 
 
 def of(choices: jax.Array, found: Evaluation, violation: jax.Array) -> Designs:
-    """Designs [B] that were evaluated, judged by a violation [B]."""
+    """Evaluated designs [B], with violations [B]."""
     taken = found.latency_cycles, found.energy_pj, found.area_mm2
     return Designs(choices, *taken, found.accuracy, found.score, violation)
 
 
 def better(a: Designs, b: Designs) -> Designs:
-    """The design that comes first, by violation, then score, then energy; `b` of equal ones."""
+    """The better design by violation, then score, then energy; `b` in a tie."""
     is_a = precedes((a.violation, -a.score, a.energy_pj), (b.violation, -b.score, b.energy_pj))
     return jax.tree.map(lambda x, y: jnp.where(is_a, x, y), a, b)
 
 
 def _dominates(a: Designs, b: Designs) -> Any:
-    """By constrained domination (Deb et al., IEEE TEC 2002, section VI); equal designs do too."""
+    """Constrained domination (Deb et al., IEEE TEC 2002, section VI); equal designs dominate each other."""
     pairs = [(-a.score, -b.score), *zip(a[1:4], b[1:4], strict=True)]
     in_all = functools.reduce(operator.and_, [x <= y for x, y in pairs])
     return (a.violation < b.violation) | ((a.violation == b.violation) & in_all)
 
 
 def insert(front: Designs, new: Designs) -> Designs:
-    """The Pareto points with a design among them, where none dominates it: score, latency, energy, area.
+    """Inserts a design into the Pareto front, unless it is dominated: by score, latency, energy, area.
 
-    Of more than there is room for, the one nearest to another goes, but not that of the highest score.
-    `front` is [POINTS], places without a design anywhere; `new` are scalars.
+    A full front drops the point nearest to another, but never the highest score. `front` is [POINTS], with
+    empty places anywhere; `new` are scalars.
     """
     old = jax.vmap(lambda one: _dominates(new, one))(front)
     is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()
@@ -85,19 +85,19 @@ def insert(front: Designs, new: Designs) -> Designs:
 class Results(NamedTuple):
     """The results of a search, NumPy arrays."""
 
-    best: Designs  # scalars; `violation` infinite where no episode has ended
-    front: Designs  # [points], none of which dominates another, by falling score
+    best: Designs  # scalars; `violation` is infinite before the first design
+    front: Designs  # [points], a Pareto front, by descending score
 
 
 def merge(best: Designs, front: Designs) -> Results:
-    """The best design of several instances, and the Pareto points of all; arrays with any leading axes."""
+    """Merges instances: the best design and the Pareto front; arrays with any leading axes."""
     flat, points = _flat(best), _flat(front)
     first = np.lexsort((flat.energy_pj, -flat.score, flat.violation))[0]
     points = _taken(points, np.flatnonzero(np.isfinite(points.violation)))
     by = points.area_mm2, points.latency_cycles, points.energy_pj, -points.score, points.violation
     points = _taken(points, np.lexsort(by))
     kept: list[int] = []
-    for at in range(len(points.score)):  # a design comes after those that dominate it
+    for at in range(len(points.score)):  # designs are sorted after those that dominate them
         if not np.any(_dominates(_taken(points, kept), _taken(points, at))):
             kept.append(at)
     return Results(_taken(flat, first), _taken(points, kept))

@@ -1,4 +1,4 @@
-"""Networks of a user's own: ONNX files, and functions of JAX and modules of Flax by name."""
+"""The user's networks: ONNX files, JAX functions and Flax modules by name."""
 
 import inspect
 import sys
@@ -20,10 +20,9 @@ def from_onnx(path: str | Path) -> Network:
 
 
 def from_function(network: Any, *inputs: Any) -> Network:
-    """The layers of a function of JAX, or of a module of Flax (linen or NNX) or Equinox.
+    """The layers of a JAX function, or of a Flax (linen or NNX) or Equinox module.
 
-    Inputs are arrays or `jax.ShapeDtypeStruct`s, a batch of 1. A linen module is initialised while it is
-    traced.
+    Inputs are arrays or `jax.ShapeDtypeStruct`s, with batch 1. A linen module is initialised during tracing.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
@@ -43,11 +42,11 @@ def from_function(network: Any, *inputs: Any) -> Network:
 
 
 def from_module(name: str, shape: Sequence[int] = ()) -> Network:
-    """The layers of a network that a module of a user's own has; imports the module.
+    """The layers of a network in a user's module; imports the module.
 
-    `name`, such as `my.resnet:network`, is a function of an array or a module; or a class or function without
-    arguments that makes one, or a tuple of one and example inputs. `shape` is of its float32 input, where no
-    example is returned.
+    `name`, such as `my.resnet:network`, is a function of an array or a Flax module; or a class or function
+    without arguments that makes one, or a tuple of one and example inputs. `shape` is that of its float32
+    input, if there are no example inputs.
     """
     network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
@@ -66,7 +65,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments."""
+    """True if it can be called without arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A network as a graph of layers, built operation by operation by the readers of ONNX files and jaxprs."""
+"""Builds a network as a graph of layers; used by the readers of ONNX files and jaxprs."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ _MOST_LAYERS = 2000
 
 
 class Network(NamedTuple):
-    """Layers in an order in which each comes after those it needs."""
+    """Layers in topological order."""
 
     # what is computed; activations, normalisation and changes of shape cost nothing
     layers: tuple[Layer, ...]
-    # pairs (i, j) of layers: i has to end before j starts. None: one after another.
+    # pairs (i, j) of layers: i must end before j starts. None: a chain.
     branches: tuple[tuple[int, int], ...] | None
 
 
 class Value(NamedTuple):
     """An array of a network."""
 
-    # the layers that it is made of, with no other layer in between; empty for the network's input
+    # the layers that it is directly made of; empty for the network's input
     sources: frozenset[int] = frozenset()
-    is_data: bool = False  # whether it depends on the network's input; weights and constants do not
-    # False for a copy of fewer numbers along an axis, which needs no traffic of its own
+    is_data: bool = False  # True if it depends on the network's input, not only on weights and constants
+    # False for a copy of fewer numbers along an axis, which needs no traffic
     is_whole: bool = True
 
 
@@ -40,7 +40,7 @@ class Builder:
         self._branches: set[tuple[int, int]] = set()
 
     def layer(self, layer: Layer, *read: Value) -> Value:
-        """Appends a layer that reads some values; gives its output."""
+        """Appends a layer that reads some values; returns its output."""
         at = len(self._layers)
         if at >= _MOST_LAYERS:
             raise FdgError(f"more than {_MOST_LAYERS:,} layers; give a network of fewer")
@@ -49,17 +49,17 @@ class Builder:
         return Value(frozenset({at}), is_data=True)
 
     def joined(self, read: Sequence[Value]) -> Value:
-        """What is made of some values at no cost: an activation, a change of shape, a concatenation."""
+        """A value that is free to make from others: an activation, a change of shape, a concatenation."""
         data = [value for value in read if value.is_data]
         sources = frozenset[int]().union(*(value.sources for value in data))
         return Value(sources, bool(data), any(value.is_whole for value in data) or not data)
 
     def elementwise(self, read: Sequence[Value], sizes: tuple[int, int, int]) -> Value:
-        """The result of an operation element by element.
+        """The result of an elementwise operation.
 
-        Feature maps of different layers are read from the buffer, as an addition: a layer. What is made of
-        one layer alone, such as x * sigmoid(x), or of constants, is computed as the map passes. `sizes` are
-        channels, rows and columns of the result.
+        Feature maps of different layers must be read from the buffer, so this is a layer, as an addition. A
+        function of one layer, such as x * sigmoid(x), or of constants, is free. `sizes` are channels, rows
+        and columns of the result.
         """
         result, *others = {
             value.sources: value for value in read if value.is_data and value.is_whole
@@ -71,10 +71,10 @@ class Builder:
         return result
 
     def product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
-        """Products of [rows, inner] with [inner, columns], each of a batch a group of one layer.
+        """Products of [rows, inner] with [inner, columns]; a batch becomes groups of one layer.
 
-        Of two feature maps, as in attention, the one with fewer rows or columns is held as weights are.
-        `sizes` are batch, rows, columns and inner. Constants on either side are the weights.
+        Of two feature maps, as in attention, the one with fewer rows or columns acts as the weights. `sizes`
+        are batch, rows, columns and inner. Constants on either side are weights.
         """
         batch, rows, columns, inner = sizes
         if not (left.is_data or right.is_data):
@@ -85,7 +85,7 @@ class Builder:
         return self.layer(layer, left, right)
 
     def network(self) -> Network:
-        """All of it."""
+        """The network built so far."""
         if not any(layer.has_weights for layer in self._layers):
             raise FdgError("no convolution or matrix product in it; give a network that has some")
         chain = {(at, at + 1) for at in range(len(self._layers) - 1)}
@@ -104,8 +104,8 @@ def windowed(
 ) -> Layer:
     """A convolution or pooling of one or two spatial axes.
 
-    `channels` are of output and input, `inputs` sizes without padding. A window with gaps (dilation)
-    multiplies as often. `has_weights` is 0 for pooling.
+    `channels` are of output and input, `inputs` sizes without padding. Dilation does not change the number of
+    multiplications. `has_weights` is 0 for pooling.
     """
     if len(outputs) not in (1, 2):
         raise FdgError(f"windows along {len(outputs)} axes; one or two are supported")

@@ -1,6 +1,6 @@
-"""Images that accuracies are measured on: scikit-learn's digits, harder ones, cells drawn here, files.
+"""Images for measuring accuracies: scikit-learn's digits, harder digits, synthetic cells, files.
 
-Each is the same for all networks and seeds, and small on purpose: children are trained in seconds.
+The same for all networks and seeds, and small on purpose: children are trained in seconds.
 """
 
 import functools
@@ -19,16 +19,16 @@ from fdg.reading import open_regular
 
 
 class Images(NamedTuple):
-    """Images with classes, or with masks of what is to be found; NumPy arrays."""
+    """Images with classes or segmentation masks; NumPy arrays."""
 
     train: np.ndarray  # [N, rows, columns, channels] float32
     train_labels: np.ndarray  # [N] int32 classes, or [N, rows, columns] int32 of 0 and 1
     test: np.ndarray  # [M, rows, columns, channels] float32
-    test_labels: np.ndarray  # as those of training
+    test_labels: np.ndarray  # likewise
 
     @property
     def is_segmentation(self) -> bool:
-        """Whether labels are masks."""
+        """True if labels are masks."""
         return self.train_labels.ndim == 3
 
 
@@ -37,9 +37,9 @@ _CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16
 
 
 def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
-    """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise, turned at random.
+    """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise and random rotations.
 
-    `noise` is its standard deviation (ink is 1), `degrees` the largest turn to either side.
+    `noise` is its standard deviation (ink is 1), `degrees` the largest rotation in either direction.
     """
     try:
         from sklearn.datasets import load_digits
@@ -64,7 +64,7 @@ def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
 
 
 def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: float = 0.3) -> tuple:
-    """Images of three ellipses each, with soft borders, on an uneven ground with noise; and their masks.
+    """Images of three soft-edged ellipses on an uneven, noisy background, and their masks.
 
     Returns `[number, size, size, 1] float32` and `[number, size, size] int32`, 1 within a cell.
     """
@@ -88,7 +88,7 @@ def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: floa
 
 
 def cells() -> Images:
-    """96 and 128 images of cells, 16 x 16."""
+    """96 and 128 images of synthetic cells, 16 x 16."""
     with jax.ensure_compile_time_eval():
         images, masks = map(np.asarray, draw_cells(jax.random.key(0), _CELLS_TRAIN + _CELLS_TEST))
     return Images(images[:_CELLS_TRAIN], masks[:_CELLS_TRAIN], images[_CELLS_TRAIN:], masks[_CELLS_TRAIN:])
@@ -106,14 +106,14 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 @functools.lru_cache(maxsize=8)
 def get(name: str) -> Images:
-    """The images of a name among `NAMES`, or of a file `.npz`.
+    """The images with a name in `NAMES`, or in a file `.npz`.
 
     A file has `train_images` and `test_images`, [N, rows, columns] or [N, rows, columns, channels] of numbers
     (uint8 is divided by 255), and `train_labels` and `test_labels`, classes [N] or masks [N, rows, columns]
     of 0 and 1; no pickles.
 
     Raises:
-      FdgError: there are none of this name; the file has no such arrays; scikit-learn is not installed.
+      FdgError: unknown name; the file lacks these arrays; scikit-learn is not installed.
     """
     if name.endswith(".npz"):
         return _read(Path(name))
@@ -130,7 +130,7 @@ def _check_named(name: str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def signature(name: str) -> str:
-    """A name among `NAMES` itself; of a file its digest, so that it may be moved."""
+    """A name in `NAMES`; for a file its digest, so that it may be moved."""
     if not name.endswith(".npz"):
         _check_named(name)
         return name

@@ -13,8 +13,8 @@ from fdg.batch.rules import elementwise, lookup, random, reduce, shape
 from fdg.errors import FdgError, one_line
 from fdg.jaxprs import bodies, is_literal, open_jaxpr
 
-# What costs nothing: operations element by element, changes of shape, look-ups, random bits, and reductions
-# that are no pooling.
+# Free operations: elementwise ones, changes of shape, look-ups, random bits, and reductions other than
+# pooling.
 _RULES = (elementwise.RULES, shape.RULES, lookup.RULES, random.RULES, reduce.RULES)
 _FREE = {name for rules in _RULES for name in rules} - {"fft"} | {"iota", "rng_bit_generator"}
 _POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
@@ -24,9 +24,9 @@ _REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Network:
     """The network that a function computes, for one input (a batch of 1).
 
-    The function is traced, and nothing is computed; values that do not depend on its arguments count as
-    weights. Inputs are arrays or `jax.ShapeDtypeStruct`s. `weights` is a pytree, the function's argument
-    before its inputs; None if it takes inputs alone.
+    The function is traced, not run; values that do not depend on its arguments count as weights. Inputs are
+    arrays or `jax.ShapeDtypeStruct`s. `weights` is a pytree, the function's argument before its inputs; None
+    if it takes inputs alone.
 
     >>> import jax.numpy as jnp
     >>> found = read(lambda x: jnp.tanh(x @ jnp.zeros((8, 4))), jax.ShapeDtypeStruct((1, 8), "float32"))
@@ -50,10 +50,10 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
 class _Reader:
     def __init__(self) -> None:
         self.builder = Builder()
-        self._channel_axis = -1  # of feature maps, as the last convolution has it
+        self._channel_axis = -1  # of feature maps, as in the last convolution
 
     def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        """What a jaxpr's outputs are made of."""
+        """The values of a jaxpr's outputs."""
         values = dict(zip(jaxpr.invars, inputs, strict=True))
         values |= dict.fromkeys(jaxpr.constvars, graph.CONSTANT)
 
@@ -98,7 +98,7 @@ class _Reader:
             ) from None
 
     def _inside(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
-        """Follows calls and loops of known length, trip by trip; branches and other loops have no layers."""
+        """Follows calls and loops of known length, trip by trip; branches and other loops are ignored."""
         if eqn.primitive.name in ("cond", "while"):
             if any(_has_layers(body.jaxpr) for body in inner):
                 raise FdgError(

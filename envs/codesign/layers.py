@@ -1,6 +1,6 @@
-"""Layers of neural networks as seven loops: what a cost model knows of a network.
+"""Neural-network layers as seven loops, the input of a cost model.
 
-A `Layer` is checked Python integers; `stack` makes arrays of many, `Layers`, for programs. Batch 1.
+A `Layer` is checked Python integers; `stack` makes arrays of many, `Layers`, for programs. Batch size 1.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ import numpy as np
 
 from fdg.errors import FdgError
 
-# Counts are int32. What is larger is kept at this value ("at least"), so nothing wraps around.
+# Counts are int32, and saturate at this value ("at least"), so nothing overflows.
 LARGEST_COUNT = 2_147_000_000
 
 
 class Layers(NamedTuple):
-    """Fields of `Layer` as int32 arrays of one shape; all 0 where a place is empty, which costs nothing."""
+    """Fields of `Layer` as int32 arrays of one shape; all 0 for an empty layer, which costs nothing."""
 
     out_channels: jax.Array
     in_channels: jax.Array
@@ -47,11 +47,11 @@ class Layer:
     kernel_columns: int = 1  # S
     stride: int = 1  # u, in both directions
     groups: int = 1  # G; each output reads C / G channels
-    # rows of the input that exist (padding is not stored); None: all that the windows cover
+    # rows of the input without padding; None: all that the windows cover
     in_rows: int | None = None
-    in_columns: int | None = None  # columns of the input that exist
-    operands: int = 1  # feature maps that are read: 2 for an addition
-    has_weights: int = 1  # 0 for pooling and additions: no multiplications, only traffic
+    in_columns: int | None = None  # columns of the input without padding
+    operands: int = 1  # feature maps read: 2 for an addition
+    has_weights: int = 1  # 0 for pooling and additions: only traffic, no multiplications
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -91,7 +91,7 @@ class Layer:
 
     @property
     def macs(self) -> int:
-        """Multiplications with additions: K C/G P Q R S."""
+        """Multiply-accumulates: K C/G P Q R S."""
         window = self.in_channels // self.groups * self.kernel_rows * self.kernel_columns
         return self.has_weights * self.output_words * window
 
@@ -103,7 +103,7 @@ class Layer:
 
     @property
     def input_words(self) -> int:
-        """Words of the inputs that exist and that windows cover, each once."""
+        """Words of the inputs, without padding, that windows cover, each once."""
         rows = (self.out_rows - 1) * min(self.stride, self.kernel_rows) + self.kernel_rows
         columns = (self.out_columns - 1) * min(self.stride, self.kernel_columns) + self.kernel_columns
         rows, columns = min(self.in_rows or rows, rows), min(self.in_columns or columns, columns)
@@ -131,12 +131,12 @@ def convolution(
     Args:
       in_channels: C.
       out_channels: K.
-      in_rows: of the image without padding.
-      in_columns: of the image without padding.
+      in_rows: rows of the image without padding.
+      in_columns: columns of the image without padding.
       kernel: R and S; one number for both.
       stride: in both directions.
-      padding: on each side; absent: half of the kernel, which keeps the size at stride 1.
-      groups: that channels are in.
+      padding: on each side; default: half of the kernel, which keeps the size at stride 1.
+      groups: number of channel groups.
 
     >>> layer = convolution(3, 64, 224, kernel=7, stride=2)
     >>> layer.out_rows, layer.macs
@@ -176,11 +176,11 @@ def transposed_convolution(
     kernel: int,
     stride: int,
 ) -> Layer:
-    """A transposed convolution, to an image `stride` times as large, without its multiplications by zero.
+    """A transposed convolution, to an image `stride` times as large, without multiplications by zero.
 
-    It is computed as the convolution that it equals: each input position makes `stride` x `stride` outputs,
-    with kernels of ceil(kernel / stride) (sub-pixel convolution, arXiv 1609.07009). A kernel that `stride`
-    does not divide is filled with zeros to one that it does.
+    Computed as the equivalent convolution: each input position makes `stride` x `stride` outputs, with
+    kernels of ceil(kernel / stride) (sub-pixel convolution, arXiv 1609.07009). Kernels are zero-padded to a
+    multiple of `stride`.
 
     >>> layer = transposed_convolution(64, 32, 8, kernel=2, stride=2)
     >>> layer.macs == 64 * 32 * 8 * 8 * 2 * 2, layer.output_words == 32 * 16 * 16
@@ -196,7 +196,7 @@ def transposed_convolution(
 
 
 def gemm(rows: int, columns: int, inner: int) -> Layer:
-    """A product of matrices [rows, inner] x [inner, columns]; the second one are the weights.
+    """A matrix product [rows, inner] x [inner, columns]; the second matrix is the weights.
 
     >>> gemm(1, 1000, 512).macs
     512000
@@ -205,7 +205,7 @@ def gemm(rows: int, columns: int, inner: int) -> Layer:
 
 
 def pooling(channels: int, in_rows: int, in_columns: int | None = None, *, kernel: int, stride: int) -> Layer:
-    """Pooling without padding: reads and writes feature maps, multiplies nothing."""
+    """Pooling without padding: reads and writes feature maps, without multiplications."""
     settings = {"kernel": kernel, "stride": stride, "padding": 0, "groups": channels}
     return dataclasses.replace(
         convolution(channels, channels, in_rows, in_columns, **settings), has_weights=0
@@ -213,22 +213,22 @@ def pooling(channels: int, in_rows: int, in_columns: int | None = None, *, kerne
 
 
 def addition(channels: int, rows: int, columns: int | None = None) -> Layer:
-    """The sum of two feature maps of a size: reads both, writes one, multiplies nothing."""
+    """The sum of two feature maps of equal size: reads both, writes one, without multiplications."""
     columns = rows if columns is None else columns
     return Layer(channels, channels, rows, columns, groups=channels, operands=2, has_weights=0)
 
 
 def stack(layers: Sequence[Layer | None]) -> Layers:
-    """Arrays [L] int32 of `layers`; zeros where one is None."""
+    """Stacks `layers` to int32 arrays [L]; None becomes zeros."""
     table = [[getattr(layer, name) if layer else 0 for name in Layers._fields] for layer in layers]
     columns = np.asarray(table, np.int32).reshape(len(table), len(Layers._fields)).T
     return Layers(*map(jnp.asarray, columns))
 
 
 def product(*factors: jax.Array | int) -> jax.Array:
-    """Product of counts, int32, exact up to `LARGEST_COUNT` and that value beyond it.
+    """Product of counts, int32, saturating at `LARGEST_COUNT`.
 
-    The product in float32, off by less than 1e-6, tells the ones that int32 cannot hold.
+    The float32 product, with an error below 1e-6, detects overflow.
 
     >>> import jax.numpy as jnp
     >>> product(jnp.int32(3), 5).item(), product(jnp.int32(70_000), 70_000).item()
@@ -242,12 +242,12 @@ def product(*factors: jax.Array | int) -> jax.Array:
 
 
 def add(a: jax.Array, b: jax.Array | int) -> jax.Array:
-    """Sum of two counts, int32, `LARGEST_COUNT` if it is more."""
+    """Sum of two counts, int32, saturating at `LARGEST_COUNT`."""
     return jnp.where(a > LARGEST_COUNT - b, LARGEST_COUNT, a + b)
 
 
 def ceil_div(a: jax.Array | int, b: jax.Array | int) -> jax.Array:
-    """The quotient of counts, rounded up; `b` counts as 1 where it is 0."""
+    """Quotient of counts, rounded up; `b` = 0 counts as 1."""
     a, b = jnp.asarray(a, jnp.int32), jnp.maximum(jnp.asarray(b, jnp.int32), 1)
     return a // b + (a % b > 0)
 
@@ -282,12 +282,12 @@ def output_words(layer: Layers) -> jax.Array:
 
 
 def covered(layer: Layers) -> tuple[jax.Array, jax.Array]:
-    """Rows and columns of the input that windows cover and that exist, int32."""
+    """Rows and columns of the input that windows cover, without padding, int32."""
     rows = with_halo(layer.out_rows, jnp.int32(1), layer.stride, layer.kernel_rows)
     columns = with_halo(layer.out_columns, jnp.int32(1), layer.stride, layer.kernel_columns)
     return jnp.minimum(layer.in_rows, rows), jnp.minimum(layer.in_columns, columns)
 
 
 def with_halo(outputs: jax.Array, tiles: jax.Array, stride: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Inputs along a direction that windows of `outputs` cover, in `tiles` parts that each read their own."""
+    """Inputs along a direction that windows of `outputs` cover, in `tiles` separately read parts."""
     return (outputs - tiles) * jnp.minimum(stride, kernel) + tiles * kernel

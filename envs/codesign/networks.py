@@ -1,4 +1,4 @@
-"""Well-known networks as layers: workloads to check a cost model on."""
+"""Well-known networks as layers, for checking a cost model."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from fdg.errors import unknown_name
 
 
 def alexnet() -> list[Layer]:
-    """The five convolutions of AlexNet, as Eyeriss runs them: two groups in the second, fourth and fifth."""
+    """The five convolutions of AlexNet, as in Eyeriss: two groups in the second, fourth and fifth."""
     return [
         convolution(3, 96, 227, kernel=11, stride=4, padding=0),
         convolution(96, 256, 27, kernel=5, groups=2),
@@ -28,8 +28,8 @@ def alexnet() -> list[Layer]:
 def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     """A ResNet (arXiv 1512.03385, table 1) for 224 x 224 images.
 
-    `blocks` are residual blocks of each stage, `expansion` the outputs of a block by its width; above 1:
-    bottlenecks, with the stride in the 3 x 3.
+    `blocks` are residual blocks per stage, `expansion` is the ratio of a block's outputs to its width; above
+    1: bottlenecks, with the stride in the 3 x 3.
     """
     found = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56

@@ -1,4 +1,4 @@
-"""The layers of an ONNX file: shapes alone are read, weights may be absent."""
+"""The layers of an ONNX file: reads only shapes; weights may be absent."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from envs.codesign.layers import transposed_convolution
 from fdg.errors import FdgError, nearest, one_line
 from fdg.reading import read_bytes
 
-_LARGEST_FILE = 2**31  # bytes: what a protocol buffer can hold
+_LARGEST_FILE = 2**31  # bytes: the limit of protocol buffers
 
-# Operations that cost nothing: they happen while a feature map passes, or move names of elements.
+# Free operations: done while a feature map passes, or changes of indices.
 _FREE = """
 Abs Acos And ArgMax ArgMin Asin Atan BatchNormalization BitShift Cast CastLike Ceil Celu Clip Compress Concat
 Constant ConstantOfShape Cos CumSum DepthToSpace DequantizeLinear Dropout Elu Equal Erf Exp Expand EyeLike
@@ -30,7 +30,7 @@ _REDUCING = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
 
 
 def read(path: Path) -> Network:
-    """The network of an ONNX file, for one input: a batch of unknown size counts as 1."""
+    """The network of an ONNX file, for one input: an unknown batch size counts as 1."""
     try:
         import onnx
     except ModuleNotFoundError as error:
@@ -42,7 +42,7 @@ def read(path: Path) -> Network:
             from onnx import inliner
 
             model = inliner.inline_local_functions(model)
-    except Exception as error:  # what protocol buffers raise is of no common kind
+    except Exception as error:  # protocol buffers have no common exception class
         raise FdgError(f"{path} cannot be read as ONNX: {one_line(error)[:200]}") from error
     if not model.graph.node:
         raise FdgError(f"{path} cannot be read as ONNX: it has no nodes")
@@ -53,7 +53,7 @@ def read(path: Path) -> Network:
 
 
 def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
-    """Sizes of all arrays whose sizes can be inferred; None for one that is not known."""
+    """Shapes of all arrays that can be inferred; None for unknown sizes."""
     from onnx import shape_inference
 
     constants = {one.name for one in model.graph.initializer}
@@ -72,7 +72,7 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
                     f"input '{one.name}': the size of axis {at} is not fixed{name}; "
                     "export it with fixed sizes"
                 )
-    del model.graph.value_info[:]  # what was inferred for another batch
+    del model.graph.value_info[:]  # inferred for another batch size
     for one in model.graph.output:
         one.type.tensor_type.ClearField("shape")
     try:

@@ -13,25 +13,25 @@ from envs.codesign.problem import Problem, Scheduled, Specs
 class Outcome:
     """Results of a search."""
 
-    problem: Problem  # whose specs designs are judged by
-    best: Designs  # the best design, scalars: one that meets all specs, if one was evaluated
-    front: Designs  # designs [points] of which none dominates another
-    samples: int  # designs that were evaluated
+    problem: Problem  # defines the specs
+    best: Designs  # scalars; it meets all specs, if any evaluated design does
+    front: Designs  # the Pareto front, [points]
+    samples: int  # evaluated designs
     seconds: float  # of this process, compiling included
-    # (designs, score, violation) over time; not-a-number before the first complete design
+    # (designs, score, violation) over time; NaN before the first complete design
     curve: tuple[tuple[int, float, float], ...]
-    # the least latency, energy and area that were reached alone; None where a design meets all specs
+    # the least latency, energy and area, each reached alone; None if a design meets all specs
     least: Specs | None
     path: Path  # the run directory
-    caught: int | None = None  # the signal that ended it early; None if none did
+    caught: int | None = None  # the signal that ended it early; None for none
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the best design meets all specs."""
+        """True if the best design meets all specs."""
         return bool(self.best.violation == 0)
 
     @functools.cached_property
     def scheduled(self) -> Scheduled:
-        """The schedule of the best design, improved by moves that save energy: no slower than it."""
+        """The schedule of the best design, improved by moves that save energy, and no slower."""
         specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
         return problem.scheduled(dataclasses.replace(self.problem, specs=specs), self.best.choices)

@@ -1,4 +1,4 @@
-"""Pictures of a search: the Pareto front, the schedule, utilisation by layer, and the search itself."""
+"""Pictures of a search: Pareto front, schedule, utilisation by layer, progress."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from envs.codesign.outcome import Outcome
 from envs.codesign.report import amounts, chips, layer_rows
 
 NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# The colour-blind palette of Okabe and Ito.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 _SPEC = {"color": "#555555", "linestyle": "--", "linewidth": 1}
 
 
 def draw(found: Outcome, folder: Path) -> list[Path]:
-    """Draws all; gives their paths."""
+    """Draws all pictures; returns their paths."""
     layers = layer_rows(found.scheduled)
     figures = (_front(found), _gantt(found, layers), _utilisation(layers), _search(found))
     paths = [folder / name for name in NAMES]
@@ -65,7 +65,7 @@ def _front(found: Outcome) -> Any:
 
 
 def _gantt(found: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
-    """When each layer runs, and where."""
+    """The schedule: when and where each layer runs."""
     there = chips(found.problem, found.best)
     figure = _figure(11.0, 1.8 + 0.8 * len(there))
     axes = figure.subplots()
@@ -99,7 +99,7 @@ def _gantt(found: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
-    """How much of the array each layer uses while it computes, and what binds it."""
+    """Each layer's utilisation of the array, and its bound."""
     figure = _figure(max(6.0, 0.28 * len(layers) + 2), 4.2)
     axes = figure.subplots()
     for at, bound in enumerate(cost.BOUNDS):
@@ -118,7 +118,7 @@ def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _search(found: Outcome) -> Any:
-    """By designs: the best score among those that meet the specs, and what is exceeded while none does."""
+    """By designs: the best feasible score, and the violation while no design is feasible."""
     curve = np.asarray(found.curve, float).reshape(-1, 3)
     known = curve[np.isfinite(curve[:, 2])]
     met, not_yet = known[known[:, 2] == 0], known[known[:, 2] > 0]

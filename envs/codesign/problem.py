@@ -1,4 +1,4 @@
-"""A co-design problem as a value: its decisions and masks, and costs and scores of designs."""
+"""A co-design problem as a value: decisions and masks; costs and scores of designs."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from fdg.errors import FdgError, unknown_name
 
 
 class Specs(NamedTuple):
-    """Upper limits of a design; infinite where there is none."""
+    """Upper limits of a design; infinite for no limit."""
 
     latency_cycles: float = math.inf
     energy_pj: float = math.inf
@@ -31,20 +31,20 @@ _ANY, _CHIPS = Specs(), Chips()
 class Problem:
     """Networks for several tasks on one chip, within specs.
 
-    Equal arguments make equal values; no array exists until a design is evaluated.
+    Equal arguments make equal values; arrays are made when a design is evaluated.
     """
 
-    tasks: tuple[Task, ...]  # a network is chosen for each
-    chips: Chips = _CHIPS  # a chip is chosen among these
+    tasks: tuple[Task, ...]  # one network is chosen for each
+    chips: Chips = _CHIPS  # one chip is chosen of these
     technology: Technology = cost.PROCESS  # constants of the process
-    specs: Specs = _ANY  # what a design may take
-    # names of further specs, such as ("tight", Specs(...)); see `at`
+    specs: Specs = _ANY  # limits of a design
+    # further specs by name, such as ("tight", Specs(...)); see `at`
     levels: tuple[tuple[str, Specs], ...] = ()
-    # what designs take at most, by which the paper's penalty divides: infinite where unknown
+    # maximum costs of designs, which scale the paper's penalty: infinite if unknown
     bounds: Specs = _ANY
-    accuracy: str = "surrogate"  # where accuracies come from, one of `accuracy.SOURCES`
-    table: str = ""  # file of accuracies in place of the one that is shipped (`accuracy="table"`)
-    name: str = "codesign"  # in messages
+    accuracy: str = "surrogate"  # source of accuracies, one of `accuracy.SOURCES`
+    table: str = ""  # file of accuracies, in place of the shipped one (`accuracy="table"`)
+    name: str = "codesign"  # for messages
     # files that it was read from, (name in a run directory, path)
     read_from: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
@@ -54,11 +54,11 @@ class Problem:
 
     @property
     def files(self) -> dict[str, str]:
-        """`read_from` as a dictionary: files that a run keeps copies of."""
+        """`read_from` as a dictionary: files that a run copies."""
         return dict(self.read_from)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """All, in their order: those of each network, then of each sub-accelerator."""
+        """All decisions, in order: those of each network, then of each sub-accelerator."""
         networks = [
             one._replace(name=f"{task.name}: {one.name}") for task in self.tasks for one in task.decisions
         ]
@@ -70,7 +70,7 @@ class Problem:
         return (*networks, *subs)
 
     def count(self) -> int:
-        """Number of designs that `enumerate_all` evaluates."""
+        """The number of designs that `enumerate_all` evaluates."""
         return math.prod(len(task.choices()) for task in self.tasks) * len(self.chips.all())
 
     def at(self, level: str) -> "Problem":
@@ -90,11 +90,11 @@ class Problem:
 
 
 def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
-    """Which options of decision `at` the budgets leave, bool [most options of any decision].
+    """Which options of decision `at` are within the budgets, bool [largest number of options].
 
-    PEs and bandwidth of what was chosen are spent, the least that the sub-accelerators that follow need is
-    kept, and the last one is there if no other is. Of one that is not there, only the first options are left.
-    `chosen` [decisions] int32 are positions among options; those from `at` on are not read.
+    PEs and bandwidth of earlier choices are subtracted, and the minimum for later sub-accelerators is
+    reserved; the last sub-accelerator must exist if no other does. An absent one has only its first options.
+    `chosen` [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
     most = max(len(one.options) for one in decisions)
@@ -106,7 +106,7 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     to_come = chips.subaccelerators - 1 - sub
     is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
     by_pes = (pes <= pes_left - to_come * min(chips.pes)) & ((pes > 0) | ~is_alone)
-    # Sums of fractions in float32 may be a little off.
+    # Sums of float32 fractions have rounding errors.
     by_noc = noc <= (noc_left - to_come * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
     here = chosen[first + jnp.maximum(sub, 0) * each]
     is_absent = pes[here] == 0
@@ -117,19 +117,19 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
 
 
 def _is_first(chips: Chips, most: int, what: jax.Array | int) -> jax.Array:
-    """The option that an absent sub-accelerator has: the first, of bandwidths the least."""
+    """True for the option of an absent sub-accelerator: the first, the lowest bandwidth."""
     least = chips.noc_bytes_per_cycle.index(min(chips.noc_bytes_per_cycle))
     return jnp.arange(most) == jnp.where(what == 2, least, 0)
 
 
 def _options(chips: Chips, most: int) -> tuple[jax.Array, jax.Array]:
-    """Numbers of PEs [most] int32 and bandwidths [most] float32; 0 behind the last option."""
+    """Numbers of PEs [most] int32 and bandwidths [most] float32; padded with 0."""
     pes, noc = (np.pad(np.asarray(x), (0, most - len(x))) for x in (chips.pes, chips.noc_bytes_per_cycle))
     return jnp.asarray(pes, jnp.int32), jnp.asarray(noc, jnp.float32)
 
 
 def left(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """PEs and bandwidth of the budgets that the sub-accelerators before that of decision `at` leave."""
+    """PEs and bandwidth that remain for the sub-accelerator of decision `at`."""
     chips, decisions = problem.chips, problem.decisions()
     first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
     pes, noc = _options(chips, max(len(chips.pes), len(chips.noc_bytes_per_cycle)))
@@ -141,10 +141,10 @@ def left(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.
 
 
 def repair(problem: Problem, choices: jax.Array) -> jax.Array:
-    """The design within the budgets that is like another, decision by decision.
+    """The nearest design within the budgets, decision by decision.
 
-    An option that the decisions before it do not leave becomes the nearest lower one that they do, or else
-    the first. `choices` [decisions] int32 are any numbers; `jax.vmap` it for many.
+    An option beyond the remaining budget becomes the nearest lower one within it, or else the first.
+    `choices` [decisions] int32 are any numbers; use `jax.vmap` for many.
     """
     return jax.lax.fori_loop(
         0, len(problem.decisions()), lambda at, chosen: decide(problem, chosen, at, chosen[at]), choices
@@ -152,7 +152,7 @@ def repair(problem: Problem, choices: jax.Array) -> jax.Array:
 
 
 def draw(problem: Problem, key: jax.Array) -> jax.Array:
-    """A design at random, [decisions] int32: each decision uniform among the options that are left."""
+    """A random design, [decisions] int32: each decision is uniform among the remaining options."""
 
     def step(at: jax.Array, chosen: jax.Array) -> jax.Array:
         allowed = mask(problem, chosen, at)
@@ -164,7 +164,7 @@ def draw(problem: Problem, key: jax.Array) -> jax.Array:
 
 
 def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array) -> jax.Array:
-    """`chosen` with an option for decision `at`, or the nearest that the budgets leave, as in `repair`."""
+    """`chosen` with an option for decision `at`, repaired as in `repair`."""
     allowed = mask(problem, chosen, at)
     places = jnp.arange(len(allowed))
     lower = jnp.where(allowed & (places <= option), places, -1).max()
@@ -174,23 +174,23 @@ def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array
 class Tables(NamedTuple):
     """Costs of every layer of every network on every sub-accelerator.
 
-    M tasks, N networks, L layers, U layers that differ, F kinds.
+    M tasks, N networks, L layers, U unique layers, F kinds.
     """
 
-    layer: np.ndarray  # [M, N, L] int32, which of the U; 0 is none
-    latency_cycles: np.ndarray  # [F, U] int32: what a design reads is close together
+    layer: np.ndarray  # [M, N, L] int32, index of a unique layer; 0 for none
+    latency_cycles: np.ndarray  # [F, U] int32; a design reads contiguous entries
     energy_pj: np.ndarray  # [F, U] float32
     map_bytes: np.ndarray  # [U] float32, of a layer's output
     noc_bytes_per_cycle: np.ndarray  # [F] float32
-    area_mm2: np.ndarray  # [F] float32, without what a chip has once
+    area_mm2: np.ndarray  # [F] float32, without the chip's shared parts
 
 
-_MOST_COSTS = 2**24  # that are kept: 128 MiB
+_MOST_COSTS = 2**24  # cached: 128 MiB
 
 
 def tables(problem: Problem) -> Tables:
-    """Costs that are looked up for designs; sizes are padded to the largest network's."""
-    found = tuple(map(templates.get, problem.chips.templates))  # one that is registered again is another
+    """Look-up tables of costs; sizes are padded to the largest network's."""
+    found = tuple(map(templates.get, problem.chips.templates))  # a template may be registered again
     return _tables(problem.tasks, problem.chips, problem.technology, found)
 
 
@@ -235,10 +235,10 @@ class Costs(NamedTuple):
 
 
 def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Array) -> Costs:
-    """Costs of a design, scalars; `jax.vmap` it for many.
+    """Costs of a design, scalars; use `jax.vmap` for many.
 
-    `costs` are `tables(problem)`, `networks` [M] int32 positions among each task's `choices()`, `kinds`
-    [subaccelerators] int32 positions among `chips.kinds()`.
+    `costs` are `tables(problem)`; `networks` [M] int32 are indices among each task's `choices()`, `kinds`
+    [subaccelerators] int32 among `chips.kinds()`.
     """
     costs = jax.tree.map(jnp.asarray, costs)
     layer = costs.layer[jnp.arange(len(problem.tasks)), networks]
@@ -249,7 +249,7 @@ def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Ar
 
 
 def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A design as positions: networks [M] among each task's `choices()`, and `chips.kinds()` [A]; int32.
+    """Indices of a design: networks [M] among each task's `choices()`, and `chips.kinds()` [A]; int32.
 
     `choices` [decisions] int32 are within the budgets.
     """
@@ -258,7 +258,7 @@ def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Arra
         networks.append(_mixed(choices[first:], [len(one.options) for one in task.decisions]))
         first += len(task.decisions)
     chips, kinds = problem.chips, []
-    rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # among those that are there
+    rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # among existing ones
     sizes = [len(one.options) for one in chips.decisions()]
     for sub in range(chips.subaccelerators):
         pes, *rest = (choices[first + sub * len(sizes) + i] for i in range(len(sizes)))
@@ -280,24 +280,24 @@ class Evaluation(NamedTuple):
     latency_cycles: jax.Array  # [B] int32
     energy_pj: jax.Array  # [B] float32
     area_mm2: jax.Array  # [B] float32
-    accuracy: jax.Array  # [B, M] float32, not-a-number where unknown
+    accuracy: jax.Array  # [B, M] float32, NaN if unknown
     score: jax.Array  # [B] float32, weighted sum of accuracies
-    excess: jax.Array  # [B, 3] float32, of latency, energy and area over its spec, relative to that
-    violation: jax.Array  # [B] float32, the sum of it
+    excess: jax.Array  # [B, 3] float32, of latency, energy and area, relative to the spec
+    violation: jax.Array  # [B] float32, the sum of `excess`
     feasible: jax.Array  # [B] bool
 
 
 def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluation:
-    """Evaluates designs: one compiled program, whatever their number.
+    """Evaluates any number of designs with one compiled program.
 
     Args:
       problem: static.
-      choices: [B, decisions] int32 within the budgets: positions among the options of `problem.decisions()`.
-      specs: in place of the problem's: [3] or [B, 3].
+      choices: [B, decisions] int32 within the budgets: indices of the options of `problem.decisions()`.
+      specs: replace the problem's: [3] or [B, 3].
 
     Returns:
-      Arrays [B, ...]. With `accuracy="train"` the children of designs that violate a spec are not trained:
-      their accuracies are 0.
+      Arrays [B, ...]. With `accuracy="train"`, networks of designs that violate a spec are not trained: their
+      accuracies are 0.
 
     >>> from envs.codesign import space
     >>> problem = Problem((space.resnet9(), space.unet()))
@@ -324,14 +324,14 @@ def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
 
 
 def over(taken: Costs, specs: Any) -> jax.Array:
-    """What exceeds the specs, each relative to its spec; 0 where it is met: [3] float32."""
-    # Not x / spec - 1: XLA may multiply by the reciprocal, and what equals its spec would exceed it.
+    """The excess over the specs, each relative to its spec; 0 if it is met: [3] float32."""
+    # Not x / spec - 1: XLA may multiply by the reciprocal, and a value equal to its spec would exceed it.
     pairs = [(x, jnp.asarray(spec, jnp.float32)) for x, spec in zip(taken, specs, strict=True)]
     return jnp.stack([jnp.where(x > spec, (x - spec) / spec, 0) for x, spec in pairs])
 
 
 def precedes(keys: tuple, others: tuple) -> jax.Array:
-    """Whether keys come before others: by the first that differ, the lesser one; False where all are equal.
+    """Lexicographic less-than of keys; False if all are equal.
 
     >>> precedes((0, 2.0), (0, 3.0)).item(), precedes((1, 2.0), (0, 3.0)).item()
     (True, False)
@@ -343,7 +343,7 @@ def precedes(keys: tuple, others: tuple) -> jax.Array:
 
 
 class Scheduled(NamedTuple):
-    """Where and when a design's layers run."""
+    """The schedule of a design's layers."""
 
     layers: tuple[str, ...]  # [N] "task: number", in the order of the schedule's arrays
     schedule: schedule.Schedule  # arrays [N]
@@ -351,9 +351,9 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(problem: Problem, choices: Any, moves: int = schedule.MOVES) -> Scheduled:
-    """The schedule of one design, improved by moves: no slower than `evaluate` says.
+    """The schedule of one design, improved by moves; no slower than in `evaluate`.
 
-    `choices` are [decisions] int32, `moves` as in `schedule.schedule`; 0 for list schedules alone.
+    `choices` are [decisions] int32, `moves` as in `schedule.schedule`; 0 for list schedules only.
     """
     networks, kinds = (x.tolist() for x in positions(problem, jnp.asarray(choices, jnp.int32)))
     built = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]

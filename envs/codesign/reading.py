@@ -1,4 +1,4 @@
-"""Reads co-design problems from TOML files. Unknown keys are errors, and a file alone imports no code."""
+"""Reads co-design problems from TOML files. Unknown keys are errors; a file by itself imports no code."""
 
 import dataclasses
 import math
@@ -25,12 +25,12 @@ GivenReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tupl
 GIVEN: dict[str, GivenReader] = {
     "network": lambda name, _: (networks.get(name), None),
     "onnx": lambda path, _: given.from_onnx(path),
-    "module": lambda name, shape: given.from_module(name, shape),  # where the user names it too
+    "module": lambda name, shape: given.from_module(name, shape),  # only if the user names it too
 }
 
 UNITS: dict[
     str, tuple[int, float | None]
-] = {  # key -> position in Specs, factor to its unit; cycles of latency depend on the clock
+] = {  # key -> index in Specs, factor to its unit; latency in cycles depends on the clock
     "latency_cycles": (0, None),
     "latency_ms": (0, 1e-3),
     "latency_us": (0, 1e-6),
@@ -49,10 +49,10 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
     Args:
       name: `w1`, `w2`, `w3`, or a path that ends in `.toml`.
       modules: as in `from_dict`.
-      copy: of the file, as in `read`.
+      copy: path of the file's copy, as in `read`.
 
     Raises:
-      FdgError: there is none; as `read`.
+      FdgError: no such problem; as `read`.
 
     >>> len(get("w1").decisions())
     19
@@ -65,10 +65,10 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
 
 
 def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -> Problem:
-    """The problem that a TOML file says.
+    """Reads a problem from a TOML file.
 
-    `copy` is the path of a copy of it. Files that it names are read from the copy's folder, by their names in
-    `Problem.files`, or from their original places if they are not there. `modules` are as in `from_dict`.
+    `copy` is the path of the file's copy. Files that it names are read from the copy's folder, by their names
+    in `Problem.files`, or from their original paths if they are not there. `modules` are as in `from_dict`.
     """
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
@@ -77,7 +77,7 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
 
 
 def modules(path: str) -> tuple[str, ...]:
-    """Values of `module =` in a TOML file, neither checked nor imported; empty if it cannot be read."""
+    """Values of `module =` in a TOML file, neither checked nor imported; empty if it is unreadable."""
     try:
         tasks = read_toml(path, "").get("task")
     except FdgError:
@@ -92,21 +92,22 @@ def from_dict(
     folder: Path | None = None,
     modules: Sequence[str] = (),
 ) -> Problem:
-    """The problem that a dictionary says, as a TOML file has it.
+    """The problem in a dictionary with the keys of the TOML format.
 
     Args:
       said: `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and `[[task]]`.
       name: of the problem, in messages.
-      folder: that relative paths of files begin at.
-      modules: values of `module = "MODULE:NAME"` that may be imported; a file alone cannot cause an import.
+      folder: the base of relative paths.
+      modules: values of `module = "MODULE:NAME"` that may be imported; a file by itself cannot cause an
+        import.
     """
     return _from_dict(said, name, _Files(folder or Path()), modules)
 
 
 class _Files:
-    """Where the files are that a problem names, and which it was read from.
+    """Finds the files that a problem names, and records which were read.
 
-    Relative paths begin at `folder`; the folder of `copies` comes first.
+    Paths are relative to `folder`; the folder of `copies` is searched first.
     """
 
     def __init__(self, folder: Path, copies: Path | None = None):
@@ -114,7 +115,7 @@ class _Files:
         self.read: dict[str, str] = {}
 
     def place(self, key: str, path: str) -> str:
-        """The file that a key names, or its copy, KEY with the ending of the path."""
+        """The file at `path`, or its copy, named KEY with the path's extension."""
         copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
         self.read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
         return self.read[key]
@@ -157,7 +158,7 @@ def _from_dict(said: Mapping[str, Any], name: str, files: _Files, modules: Seque
 
 
 class _Keys:
-    """A table of a file whose keys are known; every mistake is one line that says where."""
+    """A table with known keys; mistakes are one-line errors with their location."""
 
     def __init__(self, name: str, table: str, said: Any, known: str = ""):
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
@@ -204,7 +205,7 @@ class _Keys:
         return value
 
     def options(self, key: str, default: tuple, kind: type | tuple[type, ...], give: str) -> tuple:
-        """A list of options; or of numbers a table `{ from = 0, to = 512, step = 32 }`."""
+        """A list of options; numbers may be given as a range `{ from = 0, to = 512, step = 32 }`."""
         value = self.said.get(key, default)
         if isinstance(value, Mapping) and kind is not str:
             span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
@@ -235,7 +236,7 @@ def _technology(keys: _Keys) -> Technology:
 def _chips(whole: _Keys, technology: Technology) -> Chips:
     budget = whole.table("budget", "pes bandwidth_gb_s subaccelerators templates")
     chip = whole.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
-    a_cycle = 1e9 / technology.clock_hz  # bytes of a GB/s
+    a_cycle = 1e9 / technology.clock_hz  # bytes per cycle for 1 GB/s
     names = budget.options("templates", Chips.templates, str, "names, such as ['dla', 'shi']")
     pes = budget.whole("pes", Chips.budget_pes, 1, 2**20)
     bandwidth = budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle)
@@ -264,7 +265,7 @@ def _plain(x: float) -> float:
 
 
 def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
-    """Specs that a file says itself, and those of its levels."""
+    """The specs in a file, and those of its levels."""
     levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in UNITS}
     _Keys(keys.file, "specs", levels, " ".join(LEVELS))
     own = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
@@ -356,5 +357,5 @@ def _task(
 
 
 def specs(name: str, said: Mapping[str, Any], technology: Technology) -> Specs:
-    """Specs that a table of keys and numbers says, such as {"latency_ms": 0.8}."""
+    """Specs from a table such as {"latency_ms": 0.8}."""
     return _one_specs(_Keys(name, "", said), technology)

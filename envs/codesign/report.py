@@ -41,7 +41,7 @@ class Amount:
 
 
 def amounts(of: Problem) -> tuple[Amount, ...]:
-    """How latency, energy and area are printed: in us, uJ and mm2."""
+    """Latency, energy and area with their printed units: us, uJ and mm2."""
     return (
         Amount("latency_cycles", "us", 1e6 / of.technology.clock_hz),
         Amount("energy_pj", "uJ", 1e-6),
@@ -50,7 +50,7 @@ def amounts(of: Problem) -> tuple[Amount, ...]:
 
 
 def text(found: Outcome) -> str:
-    """Text that the command prints: the design and the specs, bounds of its layers, accuracies, samples."""
+    """The command's output: design, specs, bounds of layers, accuracies, samples."""
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
     if not any(map(math.isfinite, found.problem.specs)):
@@ -70,7 +70,7 @@ def text(found: Outcome) -> str:
 
 
 def infeasible(found: Outcome) -> list[str]:
-    """Why no design meets the specs: the least violation, and the least value reached of each spec alone."""
+    """Explains that no design meets the specs: the least violation, and each spec's least value."""
     assert found.least is not None
     lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
     for amount, least in zip(amounts(found.problem), found.least, strict=True):
@@ -97,7 +97,7 @@ def _rows(found: Outcome) -> list[tuple[str, ...]]:
 
 
 def excess(ratio: float) -> str:
-    """A ratio as per cent, or as times where it is large."""
+    """A ratio in per cent, or as a factor if it is large."""
     return f"{ratio:.1%}" if ratio < 10 else f"{ratio:,.0f} times"
 
 
@@ -115,7 +115,7 @@ def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
 
 
 def options(of: Problem, design: Designs) -> dict[str, Any]:
-    """The chosen option of each decision by its name, without absent sub-accelerators."""
+    """The chosen option of each decision by name, without absent sub-accelerators."""
     chosen = {
         one.name: one.options[at]
         for one, at in zip(of.decisions(), np.asarray(design.choices).tolist(), strict=True)
@@ -129,7 +129,7 @@ def _is_pes(name: str) -> bool:
 
 
 def _choices(of: Problem, design: Designs) -> list[tuple[str, str]]:
-    """The options of each task and each sub-accelerator in a line."""
+    """One line for each task's and each sub-accelerator's options."""
     parts: dict[str, list[str]] = {}
     for name, value in options(of, design).items():
         owner, _, what = name.rpartition(": ")
@@ -143,7 +143,7 @@ def _bounds(scheduled: Scheduled) -> str:
 
 
 def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
-    """The entries of a table [N, A] for the sub-accelerators on which layers run, [N]."""
+    """Selects each layer's entry, [N], from a table [N, A], by its sub-accelerator."""
     subs = np.asarray(scheduled.schedule.sub_accelerator)
     return np.asarray(table)[np.arange(len(subs)), subs]
 
@@ -191,9 +191,9 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
 
 
 def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
-    """Writes report, designs and files for other tools into a folder that is there; gives their paths.
+    """Writes report, designs and files for other tools into an existing folder; returns their paths.
 
-    `pictures` are names of those that the report shows.
+    `pictures` are the file names of pictures in the report.
     """
     of, best = found.problem, found.best
     scheduled = found.scheduled
@@ -234,7 +234,7 @@ def _best(found: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON, which has no infinity and no not-a-number."""
+    """Converts to JSON types; JSON has no infinity or NaN."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def chips(of: Problem, design: Designs) -> list[Chip]:
-    """The sub-accelerators of a design; those that are not there have no rows."""
+    """The sub-accelerators of a design; absent ones have no rows."""
     _, kinds = problem.positions(of, jnp.asarray(design.choices))
     subs = of.chips.subs()
     found = []
@@ -260,7 +260,7 @@ def _layers(of: Problem, design: Designs) -> list[Layer]:
 
 
 def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
-    """Files for ZigZag, three a sub-accelerator, and for MAESTRO; `missing` says why there are none."""
+    """Files for ZigZag, three per sub-accelerator, and for MAESTRO; `missing` explains absent ones."""
     layers = _layers(of, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
     there = chips(of, design)

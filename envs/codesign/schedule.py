@@ -1,7 +1,7 @@
-"""When the layers of several networks run on several sub-accelerators: pure functions of arrays.
+"""Schedules the layers of several networks on several sub-accelerators: pure functions of arrays.
 
-A sub-accelerator runs one layer at a time, without interruption. A layer starts when those before it have
-ended, and later by the time of their outputs' transfer where they ran on another sub-accelerator.
+A sub-accelerator runs one layer at a time, without preemption. A layer starts after its predecessors end,
+plus the transfer time of outputs from other sub-accelerators.
 """
 
 import functools
@@ -22,7 +22,7 @@ class Work(NamedTuple):
     latency_cycles: jax.Array  # [N, A] int32
     energy_pj: jax.Array  # [N, A] float32
     transfer_cycles: jax.Array  # [N] int32, of a layer's output to another sub-accelerator
-    before: jax.Array  # [N, N] bool: i has to end before j starts; only i < j, so layers are in order
+    before: jax.Array  # [N, N] bool: i must end before j starts; only i < j, a topological order
 
 
 class Schedule(NamedTuple):
@@ -31,12 +31,12 @@ class Schedule(NamedTuple):
     sub_accelerator: jax.Array  # [N] int32
     start_cycle: jax.Array  # [N] int32
     end_cycle: jax.Array  # [N] int32
-    latency_cycles: jax.Array  # int32, when the last layer ends
-    energy_pj: jax.Array  # float32, the sum of the layers'
+    latency_cycles: jax.Array  # int32, the end of the last layer
+    energy_pj: jax.Array  # float32, the sum over layers
 
 
 def chains(*lengths: int) -> np.ndarray:
-    """`Work.before` of networks whose layers run one after another.
+    """`Work.before` of networks whose layers run in sequence.
 
     >>> chains(2, 1).astype(int).tolist()
     [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
@@ -53,14 +53,14 @@ def chains(*lengths: int) -> np.ndarray:
 def _after(work: Work, latency: jax.Array) -> jax.Array:
     """Least cycles from a layer's end on each sub-accelerator to the end of its longest path, [N, A] float32.
 
-    The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 2014, equation 3): each layer that
-    follows runs where it is best, and waits for nothing but its transfer. `latency` is in cycles, [N, A]
-    float32, infinite where a layer may not run.
+    The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 2014, equation 3): each later layer
+    runs on its best sub-accelerator, and waits only for its transfer. `latency` is in cycles, [N, A] float32,
+    infinite if a layer may not run there.
     """
     elsewhere = ~jnp.eye(latency.shape[1], dtype=bool)
 
     def step(after: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
-        # [N, A here, A there]: cycles there and after, and the transfer where they differ.
+        # [N, A here, A there]: cycles there and after, plus the transfer if they differ.
         there = (after + latency)[:, None] + (elsewhere * work.transfer_cycles[layer])[None]
         best = jnp.where(work.before[layer][:, None], there.min(2), 0).max(0)
         return after.at[layer].set(best), None
@@ -69,11 +69,11 @@ def _after(work: Work, latency: jax.Array) -> jax.Array:
 
 
 def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Schedule:
-    """A list schedule that looks ahead.
+    """List scheduling with look-ahead.
 
-    Of the ready layers that one is next whose earliest start less `eagerness` times the cycles left on its
-    path is least (0: what can start first; large: the critical path first). It goes where its end and what is
-    left after it, on its path, end first. `allowed` [N, A] bool says where each layer may run.
+    The next layer is the ready one with the least earliest start minus `eagerness` times its remaining path
+    (0: earliest start; large: critical path). It runs where its end plus the remaining path is earliest.
+    `allowed` [N, A] bool says where each layer may run.
     """
     total, number = work.latency_cycles.shape
     latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
@@ -119,20 +119,20 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
 def chain_schedule(
     latency_cycles: jax.Array, energy_pj: jax.Array, transfer_cycles: jax.Array, eagerness: float = 0.3
 ) -> tuple[jax.Array, jax.Array]:
-    """Cycles (int32) and pJ (float32) of a list schedule of networks without branches, faster than of graphs.
+    """Cycles (int32) and pJ (float32) of a list schedule of chains; faster than for graphs.
 
-    They are those that `schedule(work, moves=0)` would find with this `eagerness` alone. XLA computes each
-    output of a CPU loop's body separately, so a step decides which layer runs where, and the next applies it.
-    Of M networks of L layers: `latency_cycles` [M, L, A] int32, 0 behind the end of a shorter one;
-    `energy_pj` [M, L, A] float32; `transfer_cycles` [M, L] int32.
+    Equal to `schedule(work, moves=0)` with this `eagerness`. XLA computes each output of a CPU loop's body
+    separately, so a step selects the layer and sub-accelerator, and the next step applies it. For M networks
+    of L layers: `latency_cycles` [M, L, A] int32, padded with 0; `energy_pj` [M, L, A] float32;
+    `transfer_cycles` [M, L] int32.
     """
     networks, length, number = latency_cycles.shape
     integer = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
     real = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
 
     def heads(cycles: jax.Array, pj: jax.Array, moved: jax.Array) -> jax.Array:
-        """What a step reads of a network that has run i layers, [L + 1, 3 A + 2]: cycles of the next layer,
-        those after it by sub-accelerator, those left; the transfer and the energies of the layer before.
+        """What a step reads of a network after i layers, [L + 1, 3 A + 2]: cycles of the next layer, and the
+        remaining path, by sub-accelerator; transfer and energies of the last layer.
         """
         moved = jnp.pad(moved, (1, 0))
 
@@ -179,7 +179,7 @@ def chain_schedule(
 
 
 def _first_least(ways: list[tuple]) -> tuple:
-    """The first tuple whose first element is least."""
+    """The first tuple with the least first element."""
 
     def lesser(old: tuple, new: tuple) -> tuple:
         return tuple(jnp.where(new[0] < old[0], y, x) for x, y in zip(old, new, strict=True))
@@ -187,7 +187,7 @@ def _first_least(ways: list[tuple]) -> tuple:
     return functools.reduce(lesser, ways)
 
 
-_FIRST, _RETIMED = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)  # values of eagerness: of a start, and after each move
+_FIRST, _RETIMED = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)  # values of eagerness: initially, and after each move
 MOVES = 24
 
 
@@ -203,7 +203,7 @@ def _timed(work: Work, assigned: jax.Array) -> Schedule:
 
 
 class _Moves(NamedTuple):
-    """Runs of 1, 2, 4, ... layers in order, each to every sub-accelerator, the others where they are."""
+    """Runs of 1, 2, 4, ... consecutive layers, each moved to every sub-accelerator."""
 
     changed: jax.Array  # [moves, N] bool
     tried: Schedule  # [moves, ...]
@@ -219,10 +219,10 @@ def _moves(work: Work, assigned: jax.Array) -> _Moves:
 
 
 def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
-    """The shortest schedule on a walk over assignments; each step takes the best move, even if it is longer.
+    """Tabu search over assignments; each step takes the best move, even if the schedule gets longer.
 
-    A layer that was moved stays for eight steps (fewer for few layers), unless moving it gives the shortest
-    schedule so far (tabu search: Glover, ORSA J. Computing 1989).
+    A moved layer stays for eight steps (fewer for few layers), unless moving it gives the shortest schedule
+    so far (Glover, ORSA J. Computing 1989).
     """
     total = len(work.latency_cycles)
 
@@ -241,7 +241,7 @@ def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
 
 
 def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int) -> Schedule:
-    """Moves that save most energy an added cycle, while the latency stays within the spec."""
+    """Takes the moves that save most energy per added cycle, while the latency meets the spec."""
 
     def step(now: Schedule, _: None) -> tuple[Schedule, None]:
         tried = _moves(work, now.sub_accelerator).tried
@@ -253,7 +253,7 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
         return _better(value[taken] > 0, jax.tree.map(lambda x: x[taken], tried), now), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
-    least = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # no assignment needs less energy
+    least = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # the least energy of any assignment
     return _better(least.latency_cycles <= spec_cycles, least, saving)
 
 
@@ -291,8 +291,8 @@ def work_of(
 ) -> Work:
     """The `Work` of layers with costs `cost.layer_costs(layers, subs)`.
 
-    `costs` are [N, A], of `layers` [N] in an order in which each comes after those it needs. `before` is as
-    in `Work`; `chains` for networks without branches.
+    `costs` are [N, A], for `layers` [N] in topological order. `before` is as in `Work`; `chains` for networks
+    without branches.
     """
     total = len(layers.groups)
     if jnp.shape(before) != (total, total):

@@ -1,4 +1,4 @@
-"""A search trains on the environment of a problem and returns the best design that was evaluated."""
+"""Searches designs by training on a problem's environment; returns the best evaluated design."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ class Search(Outcome):
     """Results of a search, with a report as text and files."""
 
     def write(self, folder: str | Path | None = None) -> list[Path]:
-        """Writes report, designs, pictures and files for other tools; gives their paths.
+        """Writes report, designs, pictures and files for other tools; returns their paths.
 
         Args:
           folder: None for the run directory.
@@ -80,14 +80,14 @@ def search(
       samples: designs to evaluate, rounded up to whole iterations of the algorithm.
       policy: the distribution policy; None for `policies.GPUOnly()`.
       devices: as in `fdg.fit`.
-      seed: of all random numbers.
+      seed: the seed of all random numbers.
       out: the run directory; None for one in `runs/`.
       resume: continue the run in `out`, if there is one.
       progress: print the best design so far.
-      **hyperparameters: of the algorithm.
+      **hyperparameters: the algorithm's hyperparameters.
 
     Raises:
-      FdgError: it cannot be done as asked.
+      FdgError: an invalid argument.
 
     Example::
 
@@ -119,7 +119,7 @@ def search(
 
 
 def steps_of(samples: int, algorithm: Any) -> int:
-    """Environment steps in which an algorithm evaluates at least this many designs, in whole iterations."""
+    """Environment steps in which an algorithm evaluates at least so many designs, in whole iterations."""
     number = getattr(algorithm, "num_envs", 1)
     steps = number * -(-samples // number) * _environment_of(algorithm).max_episode_steps
     return -(-steps // algorithm.steps_per_iteration) * algorithm.steps_per_iteration
@@ -133,10 +133,10 @@ def _environment_of(algorithm: Any) -> CoDesign:
 
 
 def check(job: Job) -> None:
-    """Refuses to resume a run that is no search.
+    """Refuses to resume a run that is not a search.
 
     Raises:
-      FdgError: it is one of another environment.
+      FdgError: the run has another environment.
     """
     env = getattr(job.algorithm, "env", None)
     if job.resumes and not isinstance(env, CoDesign):
@@ -158,7 +158,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     if outcome.state is not None:
         state: Any = outcome.engine.algorithm_state(outcome.state)
         state = state if distributed.count() == 1 else distributed.gather(state)
-    elif distributed.is_first():  # complete before
+    elif distributed.is_first():  # already complete
         state = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
     else:
         state = None
@@ -191,25 +191,25 @@ def _found(env: CoDesign, state: Any) -> Results:
 
 
 def _samples(job: Job, env: CoDesign, iterations: int) -> int:
-    """Number of complete designs after this number of iterations."""
+    """The number of complete designs after this many iterations."""
     number = getattr(job.algorithm, "num_envs", 1)
     return number * (iterations * job.steps_per_iteration // number // env.max_episode_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithBest:
-    """An algorithm with two more metrics of the best design so far: `best_score`, and `best_violation`, the
-    sum of what exceeds the specs; both not-a-number before the first design.
+    """An algorithm with two more metrics of the best design so far: `best_score` and `best_violation`, its
+    total excess over the specs; both NaN before the first design.
     """
 
     algorithm: Any
 
     def init(self, key: jax.Array) -> Any:
-        """The algorithm's."""
+        """The algorithm's initial state."""
         return self.algorithm.init(key)
 
     def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """The algorithm's, and the two metrics."""
+        """The algorithm's iteration, with the two metrics."""
         state, metrics = self.algorithm.iterate(state)
         leaves = jax.tree.leaves(state, is_leaf=lambda one: isinstance(one, environment.State))
         best = next(one for one in leaves if isinstance(one, environment.State)).best
@@ -229,11 +229,11 @@ class WithBest:
 
 
 class _Progress:
-    """Prints the best design so far: when it is better and some seconds have passed, and ten times a run."""
+    """Prints the best design so far: when it improves, at most every few seconds; and ten times a run."""
 
     def __init__(self, job: Job, env: CoDesign, begun: float):
         self._job, self._env, self._begun = job, env, begun
-        self._said = (-math.inf, -1.0)  # when, and which tenth
+        self._said = (-math.inf, -1.0)  # when, and which tenth of the run
 
     def __call__(self, recorded: Report) -> None:
         now = time.perf_counter()
@@ -260,9 +260,9 @@ _DRAWN, _KEPT, _ROUNDS = 1024, 128, 12
 
 
 def least_alone(of: Problem, seed: int = 0) -> Specs:
-    """The least latency, energy and area that designs reach, each by itself: an evolution for each.
+    """The least latency, energy and area of designs, each alone: one evolutionary search for each.
 
-    For each of the three some 12,000 designs are tried; specs do not matter.
+    Each of the three tries about 12,000 designs; specs are ignored.
     """
     random = np.random.default_rng(seed)
     counts = np.asarray([len(one.options) for one in of.decisions()])

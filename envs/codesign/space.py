@@ -27,23 +27,23 @@ class Task:
     """A search space of networks for a task, or one given network without decisions."""
 
     name: str  # of the task
-    decisions: tuple[Decision, ...]  # what can be chosen
-    # the layers of a choice, one option a decision, in the order in which they run; a value that hashes
+    decisions: tuple[Decision, ...]  # in order
+    # the layers of a choice, with one option per decision, in execution order; hashable
     build: Callable[..., list[Layer]]
-    weight: float = 1.0  # of its accuracy in a design's score
-    data: str = ""  # name of the images that accuracies are measured on, or a path of a file of them
-    accuracy: float | None = None  # of a given network, from 0 to 1; None where it is measured, or unknown
-    # of a given network, pairs (i, j) of layers: i has to end before j starts; None: one after another
+    weight: float = 1.0  # weight of its accuracy in a design's score
+    data: str = ""  # name of the images for measuring accuracies, or path of an image file
+    accuracy: float | None = None  # of a given network, from 0 to 1; None if it is measured, or unknown
+    # dependencies (i, j) of a given network: layer i must end before j starts; None: a chain
     branches: tuple[tuple[int, int], ...] | None = None
 
     def choices(self) -> list[tuple]:
-        """Every choice, the last decision changing fastest."""
+        """All choices, with the last decision changing fastest."""
         return list(itertools.product(*(one.options for one in self.decisions)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """`Task.build` of a network that is given."""
+    """`Task.build` of a given network."""
 
     layers: tuple[Layer, ...]
 
@@ -53,12 +53,12 @@ class Given:
 
 
 def given(name: str, layers: list[Layer], **fields: Any) -> Task:
-    """A task whose network is given.
+    """A task with a given network.
 
     Args:
       name: of the task.
-      layers: in an order in which each comes after those it needs.
-      **fields: further ones of `Task`.
+      layers: in topological order.
+      **fields: other fields of `Task`.
 
     >>> from envs.codesign import networks
     >>> given("classify", networks.get("resnet18")).choices()
@@ -76,7 +76,8 @@ class ResNet9:
     channels: int  # of the image
 
     def __call__(self, width: int, *stages: int) -> list[Layer]:
-        """Layers of: filters of the first convolution; of each stage filters and residual pairs."""
+        """The layers, from the filters of the first convolution, and each stage's filters and residual
+        pairs."""
         found, channels, rows = [convolution(self.channels, width, self.size)], width, self.size
         for width, residuals in zip(stages[::2], stages[1::2], strict=True):
             found, rows = [*found, convolution(channels, width, rows, stride=2)], -(-rows // 2)
@@ -94,15 +95,15 @@ def resnet9(
     channels: int = 3,
     **fields: Any,
 ) -> Task:
-    """256 classifiers: `ResNet9` of these sizes.
+    """256 classifiers: `ResNet9` with these sizes.
 
     Args:
       name: of the task.
       size: rows and columns of the images.
-      width: the first convolution has a half to twice as many filters, stage i 2^i to 2^(i+1) as many.
+      width: the first convolution has 0.5 to 2 times as many filters, stage i 2^i to 2^(i+1) times.
       classes: outputs.
       channels: of the images.
-      **fields: further ones of `Task`.
+      **fields: other fields of `Task`.
     """
     _whole("resnet9", {"size": size, "classes": classes, "channels": channels}, 1)
     _whole("resnet9", {"width": width}, 2, even=True)
@@ -116,13 +117,13 @@ def resnet9(
 
 @dataclasses.dataclass(frozen=True)
 class UNet:
-    """Levels that halve the image, and those that double it again and see the map of their size too."""
+    """Levels that halve the image, then levels that double it and also read the map of their own size."""
 
-    size: int  # rows and columns of the image, which `height - 1` halvings divide
+    size: int  # rows and columns of the image, a multiple of 2^(height - 1)
     channels: int  # of the image
 
     def __call__(self, height: int, first: int, inner: int, last: int) -> list[Layer]:
-        """Layers of `height` levels, with filters of the first, the inner and the last level."""
+        """The layers of `height` levels, with filters of the first, the inner and the last level."""
         widths = [first, *[inner] * (height - 2), last]
         found = [convolution(self.channels, first, self.size)]
         for level in range(1, height):
@@ -130,7 +131,8 @@ class UNet:
         for level in reversed(range(height - 1)):
             rows = self.size >> (level + 1)
             found += [transposed_convolution(widths[level + 1], widths[level], rows, kernel=2, stride=2)]
-            found += [convolution(2 * widths[level], widths[level], 2 * rows)]  # with the map of this level
+            # concatenated with this level's map
+            found += [convolution(2 * widths[level], widths[level], 2 * rows)]
         return [*found, convolution(first, 1, self.size, kernel=1)]
 
 
@@ -142,7 +144,7 @@ def unet(name: str = "segment", *, size: int = 64, width: int = 4, channels: int
       size: rows and columns of the images, a multiple of 16.
       width: the first level has 1 to 4 times as many filters, inner ones 2 to 8, the last 4 to 16.
       channels: of the images.
-      **fields: further ones of `Task`.
+      **fields: other fields of `Task`.
     """
     _whole("unet", {"width": width, "channels": channels}, 1)
     _whole("unet", {"size": size}, 16)
@@ -170,14 +172,14 @@ SPACES: dict[str, Callable[..., Task]] = {"resnet9": resnet9, "unet": unet}
 class Chips:
     """Chips of one or more sub-accelerators that share budgets."""
 
-    subaccelerators: int = 2  # at most
+    subaccelerators: int = 2  # maximum number
     templates: tuple[str, ...] = cost.TEMPLATES  # names
-    pes: tuple[int, ...] = tuple(range(0, 4097, 512))  # numbers of PEs; 0 leaves a sub-accelerator out
+    pes: tuple[int, ...] = tuple(range(0, 4097, 512))  # numbers of PEs; 0 for an absent sub-accelerator
     noc_bytes_per_cycle: tuple[float, ...] = tuple(range(8, 57, 8))  # bandwidths between buffer and PEs
-    buffer_kb: tuple[int, ...] = (64, 128, 256, 512)  # buffers' sizes
-    budget_pes: int = 4096  # of all sub-accelerators together
-    budget_noc_bytes_per_cycle: float = 64  # of all sub-accelerators together
-    dram_bytes_per_cycle: float = 16.0  # of each sub-accelerator
+    buffer_kb: tuple[int, ...] = (64, 128, 256, 512)  # buffer sizes
+    budget_pes: int = 4096  # total over sub-accelerators
+    budget_noc_bytes_per_cycle: float = 64  # total over sub-accelerators
+    dram_bytes_per_cycle: float = 16.0  # per sub-accelerator
 
     def __post_init__(self) -> None:
         if not (isinstance(self.subaccelerators, int) and 1 <= self.subaccelerators <= 8):
@@ -204,10 +206,11 @@ class Chips:
                 f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options of"
                 f" noc_bytes_per_cycle, or a larger budget"
             )
-        jax.eval_shape(lambda: self._each_option(least_pes))  # without arrays: a module makes one
+        # without arrays, since a module makes a chip at import
+        jax.eval_shape(lambda: self._each_option(least_pes))
 
     def _each_option(self, least_pes: int) -> list[SubAccelerators]:
-        """Each option once, with others that are right."""
+        """Each option once, combined with valid ones."""
         template, noc, kilobytes = self.templates[0], self.noc_bytes_per_cycle[0], self.buffer_kb[0]
         kinds = [
             *((pes, one, noc, kilobytes) for one in self.templates for pes in self.pes if pes),
@@ -217,7 +220,7 @@ class Chips:
         return [self._sub(kind) for kind in kinds]
 
     def decisions(self) -> tuple[Decision, ...]:
-        """Of one sub-accelerator."""
+        """The decisions of one sub-accelerator."""
         return (
             Decision("pes", self.pes),
             Decision("template", self.templates),
@@ -226,7 +229,7 @@ class Chips:
         )
 
     def kinds(self) -> list[tuple]:
-        """Every sub-accelerator as (pes, template, noc_bytes_per_cycle, buffer_kb); the first is none."""
+        """Every sub-accelerator as (pes, template, noc_bytes_per_cycle, buffer_kb); the first is absent."""
         present = [tuple(x for x in self.pes if x), *(one.options for one in self.decisions()[1:])]
         return [(0, *(one.options[0] for one in self.decisions()[1:])), *itertools.product(*present)]
 
@@ -256,7 +259,8 @@ class Chips:
         )
 
     def all(self) -> np.ndarray:
-        """Positions in `kinds` of every chip within the budgets, each set once: [chips, subaccelerators]."""
+        """Indices in `kinds` of every chip within the budgets, without permutations: [chips,
+        subaccelerators]."""
         kinds = self.kinds()
         pes = np.asarray([kind[0] for kind in kinds])
         noc = np.asarray([kind[2] if kind[0] else 0 for kind in kinds])

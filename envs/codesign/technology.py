@@ -10,24 +10,24 @@ from fdg.errors import FdgError
 class Technology:
     """Constants of a process.
 
-    Energies of accesses are relative to a multiplication with addition: Chen et al., ISCA 2016 (Eyeriss),
-    Table IV. The absolute one is Horowitz's (ISSCC 2014, figure 1.1.9): 8 bits at 45 nm, 0.2 + 0.03 pJ. Areas
-    are fitted by least squares to NVDLA's seven published configurations at 28 nm (nvdla.org, primer).
+    Access energies are relative to a multiply-accumulate: Chen et al., ISCA 2016 (Eyeriss), Table IV. The
+    absolute energy is Horowitz's (ISSCC 2014, figure 1.1.9): 8 bits at 45 nm, 0.2 + 0.03 pJ. Areas are fitted
+    by least squares to NVDLA's seven published configurations at 28 nm (nvdla.org, primer).
     """
 
-    clock_hz: float = 1e9  # cycles a second
+    clock_hz: float = 1e9  # cycles per second
     word_bytes: int = 1  # bytes of a weight, an input or an output
-    mac_pj: float = 0.23  # energy of a multiplication with addition
-    # of an access to a PE's registers to `mac_pj`; each multiplication makes four: two reads of operands, a
-    # read and a write of the sum
+    mac_pj: float = 0.23  # energy of a multiply-accumulate
+    # of a PE's register access, relative to `mac_pj`; a multiply-accumulate makes four: two reads of
+    # operands, a read and a write of the sum
     register_ratio: float = 1.0
-    noc_ratio: float = 2.0  # of a word that passes between the buffer and the PEs
-    buffer_ratio: float = 6.0  # of a word at the buffer
-    dram_ratio: float = 200.0  # of a word at the memory outside the chip
-    leakage_w_per_mm2: float = 0.0  # power that a chip draws while it works; 0 leaves it out
+    noc_ratio: float = 2.0  # of a word between the buffer and the PEs
+    buffer_ratio: float = 6.0  # of a word in the buffer
+    dram_ratio: float = 200.0  # of a word in off-chip memory
+    leakage_w_per_mm2: float = 0.0  # leakage while the chip works; 0 ignores it
     pe_mm2: float = 0.00178  # area of a PE with an 8-bit multiplier; templates multiply it
     buffer_mm2_per_kb: float = 0.00325  # area of a buffer's kilobyte (1,024 bytes)
-    chip_mm2: float = 0.384  # area of what every chip has once
+    chip_mm2: float = 0.384  # area of the chip's shared parts
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):

@@ -1,9 +1,8 @@
 """Dataflow templates: how an array of processing elements (PEs) computes a layer.
 
-A template is functions of one layer (`Layers` of scalars) and of the array's rows and columns, int32 scalars:
-cycles of computation, words of each tensor that pass the sub-accelerator's buffer, and the area of a PE.
-Words of a tensor times how often each is used are the layer's multiplications; tests
-hold the formulas to that.
+A template consists of functions of one layer (`Layers` of scalars) and of the array's rows and columns, int32
+scalars: compute cycles, words of each tensor between buffer and PEs, and the area of a PE. Tests check that
+the words of a tensor times their reuse equal the layer's multiplications.
 """
 
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from fdg.errors import FdgError, unknown_name
 
 
 class BufferWords(NamedTuple):
-    """Words that an array reads of, or writes to, its buffer for one layer, by tensor; float32 scalars."""
+    """Words that an array reads from, or writes to, its buffer for one layer, by tensor; float32 scalars."""
 
     weights: jax.Array
     inputs: jax.Array
-    outputs: jax.Array  # partial sums too, each read and each write
+    outputs: jax.Array  # with each read and each write of partial sums
 
 
 Cycles = Callable[[Layers, jax.Array, jax.Array], jax.Array]
@@ -31,7 +30,7 @@ Words = Callable[[Layers, jax.Array, jax.Array], BufferWords]
 
 
 def square(pes: int) -> tuple[int, int]:
-    """Rows and columns of an array of `pes`: the most nearly square, with no more rows than columns.
+    """The most nearly square array of `pes`, with rows <= columns.
 
     >>> square(168), square(2112), square(7)
     ((12, 14), (44, 48), (1, 7))
@@ -41,18 +40,18 @@ def square(pes: int) -> tuple[int, int]:
 
 
 def fill_and_drain(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Cycles until the far corner of an array works, and its last result is out."""
+    """Cycles to fill the array up to its far corner, and to drain the last result."""
     return rows + columns
 
 
 class Template(NamedTuple):
     """A dataflow."""
 
-    cycles: Cycles  # (layer, rows, columns) -> int32, computation alone
+    cycles: Cycles  # (layer, rows, columns) -> int32, compute only
     buffer_words: Words  # (layer, rows, columns) -> `BufferWords`
     pe_mm2: Callable[[Technology], float]  # technology -> area of a PE with its registers
     shape: Callable[[int], tuple[int, int]] = square  # number of PEs -> rows, columns
-    # (rows, columns) -> int32, added once a layer to what overlaps
+    # (rows, columns) -> int32, added once per layer
     fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain
 
 
@@ -64,9 +63,9 @@ def _at_least_1(count: jax.Array) -> jax.Array:
     return jnp.maximum(count, 1)
 
 
-# --- Weight-stationary, as NVDLA (nvdla.org, "Hardware architectural specification", convolution core) ---
+# --- Weight-stationary: NVDLA (nvdla.org, "Hardware architectural specification", convolution core) ---
 
-_PIXEL_CHANNELS = 4  # up to here an input is an image, whose kernel rows are packed too ("image mode")
+_PIXEL_CHANNELS = 4  # with at most these channels, kernel rows are packed too ("image mode")
 
 
 def _dla_shape(pes: int) -> tuple[int, int]:
@@ -82,7 +81,7 @@ def _dla_shape(pes: int) -> tuple[int, int]:
 def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Each cycle multiplies `rows` input channels with `columns` kernels at one position of the window.
 
-    Groups that fit together share a cycle; of an image, kernel rows fill the lanes that channels leave.
+    Small groups share a cycle; with few channels (images), kernel rows fill the remaining lanes.
     """
     out_group, in_group = group_channels(layer)
     together = _at_least_1(jnp.minimum(rows // _at_least_1(in_group), columns // _at_least_1(out_group)))
@@ -100,11 +99,11 @@ def _dla_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
     return BufferWords(weights, macs / _at_least_1(shared), outputs)
 
 
-# --- Output-stationary, as ShiDianNao (Du et al., ISCA 2015, section 5) ---
+# --- Output-stationary: ShiDianNao (Du et al., ISCA 2015, section 5) ---
 
 
 def _shi_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Each PE holds an output of a tile of rows x columns, and sees one weight and one input a cycle."""
+    """Each PE holds one output of a rows x columns tile, and gets one weight and one input per cycle."""
     tiles = ceil_div(layer.out_rows, rows), ceil_div(layer.out_columns, columns)
     window = group_channels(layer)[1], layer.kernel_rows, layer.kernel_columns, layer.has_weights
     return product(*tiles, layer.out_channels, *window)
@@ -123,23 +122,22 @@ def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
     return BufferWords(weights * tiles, kernels * patch_rows * patch_columns, outputs)
 
 
-# --- Row-stationary, as Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
+# --- Row-stationary: Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
 
 FILL = (
     28,
     25,
-)  # cycles over those of computation while arrays are loaded: the one constant fitted, to Table V
-_FILTERS, _WINDOW_WORDS = 16, 12  # that a PE's scratch pads hold: filters at once, words of input rows
+)  # ratio of total to compute cycles, including loading; fitted to Table V
+_FILTERS, _WINDOW_WORDS = 16, 12  # capacity of a PE's scratch pads: filters, words of input rows
 
 
 def row_stationary_cycles(
     layer: Layers, rows: jax.Array, columns: jax.Array, fill: tuple[int, int] = FILL
 ) -> jax.Array:
-    """A PE convolves a row of a kernel with a row of the input; a column of R of them makes a row of outputs.
+    """A PE convolves a kernel row with an input row; a column of R PEs computes a row of outputs.
 
-    Sets of R x P PEs for further kernels and channels fill the array where it is larger, strips of rows pass
-    one after another where it is smaller. `fill` is a ratio, applied last and rounded up; (1, 1) is
-    computation alone.
+    A larger array is filled with sets of R x P PEs for further kernels and channels; on a smaller one, strips
+    of rows run in sequence. `fill` is a ratio, applied last and rounded up; (1, 1) is compute only.
     """
     strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
     sets = _row_stationary_sets(layer, rows, columns)
@@ -157,7 +155,7 @@ def _row_stationary_sets(layer: Layers, rows: jax.Array, columns: jax.Array) -> 
 
 
 def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
-    """A strip reads all weights, and its inputs once for the kernels in its sets; sums leave the PEs."""
+    """A strip reads all weights, and its inputs once for all kernels in its sets; sums leave the PEs."""
     strips = ceil_div(layer.out_rows, jnp.minimum(layer.out_rows, columns))
     out_group, in_group = group_channels(layer)
     at_once = jnp.minimum(out_group, _FILTERS * _row_stationary_sets(layer, rows, columns))
@@ -173,11 +171,11 @@ def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords
     return BufferWords(weights * strips_f, inputs * patch_rows * patch_columns, outputs * sums_f)
 
 
-# --- Systolic arrays, as SCALE-Sim 3.0.0 (Raj et al., ISPASS 2025; arXiv 1811.02883, equations 1 to 4) ---
+# --- Systolic arrays: SCALE-Sim 3.0.0 (Raj et al., ISPASS 2025; arXiv 1811.02883, equations 1 to 4) ---
 
 
 def _systolic(stationary: str) -> Template:
-    """The product of [P Q, C R S] and [C R S, K] on a systolic array, a group after another."""
+    """The product of [P Q, C R S] and [C R S, K] on a systolic array, one group after another."""
 
     def sizes(layer: Layers) -> tuple[jax.Array, jax.Array, jax.Array]:
         out_group, in_group = group_channels(layer)
@@ -204,9 +202,7 @@ def _systolic(stationary: str) -> Template:
             product(layer.groups, down, across),
         )
         folds_down, folds_across = _float(ceil_div(down, rows), ceil_div(across, columns))
-        if (
-            stationary == "os"
-        ):  # inputs from the left again for each fold of kernels, and weights from the top
+        if stationary == "os":  # inputs from the left for each fold of kernels, weights from the top
             return BufferWords(top * folds_down, left * folds_across, result)
         moving, sums = left * folds_across, top * jnp.maximum(2 * folds_down - 1, 0)
         return BufferWords(result, moving, sums) if stationary == "ws" else BufferWords(moving, result, sums)
@@ -218,7 +214,8 @@ def _systolic(stationary: str) -> Template:
 
 _BUILT_IN = {
     "dla": Template(_dla_cycles, _dla_words, lambda technology: technology.pe_mm2, _dla_shape),
-    # Assumptions, not measured: FIFOs between neighbours are a fifth, half a kilobyte of scratch pads a half.
+    # Assumptions, not measured: FIFOs between neighbours are a fifth of a PE, half a kilobyte of scratch pads
+    # half.
     "shi": Template(_shi_cycles, _shi_words, lambda technology: 1.2 * technology.pe_mm2),
     "rs": Template(row_stationary_cycles, _rs_words, lambda technology: 1.5 * technology.pe_mm2),
     **{f"systolic-{stationary}": _systolic(stationary) for stationary in ("os", "ws", "is")},
@@ -235,18 +232,18 @@ def register(
     shape: Callable[[int], tuple[int, int]] = square,
     fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain,
 ) -> None:
-    """Registers a template of your own for `get(name)` and everything that names templates.
+    """Registers your own template, for `get(name)` and everything that names templates.
 
     Registering a name again replaces its template, so that a notebook cell can run twice.
 
     Args:
-      name: one that no built-in template has.
+      name: must not be a built-in template's.
       cycles, buffer_words, pe_mm2: fields of `Template`.
       shape: field of `Template`; default: nearly square.
       fill_cycles: field of `Template`; default: rows plus columns.
 
     Raises:
-      FdgError: the name is a built-in one's, or a function returns what is not of its kind.
+      FdgError: a built-in template has the name, or a function returns the wrong type.
 
     Example::
 
@@ -273,15 +270,15 @@ def register(
 
 
 def names() -> list[str]:
-    """The names that `get` takes."""
+    """The names of all templates."""
     return sorted({**_BUILT_IN, **_registered})
 
 
 def get(name: str) -> Template:
-    """The template of that name.
+    """The template with this name.
 
     Raises:
-      FdgError: there is none; the nearest names.
+      FdgError: unknown name; suggests the nearest.
     """
     found = {**_BUILT_IN, **_registered}.get(name)
     if found is None:

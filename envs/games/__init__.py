@@ -1,4 +1,4 @@
-"""Two-player games: as environments by name (`envs.make("game:connect_four")`), and what they are made of."""
+"""Two-player games, as environments by name (`envs.make("game:connect_four")`) and as values."""
 
 import functools
 from collections.abc import Callable
@@ -38,24 +38,24 @@ OPPONENTS: dict[str, Callable[[Any], Any]] = {"random": Uniform, "greedy": Greed
 
 @checked_names
 def tic_tac_toe() -> LineGame:
-    """Three in a row on three by three places."""
+    """Three in a row on a 3 x 3 board."""
     return LineGame("game:tic_tac_toe", 3, 3, 3, gravity=False)
 
 
 @checked_names
 def connect_four(rows: int = 6, columns: int = 7, length: int = 4) -> LineGame:
-    """Stones that fall: `length` in a row win."""
+    """Stones fall; `length` in a row win."""
     return LineGame("game:connect_four", rows, columns, length, gravity=True)
 
 
 @checked_names
 def gomoku(size: int = 9, length: int = 5) -> LineGame:
-    """`length` or more in a row win, on `size` by `size` places."""
+    """`length` or more in a row win, on a `size` x `size` board."""
     return LineGame("game:gomoku", size, size, length, gravity=False)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factory of every game by name, for the registry: an agent against an opponent."""
+    """Factories of games by name, for the registry: an agent against an opponent."""
     games: dict[str, Callable[..., Game]] = {
         "tic_tac_toe": tic_tac_toe,
         "connect_four": connect_four,
@@ -66,10 +66,11 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def make_of_pgx(name: str, opponent: str = "random") -> Vectorized:
-    """The environment of a game of pgx, by its name there.
+    """The environment of one of pgx's games, by pgx's name.
 
     Raises:
-      UnknownNameError: it is none, or one that is no game of two players who move in turn and see everything.
+      UnknownNameError: no such game, or it is not a two-player game of perfect information with alternating
+      moves.
     """
     if name not in NAMES:
         raise unknown_name("game of pgx", name, NAMES)

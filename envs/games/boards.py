@@ -1,4 +1,4 @@
-"""Games on boards: stones in a row (tic-tac-toe, Connect Four, gomoku), and Hex."""
+"""Board games: stones in a row (tic-tac-toe, Connect Four, gomoku), and Hex."""
 
 import dataclasses
 import functools
@@ -16,11 +16,11 @@ from fdg.errors import FdgError
 class Board(NamedTuple):
     """A position."""
 
-    stones: jax.Array  # [rows, columns] int8: 1 of the player who began, -1 of the other, 0 none
+    stones: jax.Array  # [rows, columns] int8: 1 of the first player, -1 of the second, 0 empty
     moves: jax.Array  # [] int32, of both players so far
-    score: jax.Array  # [] float32, of the player who began
+    score: jax.Array  # [] float32, of the first player
     over: jax.Array  # [] bool
-    groups: Any = ()  # [rows + 2, columns + 2] int32, of Hex: connected stones have equal numbers
+    groups: Any = ()  # [rows + 2, columns + 2] int32, for Hex: connected stones have equal numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _BoardGame:
         )
 
     def player(self, position: Board) -> jax.Array:
-        """0 and 1 in turn."""
+        """The player to move: 0 and 1 in turn."""
         return position.moves % 2
 
     def outcome(self, position: Board) -> tuple[jax.Array, jax.Array]:
@@ -66,10 +66,10 @@ class _BoardGame:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class LineGame(_BoardGame):
-    """Who first has `length` stones in a row, column or diagonal wins; a full board is a draw.
+    """The first with `length` stones in a row, column or diagonal wins; a full board is a draw.
 
-    With `gravity` a move names a column, and the stone falls to its lowest free place (Connect Four); else it
-    names a place, `row * columns + column`.
+    With `gravity` a move is a column, and the stone falls to its lowest free place (Connect Four); else it is
+    a place, `row * columns + column`.
 
     >>> LineGame("game:tic_tac_toe", rows=3, columns=3, length=3, gravity=False).num_actions
     9
@@ -92,12 +92,12 @@ class LineGame(_BoardGame):
 
     @property
     def num_actions(self) -> int:
-        """Columns, or places."""
+        """The number of columns, or of places."""
         return self.columns if self.gravity else self.rows * self.columns
 
     @property
     def max_moves(self) -> int:
-        """Places of the board."""
+        """The number of places."""
         return self.rows * self.columns
 
     def legal(self, position: Board) -> jax.Array:
@@ -106,7 +106,7 @@ class LineGame(_BoardGame):
         return free[0] if self.gravity else free.ravel()
 
     def play(self, position: Board, action: jax.Array) -> Board:
-        """Puts a stone."""
+        """Places a stone."""
         stone, legal = self._stone(position), self.legal(position)[action]
         if self.gravity:
             height = jnp.sum(position.stones[:, action] != 0)
@@ -140,11 +140,11 @@ def _lines(rows: int, columns: int, length: int) -> np.ndarray:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class HexGame(_BoardGame):
-    """Hex: who begins connects the first row with the last, the other the first column with the last.
+    """Hex: the first player connects the first and last rows, the second the first and last columns.
 
-    A place's neighbours are those above, above to the right, left, right, below to the left and below. There
-    is no draw, and no rule for changing sides. Observations show the board so that its player always connects
-    rows: for the second player it is transposed, and so are actions.
+    A place's neighbours are above, above right, left, right, below left and below. There is no draw, and no
+    swap rule. Observations show the board so that the player to move always connects rows: for the second
+    player board and actions are transposed.
 
     >>> HexGame(size=5).num_actions
     25
@@ -158,16 +158,16 @@ class HexGame(_BoardGame):
 
     @property
     def num_actions(self) -> int:
-        """Places."""
+        """The number of places."""
         return self.size**2
 
     @property
     def max_moves(self) -> int:
-        """Places: a full board has one winner."""
+        """The number of places; a full board has one winner."""
         return self.size**2
 
     def legal(self, position: Board) -> jax.Array:
-        """Places that are free, as the mover sees the board."""
+        """Free places, from the side of the player to move."""
         return self._turned(position, position.stones == 0).ravel()
 
     def observe(self, position: Board) -> jax.Array:
@@ -177,12 +177,12 @@ class HexGame(_BoardGame):
         return jnp.stack([stones == own, stones == -own], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
-        """Puts a stone, and joins the groups that it touches."""
+        """Places a stone, and merges the groups that it touches."""
         stone, legal = self._stone(position), self.legal(position)[action]
         near, far = action // self.size, action % self.size
         row, column = jnp.where(stone == 1, jnp.stack([near, far]), jnp.stack([far, near]))
         stones = position.stones.at[row, column].set(stone)
-        # The number of a group has the sign of its player; the frame around the board is four groups.
+        # A group's number has the sign of its player; the frame around the board is four groups.
         label = (_FRAME + action).astype(jnp.int32) * stone
         groups = position.groups.at[row + 1, column + 1].set(label)
         touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
@@ -199,7 +199,7 @@ class HexGame(_BoardGame):
 
     def _groups(self) -> jax.Array:
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
-        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows, and no place beside two frames
+        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2
         return jnp.asarray(frame)
 
@@ -209,7 +209,7 @@ class HexGame(_BoardGame):
 
 
 _NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
-_FRAME = 3  # numbers of groups begin here
+_FRAME = 3  # the first number of groups
 
 
 def _check_size(name: str, field: str, value: object) -> None:

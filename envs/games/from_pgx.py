@@ -1,6 +1,6 @@
 """Two-player games of pgx (Koyama et al. 2023, arXiv 2303.17503) as an `envs.games.Game`.
 
-Player 0 is who begins, whatever pgx numbers it. pgx is imported at first use.
+Player 0 moves first, whichever number pgx gives. pgx is imported on first use.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from envs.adapters import importing
 from envs.spaces import Box
 
 PREFIX = "pgx:"
-# Those in which players move in turn and see everything.
+# Games of perfect information with alternating moves.
 NAMES = (
     "animal_shogi", "chess", "connect_four", "gardner_chess", "go_19x19", "go_9x9", "hex", "othello", "shogi",
     "tic_tac_toe",
@@ -22,7 +22,7 @@ NAMES = (
 
 
 class Position(NamedTuple):
-    """pgx's state, and which of its players began."""
+    """pgx's state, and its number for the first player."""
 
     state: Any
     first: jax.Array  # [] int32
@@ -30,23 +30,23 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PgxGame:
-    """A game of pgx by its name there."""
+    """A game by pgx's name."""
 
     id: str
 
     @property
     def name(self) -> str:
-        """`pgx:` and its name there."""
+        """`pgx:` and pgx's name."""
         return f"{PREFIX}{self.id}"
 
     @property
     def num_actions(self) -> int:
-        """As of pgx."""
+        """As in pgx."""
         return self._env.num_actions
 
     @property
     def max_moves(self) -> None:
-        """Not known here: a game ends by pgx's own rules."""
+        """None: the game ends by pgx's rules."""
         return None
 
     @property
@@ -55,17 +55,17 @@ class PgxGame:
         return Box(0.0, 1.0, self._env.observation_shape)
 
     def init(self, key: jax.Array) -> Position:
-        """The position before the first move."""
-        with jax.numpy_rank_promotion("allow"):  # pgx is written for it
+        """The initial position."""
+        with jax.numpy_rank_promotion("allow"):  # pgx needs it
             state = self._env.init(key)
         return Position(state, state.current_player.astype(jnp.int32))
 
     def player(self, position: Position) -> jax.Array:
-        """0 for who began."""
+        """0 for the first player."""
         return jnp.where(position.state.current_player == position.first, 0, 1)
 
     def legal(self, position: Position) -> jax.Array:
-        """As of pgx."""
+        """As in pgx."""
         return position.state.legal_action_mask
 
     def play(self, position: Position, action: jax.Array) -> Position:
@@ -74,13 +74,13 @@ class PgxGame:
             return position._replace(state=self._env.step(position.state, action))
 
     def outcome(self, position: Position) -> tuple[jax.Array, jax.Array]:
-        """pgx's `terminated`, and the reward of who began."""
+        """pgx's `terminated`, and the first player's reward."""
         state = position.state
         over = state.terminated | state.truncated
         return over, jnp.where(over, state.rewards[position.first], 0.0)
 
     def observe(self, position: Position) -> jax.Array:
-        """pgx's planes, of the player whose move it is."""
+        """pgx's planes, of the player to move."""
         return position.state.observation.astype(jnp.float32)
 
     @property

@@ -1,8 +1,7 @@
-"""Two-player games, and the environments made of them.
+"""Two-player games, and environments of games.
 
-A game is a small frozen value with pure functions of one position. Two environments are made of it:
-`Against`, in which an agent meets a player (`envs.games.players`), and `Turns`, in which it makes the moves
-of both sides.
+A game is a small frozen value with pure functions of one position. Two environments use it: `Against`, where
+an agent plays against a player (`envs.games.players`), and `Turns`, where it plays both sides.
 
     game = connect_four(rows=6, columns=7)
     env = vectorize(Against(game, Greedy(game)))
@@ -24,102 +23,100 @@ Position = Any
 
 @runtime_checkable
 class Game(Protocol):
-    """A game of two players who move in turn, see everything, and share what one wins and the other loses.
+    """A two-player zero-sum game of perfect information with alternating moves.
 
-    A frozen, hashable value that holds no arrays. A position is any pytree whose shapes and dtypes `play`
-    keeps. Methods take one position, without batch axis.
+    A frozen, hashable value without arrays. A position is any pytree; `play` keeps its shapes and dtypes.
+    Methods take one position, without batch axis.
     """
 
     @property
     def name(self) -> str:
-        """Name in messages, and that `envs.make` knows its environment by, if it does."""
+        """Name in messages; also the environment's name for `envs.make`, if it has one."""
 
     @property
     def num_actions(self) -> int:
-        """Moves that can be legal at some time, `n`."""
+        """Number of possible moves, `n`."""
 
     @property
     def max_moves(self) -> int | None:
-        """Moves of both players after which a game has ended at the latest; None where there is no such
-        number.
-        """
+        """The longest game, in moves of both players; None if unlimited."""
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space of `observe`."""
+        """The space of `observe`."""
 
     def init(self, key: jax.Array) -> Position:
-        """The position before the first move."""
+        """The initial position."""
 
     def player(self, position: Position) -> jax.Array:
-        """Whose move it is: `[]` int32, 0 for the player who begins, 1 for the other."""
+        """The player to move: `[]` int32, 0 for the first player, 1 for the second."""
 
     def legal(self, position: Position) -> jax.Array:
-        """Which moves are legal: `[n]` bool."""
+        """Legal moves: `[n]` bool."""
 
     def play(self, position: Position, action: jax.Array) -> Position:
-        """The position after a move. A move that is not legal loses the game at once."""
+        """The position after a move. An illegal move loses the game at once."""
 
     def outcome(self, position: Position) -> tuple[jax.Array, jax.Array]:
-        """`(over [] bool, score [] float32)`: whether the game has ended, and what player 0 has by it: 1 won,
-        -1 lost, 0 drawn or not yet over.
+        """`(over [] bool, score [] float32)`: True at the end of the game, and player 0's result: 1 won, -1
+        lost, 0 drawn or not over.
         """
 
     def observe(self, position: Position) -> Any:
-        """What the player sees whose move it is, from their side of the board."""
+        """The observation of the player to move, from their side of the board."""
 
 
 @runtime_checkable
 class Player(Protocol):
-    """Who chooses moves in one game; a hashable value with pure functions."""
+    """Chooses moves in one game; a hashable value with pure functions."""
 
     def begin(self, key: jax.Array) -> Any:
-        """Memory before the first move, a pytree whose shapes and dtypes `choose` keeps; `()` for none."""
+        """The initial memory, a pytree; `choose` keeps its shapes and dtypes; `()` for none."""
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """`(action [] int32, memory)` for a position of the player's move."""
+        """`(action [] int32, memory)` for a position where the player moves."""
 
 
 def score_of(game: Game, position: Position, player: jax.Array) -> jax.Array:
-    """What a player has in a position: `[]` float32, 1, -1 or 0."""
+    """A player's score in a position: `[]` float32, 1, -1 or 0."""
     score = game.outcome(position)[1]
     return jnp.where(player == 0, score, -score)
 
 
 def seen(game: Game, position: Position) -> MaskedObservation:
-    """The observation of a position, with the legal moves; after the end of a game all count as legal."""
+    """The observation of a position, masked by legal moves; after the end of a game all are legal."""
     over, _ = game.outcome(position)
     return MaskedObservation(game.observe(position), game.legal(position) | over)
 
 
 def play_on(game: Game, position: Position, action: jax.Array) -> Position:
-    """The position after a move, and the same position where the game has ended."""
+    """The position after a move; unchanged after the end of the game."""
     over, _ = game.outcome(position)
     return where(over, position, game.play(position, action))
 
 
 def random_move(game: Game, key: jax.Array, position: Position) -> jax.Array:
-    """One of the legal moves, all equally probable: `[]` int32."""
+    """A uniformly random legal move: `[]` int32."""
     legal = seen(game, position).action_mask
     return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
 def where(condition: jax.Array, new: Any, old: Any) -> Any:
-    """One of two pytrees, by a scalar condition."""
+    """Selects one of two pytrees by a scalar condition."""
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
 
 
 class Seat(NamedTuple):
-    """State of `Against`: a position, which player the agent is, and what the opponent remembers."""
+    """State of `Against`: a position, the agent's player, and the opponent's memory."""
 
     position: Position
-    player: jax.Array  # [] int32: 0 where the agent began
+    player: jax.Array  # [] int32: 0 if the agent moves first
     memory: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfGame:
-    """What both environments say of their game."""
+    """Properties that both environments take from their game."""
 
     game: Game
 
@@ -130,32 +127,32 @@ class _OfGame:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Of the game."""
+        """The game's."""
         return self.game.observation_space
 
     @property
     def action_space(self) -> Discrete:
-        """A number for each move."""
+        """An index for each move."""
         return Discrete(self.game.num_actions)
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Against(_OfGame):
-    """A `SingleEnvironment`: an agent meets an opponent. One step is a move of the agent and the reply.
+    """A `SingleEnvironment`: an agent against an opponent. One step is the agent's move and the reply.
 
-    Who begins is drawn for each game. Reward 1 where the agent won, -1 where it lost, 0 else.
+    A random player moves first in each game. Reward 1 if the agent won, -1 if it lost, 0 otherwise.
     """
 
     opponent: Player
 
     @property
     def max_episode_steps(self) -> int | None:
-        """Moves of the agent in the longest game, rounded up."""
+        """The agent's moves in the longest game, rounded up."""
         return None if self.game.max_moves is None else (self.game.max_moves + 1) // 2
 
     def reset(self, key: jax.Array) -> tuple[Seat, MaskedObservation]:
-        """Starts a game; where the opponent begins, after its first move."""
+        """Starts a game; if the opponent moves first, after its first move."""
         start_key, player_key, memory_key, reply_key = jax.random.split(key, 4)
         position = self.game.init(start_key)
         player = jax.random.randint(player_key, (), 0, 2, jnp.int32)
@@ -166,7 +163,7 @@ class Against(_OfGame):
     def step(
         self, key: jax.Array, state: Seat, action: jax.Array
     ) -> tuple[Seat, MaskedObservation, jax.Array, jax.Array, jax.Array]:
-        """The agent's move, and the opponent's if the game goes on."""
+        """The agent's move, and the opponent's reply unless the game is over."""
         moved = self.game.play(state.position, action)
         state = self._replied(key, moved, state.player, state.memory)
         over, _ = self.game.outcome(state.position)
@@ -174,7 +171,7 @@ class Against(_OfGame):
         return state, seen(self.game, state.position), reward, over, jnp.bool_(False)
 
     def _replied(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
-        """The state after the opponent's move, where it is its move and the game is not over."""
+        """The state after the opponent's move, if it is its turn and the game is not over."""
         over, _ = self.game.outcome(position)
         replies = ~over & (self.game.player(position) != player)
         action, after = self.opponent.choose(key, memory, position)
@@ -185,15 +182,15 @@ class Against(_OfGame):
 @checked
 @dataclasses.dataclass(frozen=True)
 class Turns(_OfGame):
-    """A `SingleEnvironment`: an agent makes the moves of both players, one a step.
+    """A `SingleEnvironment`: an agent plays both sides, one move per step.
 
-    Observations are those of the player whose move it is, rewards those of the player who has just moved: 1
-    for the move that wins. The value of a position after a move is the negative of what it is for the mover.
+    Observations are those of the player to move, rewards those of the player who has just moved: 1 for the
+    winning move. A position's value after a move is the negative of the mover's.
 
     Attributes:
       game: which game.
-      random_moves: a game begins after random moves, of which there are from 0 to this many, drawn for each
-        game; without any where they would have ended it.
+      random_moves: a game starts with a random number of random moves, from 0 to this; without any if they
+        would end it.
     """
 
     random_moves: int = 0

@@ -1,4 +1,4 @@
-"""Who one can play against: players that need no training, trained ones, and matches between any two."""
+"""Opponents: players without training, trained ones, and matches between any two."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ from fdg.errors import FdgError
 @checked
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """A `Player` that draws each move from the legal ones, all equally probable."""
+    """A `Player` with uniformly random legal moves."""
 
     game: Game
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Nothing."""
+        """No memory."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
@@ -30,19 +30,19 @@ class Uniform:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """A `Player` that looks two moves ahead: it wins if it can, then avoids moves that let the other win.
+    """A `Player` that looks two moves ahead: wins if it can, and avoids moves that let the other win.
 
-    Draws among moves that are equal in this. It plays `n + n * n` moves for each of its own.
+    Ties are broken at random. It evaluates `n + n * n` moves for each of its own.
     """
 
     game: Game
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Nothing."""
+        """No memory."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """The move that wins, else one that does not lose, else any."""
+        """A winning move, else one that does not lose, else any."""
         game, actions = self.game, jnp.arange(self.game.num_actions, dtype=jnp.int32)
         mover = game.player(position)
 
@@ -62,9 +62,9 @@ class Greedy:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A `Player` that acts as an `algos.Actor` does, which sees observations.
+    """A `Player` from an `algos.Actor`, which sees observations.
 
-    Compares by the identity of its actor. Its memory is the actor's, and whether a game begins.
+    Compares by the identity of its actor. Its memory is the actor's, and whether the game starts.
     """
 
     game: Game
@@ -84,7 +84,7 @@ class Trained:
 
 
 def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
-    """A random one of the legal moves of the highest score: `[]` int32."""
+    """A random legal move of the highest score: `[]` int32."""
     score = jnp.where(legal, score, -jnp.inf)
     best = score == jnp.max(score)
     return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
@@ -94,21 +94,21 @@ def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
 def match(
     game: Game, one: Player, other: Player, key: jax.Array, games: int, random_moves: int = 0
 ) -> jax.Array:
-    """Plays games between two players, side by side; in the first half of them `one` begins.
+    """Plays games between two players, in parallel; in the first half `one` moves first.
 
     Args:
-      game: what they play.
-      one, other: players of it.
+      game: the game.
+      one, other: its players.
       key: one key.
-      games: how many, an even number.
-      random_moves: moves of each game that are drawn before the players take over, an even number; none
-        where they would have ended it. Two players that draw nothing would play one game again and again.
+      games: an even number.
+      random_moves: random opening moves of each game, an even number; none if they would end it.
+        Deterministic players would otherwise repeat one game.
 
     Returns:
       Scores of `one`: `[games]` float32, 1 won, -1 lost, 0 drawn.
 
     Raises:
-      FdgError: an odd number, or no player of this game.
+      FdgError: an odd number, or a player that does not fit the game.
     """
     for name, count in (("games", games), ("random_moves", random_moves)):
         if count % 2:
@@ -120,8 +120,8 @@ def match(
             )
     keys = jax.random.split(key, (2, games // 2))
     started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
-    # Games in which `one` moves next, and those in which `other` does: they change places with each move, so
-    # that a program has the code of each player once.
+    # Games where `one` moves next, and games where `other` does: they swap roles after each move, so a
+    # program contains each player's code once.
     first, second = started(keys[0]), started(keys[1])
 
     def unfinished(carry: Any) -> jax.Array:
@@ -147,7 +147,7 @@ class _Match(NamedTuple):
 
     key: jax.Array
     position: Position
-    memories: tuple[Any, Any]  # of `one` and of `other`
+    memories: tuple[Any, Any]  # of `one` and `other`
 
 
 def _started(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
@@ -160,7 +160,7 @@ def _started(game: Game, one: Player, other: Player, key: jax.Array, random_move
 
 
 def _moved(game: Game, player: Player, match: _Match, which: int) -> _Match:
-    """The game after a move of one of its two players, if it is not over."""
+    """The game after a move of one of its players, if it is not over."""
     key, drawn = jax.random.split(match.key)
     over, _ = game.outcome(match.position)
     memories = list(match.memories)

@@ -1,6 +1,6 @@
-"""Tasks of text: problems generated within programs, tokenizers, rewards.
+"""Text tasks: problems generated in traced code, tokenizers, rewards.
 
-`envs.make("text:countdown")` gives a `TextTask`; `TextTask(problem)` one of a problem of your own.
+`envs.make("text:countdown")` returns a `TextTask`; `TextTask(problem)` makes one from your own problem.
 """
 
 import warnings

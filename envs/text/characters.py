@@ -1,7 +1,7 @@
 """Text as arrays of a fixed width: traceable functions that build and read one text (`vmap` for many).
 
-A `Text` has room for `W` bytes and says how many of them it uses; the rest are zeros. Bytes are UTF-8, so a
-problem does not depend on a model's tokenizer. An ASCII character is one byte.
+A `Text` has a capacity of `W` bytes and its length; the rest are zeros. Bytes are UTF-8, so a problem does
+not depend on a model's tokenizer. An ASCII character is one byte.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from fdg.errors import FdgError
 
 
 class Text(NamedTuple):
-    """One piece of text."""
+    """A text of limited length."""
 
-    codes: jax.Array  # [W] int32, bytes of UTF-8; 0 from `length` on
+    codes: jax.Array  # [W] int32, UTF-8 bytes; 0 from `length` on
     length: jax.Array  # [] int32, bytes in use
 
 
@@ -52,7 +52,7 @@ def number(value: jax.Array, digits: int) -> Text:
 
 
 def zero_padded(value: jax.Array, digits: int) -> Text:
-    """An integer of zero or above in decimal, with so many digits, at most 9.
+    """A non-negative integer in decimal, zero-padded to `digits`, at most 9.
 
     >>> to_string(zero_padded(jnp.int32(7), 3))
     '007'
@@ -76,7 +76,7 @@ def when(condition: jax.Array, text: Text) -> Text:
 
 
 def concatenate(*texts: Text) -> Text:
-    """One text after the other; there is room for all of them.
+    """Concatenates texts; the width is their total width.
 
     >>> to_string(concatenate(literal("a"), when(jnp.bool_(False), literal("b")), literal("c")))
     'ac'
@@ -94,7 +94,7 @@ def concatenate(*texts: Text) -> Text:
 
 
 def join(texts: Sequence[Text], separator: str) -> Text:
-    """Texts with something between each two.
+    """Joins texts with a separator.
 
     >>> to_string(join([literal("1"), literal("23")], ", "))
     '1, 23'
@@ -104,7 +104,7 @@ def join(texts: Sequence[Text], separator: str) -> Text:
 
 
 def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
-    """The integers of an array `[K]`, K known while tracing, with something between each two.
+    """Joins the integers of an array `[K]`, K static, with a separator.
 
     >>> to_string(numbers(jnp.array([3, 12]), 2))
     '3,12'
@@ -113,7 +113,7 @@ def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
 
 
 def backwards(text: Text) -> Text:
-    """From its last character to its first.
+    """Reverses a text.
 
     >>> to_string(backwards(number(jnp.int32(-305), 5)))
     '503-'
@@ -124,7 +124,7 @@ def backwards(text: Text) -> Text:
 
 
 def equal(a: Text, b: Text) -> jax.Array:
-    """Whether two texts of any room say the same, `[] bool`."""
+    """True if two texts of any width are equal, `[] bool`."""
     width = max(a.codes.shape[0], b.codes.shape[0])
     return (a.length == b.length) & jnp.all(_widened(a, width) == _widened(b, width))
 
@@ -151,5 +151,5 @@ def stripped(text: Text) -> Text:
 
 
 def to_string(text: Text) -> str:
-    """A text that has been computed, as Python has it."""
+    """Converts a concrete text to a Python string."""
     return bytes(np.asarray(text.codes)[: int(text.length)].astype(np.uint8)).decode(errors="replace")

@@ -62,7 +62,8 @@ def decode(
     width = tokens.shape[0] * min(longest, 16)
     width = width if room is None else min(tokens.shape[0] * longest, max(width, room))
     place = jnp.arange(width)
-    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # whose text ends behind it
+    # the first token that ends after this place
+    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
     at = starts[token] + place - (ends - sizes)[token]
     found = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)
@@ -72,8 +73,7 @@ def decode(
 
 @functools.cache
 def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes of all tokens, concatenated; each token's offset, length, and blanks dropped if it is
-    first."""
+    """All tokens' bytes, concatenated; each token's offset, length, and blanks dropped if it is first."""
     codes, counts = tokenizer.codes_of_tokens()
     values = codes[np.arange(codes.shape[1]) < counts[:, None]]
     return values, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()

@@ -1,4 +1,4 @@
-"""What the columns of a data file mean: prompts, answers and preferences, as TRL's datasets name them.
+"""Finds prompts, answers and preferences in the columns of a data file, with the names of TRL's datasets.
 
 A text is a string, or messages of a conversation: `[{"role": "user", "content": "1+1=?"}]`.
 """
@@ -18,9 +18,10 @@ Conversation = tuple[Message, ...]
 
 
 def row(record: Record, prompt: str = "", answer: str = "") -> Row:
-    """A prompt and its answer: of `prompt` and `completion`, or of `messages`, the last the assistant's.
+    """A prompt and its answer, from `prompt` and `completion`, or from `messages` that end with the
+    assistant's.
 
-    `prompt` and `answer` are columns; if empty, the first that is there of `PROMPTS` and `ANSWERS`.
+    `prompt` and `answer` are column names; if empty, the first existing one of `PROMPTS` and `ANSWERS`.
 
     >>> row(Record("data.jsonl, line 1", {"prompt": "1+1=", "answer": 2, "level": 3})).answer
     '2'
@@ -54,10 +55,9 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
 
 
 def pair(record: Record) -> tuple[Row, Row]:
-    """A prompt with its preferred, and with its rejected answer: of `prompt`, `chosen` and `rejected`.
+    """A prompt with its preferred and rejected answers, from `prompt`, `chosen` and `rejected`.
 
-    Where there is no prompt, or a text and messages that hold it too, it is what chosen and rejected begin
-    with alike.
+    If the prompt is missing, or repeated in the answers' messages, it is their common beginning.
 
     >>> both = {"chosen": "Hi! Bye.", "rejected": "Hi! No."}
     >>> [(one.prompt, one.answer) for one in pair(Record("data.jsonl, line 1", both))]
@@ -103,7 +103,7 @@ def _answer(record: Record, column: str | None) -> str | None:
 
 
 def _said(where: str, column: str, value: Any) -> str:
-    """An answer as text, which may be a message of the assistant's."""
+    """An answer as text; it may be an assistant message."""
     found = _text(where, column, value, "")
     if isinstance(found, str):
         return found
@@ -114,7 +114,7 @@ def _said(where: str, column: str, value: Any) -> str:
 
 
 def _content(what: str, message: Message) -> str:
-    """What an answer says."""
+    """The text of an answer."""
     if message.get("tool_calls"):
         raise FdgError(
             f"{what} calls tools (tool_calls), and an answer is learned from its content alone: write the"
@@ -124,7 +124,7 @@ def _content(what: str, message: Message) -> str:
 
 
 def _text(where: str, column: str, value: Any, least: str = " ") -> Any:
-    """A text, or messages; numbers as text."""
+    """A text, or messages; numbers become text."""
     if isinstance(value, list | tuple):
         return _messages(where, column, value)
     if isinstance(value, bool):
@@ -158,7 +158,8 @@ def _message(where: str, value: Any, fix: str) -> Message:
 
 
 def _shared(chosen: Any, rejected: Any) -> int:
-    """How many characters or messages two answers begin with alike; a blank in front of texts is theirs."""
+    """Length of the common beginning of two answers, in characters or messages; blanks before texts
+    excluded."""
     length = min(len(chosen), len(rejected))
     shared = next((i for i in range(length) if chosen[i] != rejected[i]), length)
     is_text = isinstance(chosen, str)

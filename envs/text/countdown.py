@@ -15,26 +15,26 @@ _SIGNS = "+-*/"
 
 
 class Content(NamedTuple):
-    """One problem, and the way that it was made: `((n0 op n1) op n2) ...`."""
+    """A problem and its solution: `((n0 op n1) op n2) ...`."""
 
-    shown: jax.Array  # [K] int32, the numbers as they are shown
+    shown: jax.Array  # [K] int32, the numbers in displayed order
     target: jax.Array  # [] int32
-    steps: jax.Array  # [K] int32, the numbers in the order of a solution
-    signs: jax.Array  # [K - 1] int32, positions in "+-*/"
+    steps: jax.Array  # [K] int32, the numbers in the solution's order
+    signs: jax.Array  # [K - 1] int32, indices in "+-*/"
 
 
 @dataclasses.dataclass(frozen=True)
 class Countdown:
     """`5,3,7=56?` asks for an expression such as `(5+3)*7`.
 
-    Every problem has a solution, in which each number goes on with what the ones before came to, in steps
-    that stay positive integers. An answer may be any expression that uses each number once and comes to the
-    target, fractions on the way included. `score` gives 1 for that, and 0.1 for one that uses the numbers
-    and comes to something else.
+    Every problem has a solution that applies one operation after another, with positive integers as
+    intermediate results. An answer may be any expression that uses each number once and equals the target,
+    with fractions in between. `score` is 1 for that, and 0.1 for an expression of the numbers with another
+    value.
     """
 
-    count: int = 3  # how many numbers
-    largest: int = 20  # of the numbers
+    count: int = 3  # number of numbers
+    largest: int = 20  # largest number
     target: int = 100  # the largest target
     name: ClassVar[str] = "countdown"
     instruction: ClassVar[str] = (
@@ -53,12 +53,12 @@ class Countdown:
 
     @property
     def prompt_length(self) -> int:
-        """Numbers, what stands behind each, and the target with `?`."""
+        """The numbers with their separators, and the target with `?`."""
         return self.count * (self._digits + 1) + len(str(self.target)) + 1
 
     @property
     def response_length(self) -> int:
-        """The numbers, signs between them, and twice the parentheses that a solution can have."""
+        """The numbers, signs between them, and twice the parentheses of the longest solution."""
         return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
 
     @property
@@ -66,7 +66,7 @@ class Countdown:
         return len(str(self.largest))
 
     def draw(self, key: jax.Array) -> Content:
-        """Numbers, and steps that reach a target with them."""
+        """Samples numbers, and operations that reach a target."""
         of_numbers, of_signs, of_order = jax.random.split(key, 3)
         steps = uniform(of_numbers, (self.count,), 1, self.largest)
         weights = jax.random.uniform(of_signs, (self.count - 1, 4))
@@ -88,7 +88,7 @@ class Countdown:
         return concatenate(given, literal("="), number(content.target, len(str(self.target))), literal("?"))
 
     def solution(self, content: Content) -> Text:
-        """The steps that it was made with, with the parentheses that they need."""
+        """The sampled operations, with the necessary parentheses."""
         signs = jnp.array([ord(sign) for sign in _SIGNS], jnp.int32)
         text = number(content.steps[0], self._digits)
         is_sum = jnp.bool_(False)
@@ -105,7 +105,7 @@ class Countdown:
         return jnp.append(jnp.sort(content.shown), content.target)
 
     def score(self, content: Content, response: Text) -> dict[str, jax.Array]:
-        """1 for reaching the target, 0.1 for an expression of the numbers that does not."""
+        """1 for reaching the target, 0.1 for an expression of the numbers with another value."""
         value = evaluate(stripped(response), content.shown)
         correct = value.uses_all & value.equals(content.target)
         return {

@@ -1,4 +1,4 @@
-"""What problems of all kinds share: checks of their fields, numbers drawn at random, and held-out ones."""
+"""Helpers of all problems: checks of fields, random numbers, held-out problems."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from fdg.errors import FdgError
 
-_FEWEST = 64  # problems there have to be, so that an eighth can be held out
-_HELD_OUT = 8  # one problem in so many is held out
+_FEWEST = 64  # problems needed to hold out an eighth
+_HELD_OUT = 8  # one in this many problems is held out
 
 
 def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
-    """The value of a field, the problem's own if none is given, which has to be an integer within bounds."""
+    """The value of a field, by default the problem's own; it must be an integer within bounds."""
     value = getattr(problem, field) if value is ... else value
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FdgError(
@@ -23,7 +23,7 @@ def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...
 
 
 def enough(problem: Any, count: float, fix: str, fewest: int = _FEWEST) -> None:
-    """Raises an `FdgError` where there are too few problems to hold some out."""
+    """Raises an `FdgError` if there are too few problems to hold some out."""
     if count < fewest:
         raise FdgError(
             f"task 'text:{problem.name}': there are only {int(count)} such problems, too few to hold"
@@ -32,16 +32,16 @@ def enough(problem: Any, count: float, fix: str, fewest: int = _FEWEST) -> None:
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
-    """Integers from `low` to `high`, both included, `[*shape] int32`."""
+    """Uniform integers from `low` to `high` inclusive, `[*shape] int32`."""
     count = high + 1 - low
     if count > 2**16:
         return jax.random.randint(key, shape, low, high + 1, jnp.int32)
-    # One draw of bits, where `randint` makes two: the bias, below 2e-5, is nothing to notice.
+    # One draw of bits, where `randint` makes two; the bias is below 2e-5.
     return low + (jax.random.bits(key, shape, jnp.uint32) % count).astype(jnp.int32)
 
 
 def is_held_out(identity: jax.Array) -> jax.Array:
-    """Whether a problem is of the eighth that is held out: by a hash of its numbers (murmur3's mixing)."""
+    """True for the eighth of the problems that is held out, by a hash of their numbers (murmur3's mixing)."""
     count = identity.shape[0]
     odd = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
     mixed = _mix(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))

@@ -1,8 +1,7 @@
-"""Problems encoded on the host, once: tables of which programs pick rows.
+"""Encodes problems on the host, once, as tables from which programs select rows.
 
-A tokenizer that joins letters encodes whole texts, and its library runs on the host. So the rows of a file
-are encoded when they are first needed, and so are problems that draw their content: a fixed number of them,
-by a fixed key.
+A tokenizer that merges characters encodes whole texts, and its library runs on the host. So a file's rows are
+encoded on first use, and so is a fixed number of sampled problems, with a fixed key.
 """
 
 import functools
@@ -20,28 +19,28 @@ from envs.text.rows import Row
 
 
 class Ragged(NamedTuple):
-    """Lists of numbers of any lengths, one behind the other."""
+    """Lists of numbers of any lengths, concatenated."""
 
     values: np.ndarray  # [total]
     starts: np.ndarray  # [rows + 1] int32
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
-        """Those of Python."""
+        """Converts Python lists."""
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         return cls(np.array([one for each in lists for one in each] or [0], dtype), starts)
 
     @property
     def longest(self) -> int:
-        """Numbers of the longest."""
+        """The length of the longest list."""
         return int(np.diff(self.starts).max(initial=0))
 
     def row(
         self, i: jax.Array, width: int, filler: int, left_padded: bool = False
     ) -> tuple[jax.Array, jax.Array]:
-        """One of them, within a program: `[width]`, and a mask of what is not filler.
+        """One list in traced code: `[width]`, and its mask.
 
-        What does not fit is cut off behind (in front, if left-padded).
+        Numbers beyond `width` are dropped from the end (from the start, if left-padded).
         """
         values, starts = jnp.asarray(self.values), jnp.asarray(self.starts)
         start, length = starts[i], starts[i + 1] - starts[i]
@@ -52,21 +51,21 @@ class Ragged(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The problems of a task in the tokens of a tokenizer."""
+    """A task's problems in a tokenizer's tokens."""
 
     prompts: Ragged
-    answers: Ragged  # with the token that ends each; empty where there is none
-    contents: Any  # pytree of arrays [rows, ...]: what the problem itself knows of each
+    answers: Ragged  # each with its end token; empty if there is no answer
+    contents: Any  # pytree of arrays [rows, ...]: the problem's content
     held_out: np.ndarray  # [rows] bool
-    heard: Ragged | None  # bytes of the answers as their tokens read; None: as they are written
+    heard: Ragged | None  # the answers' bytes as decoded from tokens; None if equal to the original text
 
 
 @functools.lru_cache(maxsize=16)
 def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> Encoded:
-    """The rows of a problem, or else `count` draws of it, in tokens.
+    """The rows of a problem, or else `count` samples, in tokens.
 
-    `arguments` are of the tokenizer's chat template, as JSON; `count` problems are drawn where the problem
-    has no `rows`.
+    `arguments` are those of the tokenizer's chat template, as JSON; `count` problems are sampled if the
+    problem has no `rows`.
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
 
@@ -74,7 +73,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         texts = (problem.prompt(content), problem.solution(content)) if rows is None else ()
         return content, is_held_out(problem.identity(content)), texts
 
-    # Numbers even while a program is traced: the tables are constants of it.
+    # NumPy arrays even during tracing: the tables are constants.
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
@@ -82,7 +81,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         else:
             found = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
         contents, held_out, texts = jax.tree.map(np.asarray, found)
-        held_out = getattr(problem, "held_out", held_out)  # of rows that may be in a file of their own
+        held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
         rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
     prompts, answers, heard = _encoded_rows(
@@ -101,7 +100,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
 
 @functools.lru_cache(maxsize=16)
 def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
-    """Which tokens of the prompts of a problem's rows the assistant said, 1 or 0: as long as `prompts`."""
+    """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0: as long as `prompts`."""
     given = problem.instruction, system, json.loads(arguments or "{}")
     return Ragged.of(tokenizer.said_before(problem.rows, *given), np.uint8)
 
@@ -114,8 +113,8 @@ def _strings(texts: Text) -> list[str]:
 def _encoded_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
-    """Of each row the prompt, the answer with the token that ends it, and what the answer's tokens say; rows
-    that say the same are encoded once.
+    """For each row, the prompt, the answer with its end token, and the text of the answer's tokens; equal
+    rows are encoded once.
     """
     plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
     named = [

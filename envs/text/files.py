@@ -1,4 +1,5 @@
-"""Files of data: JSON lines, a JSON list, or CSV, as rows of columns with the place of each for messages."""
+"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for
+messages."""
 
 import csv
 import io
@@ -9,21 +10,22 @@ from typing import Any, NamedTuple
 from fdg.errors import FdgError, one_line
 from fdg.reading import EncodingError, check_encoding, json_object, read_bytes, read_text
 
-_BYTES = 1 << 30  # of a file, at most
+_BYTES = 1 << 30  # maximum size of a file
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 class Record(NamedTuple):
     """A row of a file."""
 
-    where: str  # begins messages: "data.jsonl, line 3"
+    where: str  # the start of messages: "data.jsonl, line 3"
     columns: dict[str, Any]
 
 
 def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[Record]:
-    """The rows of a file in UTF-8: an object a line, a list of objects, or CSV by its ending; no empty lines.
+    """The rows of a UTF-8 file: JSON objects per line, a list of objects, or CSV by its suffix; no empty
+    lines.
 
-    `example` is of an object, in messages.
+    `example` is an example object for messages.
     """
     ending = os.path.splitext(path)[1].lower()
     if ending in _SEPARATORS:
@@ -37,7 +39,7 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
     check_encoding(content, path)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         return _of_list(path, content)
-    # Not `splitlines`, which also splits where texts of other languages have separators of their own.
+    # Not `splitlines`, which also splits at separators within texts of other languages.
     lines = enumerate(content.split(b"\n"), 1)
     return [
         Record(f"{path}, line {i}", _object(f"{path}, line {i}", line, example))

@@ -1,7 +1,7 @@
-"""Conversations: environments that answer text with text, tools among them, and what a model said in them.
+"""Conversations: environments that answer text with text, such as tools; transcripts of model and game.
 
-A `TextGame` is played in turns. `play` alternates between a model and the game, and keeps apart what each of
-them said: a model learns from its own tokens alone.
+A `TextGame` is played in turns. `play` alternates between a model and the game, and records who said each
+token: a model learns only from its own.
 
     prompt            said        reply       said     reply
     17*23-5=  model: <17*23>  tool: 391|  model: 386  (over)
@@ -21,13 +21,13 @@ from fdg.errors import FdgError, kind_of, listed
 
 
 class Reply(NamedTuple):
-    """What a game answers; every field has the leading axis `N`."""
+    """A game's reply; every field has the leading axis `N`."""
 
     state: Any  # for the next turn
-    tokens: jax.Array  # [N, L] int32, right-padded: what it says
+    tokens: jax.Array  # [N, L] int32, right-padded: the reply
     mask: jax.Array  # [N, L] bool
-    reward: jax.Array  # [N] float32, for what was just said
-    done: jax.Array  # [N] bool: the conversation is over, and nothing is said any more
+    reward: jax.Array  # [N] float32, for the model's last message
+    done: jax.Array  # [N] bool: the conversation is over
 
 
 class TextGame(Protocol):
@@ -39,29 +39,29 @@ class TextGame(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of all that is said."""
+        """The tokenizer of the conversation."""
 
     @property
     def prompt_length(self) -> int:
-        """`P`: tokens of the first prompt, at most."""
+        """`P`, the maximum number of tokens of the first prompt."""
 
     @property
     def response_length(self) -> int:
-        """`R`: tokens that a model may say in a turn, the one that ends it included."""
+        """`R`, the maximum number of the model's tokens in a turn, including the stop token."""
 
     @property
     def reply_length(self) -> int:
-        """`L`: tokens that the game says in a turn, at most."""
+        """`L`, the maximum number of the game's tokens in a turn."""
 
     @property
     def turns(self) -> int:
-        """How often the model speaks, at most."""
+        """The model's maximum number of turns."""
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
-        """Conversations to begin, one a key; `answer` is the state of the first turn."""
+        """Starts conversations, one per key; `answer` is the state of the first turn."""
 
     def reply(self, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """Answers what a model said, `[N, R]`."""
+        """Replies to the model's messages, `[N, R]`."""
 
 
 class Message(NamedTuple):
@@ -76,15 +76,15 @@ class Transcript(NamedTuple):
     """Whole conversations, left-padded to `T = P + turns (R + L)` tokens."""
 
     tokens: jax.Array  # [N, T] int32
-    mask: jax.Array  # [N, T] bool, True at tokens of anybody
-    said: jax.Array  # [N, T] bool, True at those of the model: what a loss counts
-    about: Any  # pytree of [N, T], 0 where the model did not speak
-    reward: Reward  # all turns together; its parts are the turns
-    turns: jax.Array  # [N] int32, how often the model spoke
+    mask: jax.Array  # [N, T] bool, True at all tokens
+    said: jax.Array  # [N, T] bool, True at the model's tokens, which a loss counts
+    about: Any  # pytree of [N, T], 0 outside the model's tokens
+    reward: Reward  # the sum over turns; its parts are the turns
+    turns: jax.Array  # [N] int32, the model's turns
 
 
 def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-    """What a game replies to `[N, R]`, whose shapes and dtypes are checked."""
+    """The game's reply to `[N, R]`, with checked shapes and dtypes."""
     reply, count = game.reply(state, tokens, mask), len(tokens)
     if not isinstance(reply, Reply):
         raise FdgError(
@@ -102,7 +102,7 @@ def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> R
 
 
 def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
-    """Conversations to begin, one a key, whose shapes and dtypes are checked."""
+    """Starts conversations, one per key, with checked shapes and dtypes."""
     problem, count = game.sample(keys, split), len(keys)
     if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
         raise FdgError(
@@ -121,7 +121,7 @@ def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
 
 
 def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int, ...], str]) -> None:
-    """That fields are arrays of these shapes and dtypes, whose first axis is N."""
+    """Checks that fields are arrays of these shapes and dtypes, with first axis N."""
     for name, (shape, dtype) in expected.items():
         value = getattr(found, name)
         whose = f"game '{game.name}': {method} gives {name}"
@@ -135,7 +135,7 @@ def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int,
 
 
 def _shape(shape: tuple[int, ...], count: int) -> str:
-    """A shape whose first axis is N, where it is that of the batch.
+    """A shape, written with N for the batch axis.
 
     >>> _shape((8, 1), 8), _shape((8,), 8), _shape((), 8)
     ('(N, 1)', '(N,)', '()')
@@ -144,17 +144,17 @@ def _shape(shape: tuple[int, ...], count: int) -> str:
 
 
 def is_game(env: Any) -> bool:
-    """Whether a task answers what is said, and does not only judge it."""
+    """True if a task replies, and does not only judge answers."""
     return callable(getattr(env, "reply", None)) and callable(getattr(env, "sample", None))
 
 
 def is_text(env: Any) -> bool:
-    """Whether algorithms of language models take it: a task of text, or a game."""
+    """True for tasks of language models: text tasks and games."""
     return isinstance(env, TextTask) or is_game(env)
 
 
 def unfinished(env: Any) -> str | None:
-    """Says which methods and attributes a game or a problem of text lacks; None of anything else."""
+    """Error text for missing methods and attributes of a game or problem; None for anything else."""
     if isinstance(env, type | TextTask) or hasattr(env, "reset") or hasattr(env, "step"):
         return None
     for kind in (TextGame, TextProblem):
@@ -175,20 +175,20 @@ def play(
     """Plays conversations to their end.
 
     Args:
-      game: what answers.
-      problem: of `game.sample`.
-      speak: the model: from the conversation so far, `[N, T']` left-padded with `T' = P + turn (R + L)`, and
-        the number of the turn, to its message.
-      pad: the token of places that hold nothing; the tokenizer's.
+      game: the game.
+      problem: from `game.sample`.
+      speak: the model: maps the conversation so far, `[N, T']` left-padded with `T' = P + turn (R + L)`, and
+        the turn's number to a message.
+      pad: the padding token of the tokenizer.
 
     Returns:
-      See `Transcript`. In conversations that are over, nothing is said.
+      See `Transcript`. Finished conversations get no more tokens.
     """
     pad = game.tokenizer.pad if pad is None else pad
     context, state = problem.prompts, problem.answer
     count = context.tokens.shape[0]
     over, turns = jnp.zeros(count, jnp.bool_), jnp.zeros(count, jnp.int32)
-    known: tuple[jax.Array, Any] | None = None  # who said each token, and what is known of it
+    known: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
     rewards: dict[str, jax.Array] = {}
     for turn in range(game.turns):
         spoken = speak(context, turn)
@@ -221,12 +221,12 @@ def _silent(known: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _where(rows: jax.Array, a: Any, b: Any) -> Any:
-    """Of two pytrees, the first in some rows and the second in the others."""
+    """Selects between two pytrees by row."""
     return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), a, b)
 
 
 def _left_padded(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
-    """Arrays `[N, W]` without the places that the mask leaves out, which come first instead as zeros."""
+    """Removes masked places from arrays `[N, W]`; zeros in front replace them."""
     order = jnp.argsort(mask, axis=1, stable=True)
     filled = jnp.take_along_axis(mask, order, axis=1)
 

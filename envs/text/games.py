@@ -1,4 +1,4 @@
-"""Two games of several turns: guessing a number, and arithmetic with a calculator as a tool."""
+"""Two multi-turn games: guessing a number, and arithmetic with a calculator tool."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,13 +21,13 @@ from fdg.arguments import checked_names
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """`0-99?` asks for a number that it thinks of, and says `more,` or `less,` to each guess.
+    """`0-99?` asks to guess a number; the game replies `more,` or `less,` to each guess.
 
-    The reward is 1 for the number, within so many turns.
+    The reward is 1 for the right number, within `turns` guesses.
 
     Attributes:
-      largest: of the numbers, from 0.
-      turns: guesses.
+      largest: the largest number; the smallest is 0.
+      turns: maximum number of guesses.
     """
 
     largest: int = 99
@@ -42,16 +42,16 @@ class Guess:
 
     @property
     def prompt_length(self) -> int:
-        """A beginning, and `0-99?`."""
+        """A begin token, and `0-99?`."""
         return len(str(self.largest)) + 4
 
     @property
     def response_length(self) -> int:
-        """A number, and an end."""
+        """A number, and an end token."""
         return len(str(self.largest)) + 1
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
-        """Numbers to guess. Every number is asked for; the splits differ in what is drawn for a key."""
+        """Numbers to guess. Both splits use all numbers, but different random ones for a key."""
         salt = {"train": 0, "test": 1}[split]
         targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
         row = codec.encode(
@@ -82,15 +82,15 @@ class Guess:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class Calculator:
-    """`17*23-5=` with a tool: `?17*23` is answered with `391,`, or `?,` where that is no expression.
+    """`17*23-5=` with a tool: `?17*23` gets the reply `391,`, or `?,` if it is not an expression.
 
-    Whatever does not begin with a question mark is the answer, and ends the conversation; the reward is 1 if
-    it is right.
+    A message without a question mark in front is the answer, and ends the conversation; the reward is 1 if it
+    is right.
 
     Attributes:
-      terms: how many numbers.
-      digits: of each.
-      turns: how often the model may speak, the answer included.
+      terms: number of numbers.
+      digits: digits of each number.
+      turns: maximum number of the model's messages, the answer included.
     """
 
     terms: int = 3
@@ -115,7 +115,7 @@ class Calculator:
 
     @property
     def response_length(self) -> int:
-        """A question mark, the whole expression, and an end."""
+        """A question mark, the whole expression, and an end token."""
         return self.task.problem.prompt_length + 1
 
     @property
@@ -124,11 +124,11 @@ class Calculator:
         return self.task.problem.response_length + 1
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
-        """Problems, and what solves them."""
+        """Problems and their answers."""
         return self.task.sample(keys, split)
 
     def reply(self, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """What the tool says, or the end."""
+        """The tool's reply, or the end."""
         problem = self.task.problem
 
         def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:

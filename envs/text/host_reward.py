@@ -19,36 +19,36 @@ from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
-# What a function is given besides the columns of rows; `completions` as TRL spells it.
+# Arguments of a function besides columns; `completions` is TRL's name.
 _GIVEN = ("prompts", "responses", "completions", "answers")
 _PLACES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
-_TRIED = 3  # responses of a trial
-_HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
+_TRIED = 3  # responses in a trial
+_HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that these names would shadow
 
 
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class HostReward:
-    """What functions say of responses, added up.
+    """A weighted sum of reward functions.
 
-    The fragment that it is called in cannot be split over devices, as with environments on the host: give
-    the role `reward` a device of its own, `policies.Colocated(rewards=1)`. It may not compute with JAX.
+    Its fragment cannot be split over devices, as for environments on the host: give the role `reward` its own
+    device, `policies.Colocated(rewards=1)`. Functions may not use JAX.
 
-    A function gives `N` numbers, or None where it has nothing to say: that counts as 0, and a response of
-    which no function says anything counts for nothing. It takes those of these that it names, all of them
-    lists of `N`; or three arguments, prompts, responses, answers, of which some have names of their own.
+    A function returns `N` numbers, or None for no opinion, which counts as 0; a response without any opinion
+    is not learned from. It takes any of these by name, all lists of `N`; or three arguments with other names:
+    prompts, responses, answers.
 
-    - `prompts`: as the rows of a file have them, texts or messages; else as text.
-    - `responses`: as text; `completions` as TRL has them: messages where the prompt is.
-    - `answers`: of a file, as text (None where a row has none); else what the problem knows, NumPy arrays.
-    - any column of a file's rows by its name, as it is; `**columns` takes all.
+    - `prompts`: as in the rows of a file, texts or messages; else as text.
+    - `responses`: as text; `completions` as in TRL: messages if the prompt is.
+    - `answers`: from a file, as text (None if a row has none); else the problem's content, as NumPy arrays.
+    - any column of a file's rows by name; `**columns` takes all.
 
     Attributes:
-      function: one, or a tuple of several.
-      weights: of several, a number each; none: 1.
+      function: a function, or a tuple of functions.
+      weights: a number for each function; empty: 1 for each.
 
     Raises:
-      FdgError: it is no function, or there are not as many weights.
+      FdgError: not a function, or a different number of weights.
     """
 
     function: RewardFunction | tuple[RewardFunction, ...]
@@ -75,12 +75,12 @@ class HostReward:
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """All of them."""
+        """All functions."""
         return self.function if isinstance(self.function, tuple) else (self.function,)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The functions' names, under which their rewards are reported; equal ones are numbered."""
+        """The functions' names, for metrics; equal ones are numbered."""
         plain = [getattr(one, "__name__", type(one).__name__).strip("<>") for one in self.functions]
         before = [plain[:i].count(name) for i, name in enumerate(plain)]
         return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, before, strict=True))
@@ -95,12 +95,12 @@ class HostReward:
         """The rewards of a batch; see `TextTask.reward`.
 
         Returns:
-          The functions' weighted sum, what each said by name (all `[N] float32`), and whether any said
-          something (`[N] bool`).
+          The weighted sum, each function's result by name (all `[N] float32`), and True where any function
+          had an opinion (`[N] bool`).
 
         Raises:
-          FdgError: a function wants what rows do not have.
-          HostError: (as the program runs) a function raised, or gave not-a-number, or not `N` numbers.
+          FdgError: a function needs columns that the rows do not have.
+          HostError: (in the program) a function raised, or returned NaN, or not `N` numbers.
         """
         calls = self._calls(task)
         shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
@@ -114,7 +114,7 @@ class HostReward:
         return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
 
     def check(self, task: Any) -> None:
-        """Refuses a function that wants what a task's rows do not have.
+        """Refuses a function that needs columns that the task's rows do not have.
 
         Raises:
           FdgError: as `call`.
@@ -124,11 +124,12 @@ class HostReward:
             _Call(*one, task).arguments(known)
 
     def try_out(self, task: Any) -> None:
-        """Calls the functions once, on right answers and an empty one, so that a mistake costs no compiling.
+        """Calls the functions once, on right answers and an empty one, so that errors are found before
+        compiling.
 
         Raises:
-          FdgError: a function wants what rows do not have.
-          HostError: a function raised, or gave not-a-number, or not as many numbers as responses.
+          FdgError: a function needs columns that the rows do not have.
+          HostError: a function raised, or returned NaN, or a wrong number of results.
         """
 
         def problems(keys: jax.Array) -> Any:
@@ -139,7 +140,7 @@ class HostReward:
         prompts, (tokens, mask), content = jax.tree.map(
             np.asarray, drawn(jax.random.split(jax.random.key(0), _TRIED))
         )
-        drawn.clear_cache()  # for a backend that holds arrays cannot start again
+        drawn.clear_cache()  # a backend with live arrays cannot be restarted
         is_empty = np.arange(_TRIED)[:, None] == _TRIED - 1
         _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
 
@@ -150,7 +151,7 @@ class HostReward:
 
 @dataclasses.dataclass(frozen=True)
 class _Calls:
-    """What a program calls. A value, so that equal tasks share their compiled programs."""
+    """The callback of a program. A value, so that equal tasks share compiled programs."""
 
     calls: tuple["_Call", ...]
 
@@ -170,7 +171,7 @@ class _Calls:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """One function, and how it is called."""
+    """One function, and how to call it."""
 
     function: RewardFunction
     name: str
@@ -181,7 +182,7 @@ class _Call:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
     def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
-        """What the function says of responses, not-a-number for None."""
+        """The function's results, NaN for None."""
         known: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
@@ -215,11 +216,11 @@ class _Call:
         return found
 
     def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What the function is given, by place and by name."""
+        """The function's positional and keyword arguments."""
         three = [known[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError):  # of a library, written in C
+        except (TypeError, ValueError):  # a C function without signature
             return three, {}
         kinds = {parameter.kind for parameter in parameters}
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
@@ -247,7 +248,7 @@ class _Call:
 
 
 def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
-    """Whether names are a function's own for prompts, responses and answers, and none a misspelt column."""
+    """True if three names mean prompts, responses and answers, and none is a misspelt column."""
     if len(names) != len(_PLACES):
         return False
     known = {_folded(name) for name in known}
@@ -257,27 +258,27 @@ def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
 
 
 def _folded(name: str) -> str:
-    """A name without what distinguishes one column from many."""
+    """A name without the difference between singular and plural."""
     return name.lower().removesuffix("s")
 
 
 @functools.lru_cache(maxsize=16)
 def _columns(problem: Any) -> tuple[str, ...]:
-    """Names of the columns that a function can have."""
+    """Names of the columns that a function can use."""
     found = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
     return tuple(name for name in found if name not in _HIDDEN)
 
 
 def _row(task: Any, content: Any, asked: str) -> Row:
-    """What is known of a problem."""
+    """What is known about a problem."""
     rows = getattr(task.problem, "rows", None)
     return Row(asked, content) if rows is None else rows[int(content[0])]
 
 
 def _index_of(error: Exception, said: Sequence[str], asked: Sequence[str]) -> int:
-    """The response that a function looked at as it raised; else the first.
+    """The response that a function processed when it raised; else the first.
 
-    As far as its variables say, or the error: since Python 3.12 those of a comprehension are gone by then.
+    By its variables, or the error: since Python 3.12, those of a comprehension are gone.
     """
     found = own_frame(error)
     variables = [] if found is None else list(found[0].f_locals.values())

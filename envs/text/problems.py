@@ -1,6 +1,6 @@
-"""Problems about numbers, with one right answer: sums, sorting.
+"""Problems about numbers with one right answer, such as sums and sorting.
 
-Each is a few lines; `CONTRIBUTING.md` shows how to write another.
+Each takes a few lines; see `CONTRIBUTING.md` for how to write one.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ from fdg.errors import FdgError
 
 @dataclasses.dataclass(frozen=True)
 class _Operation(OneAnswer):
-    """Two numbers and what becomes of them; `12+34=` asks for `46`."""
+    """Two numbers and an operation; `12+34=` asks for `46`."""
 
-    digits: int = 2  # of each number, at most
-    padded: bool = False  # whether given numbers are padded to `digits` digits, `07+05=`
-    # whether the answer is written from its last character to its first, `64`. So each digit of a sum
-    # follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
+    digits: int = 2  # maximum of each number
+    padded: bool = False  # zero-pad the numbers to `digits` digits, `07+05=`
+    # write the answer reversed, `64`, so that each digit of a sum follows from two digits and a carry (Lee et
+    # al. 2023, arXiv 2307.03381, section 3)
     reverse: bool = False
-    smallest: int = 0  # of the numbers that are drawn; 10 leaves those of one digit out
+    smallest: int = 0  # the smallest number; 10 excludes one-digit numbers
     sign: ClassVar[str]
     name: ClassVar[str]
     asks: ClassVar[str] = "Work this out. Answer with the number alone."
     commutes: ClassVar[bool] = False
-    longest: ClassVar[int] = 8  # digits that int32 can take
+    longest: ClassVar[int] = 8  # digits that int32 can hold
 
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.longest)
@@ -51,7 +51,7 @@ class _Operation(OneAnswer):
 
     @property
     def instruction(self) -> str:
-        """What is asked, and how it is to be written."""
+        """The question, and the format of the answer."""
         return self.asks + " Write it from its last character to its first." * self.reverse
 
     @property
@@ -86,7 +86,7 @@ class _Operation(OneAnswer):
         return backwards(found) if self.reverse else found
 
     def identity(self, content: jax.Array) -> jax.Array:
-        """The two numbers, in any order where that does not matter."""
+        """The two numbers, sorted if their order does not matter."""
         return jnp.sort(content) if self.commutes else content
 
 
@@ -156,12 +156,12 @@ class Remainder(_Operation):
     name, sign = "remainder", "%"
 
     def draw(self, key: jax.Array) -> jax.Array:
-        """A number, and one that is at least 1, `[2] int32`."""
+        """A number, and a positive number, `[2] int32`."""
         a, b = uniform(key, (2,), self.smallest, 10**self.digits - 1)
         return jnp.stack([a, jnp.maximum(b, 1)])
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """What is left."""
+        """The remainder."""
         return a % b
 
 
@@ -172,8 +172,8 @@ class Divisor(_Operation):
     asks = "Find the greatest common divisor. Answer with the number alone."
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Their greatest common divisor; that of 0 and a number is the number (Euclid)."""
-        for _ in range(math.ceil(4.785 * self.digits) + 2):  # Lamé: five steps a digit are enough
+        """The greatest common divisor; that of 0 and a number is the number (Euclid)."""
+        for _ in range(math.ceil(4.785 * self.digits) + 2):  # Lamé: at most five steps per digit
             a, b = jnp.where(b == 0, a, b), jnp.where(b == 0, 0, a % jnp.maximum(b, 1))
         return a
 
@@ -198,8 +198,8 @@ class Comparison(_Operation):
 class Arithmetic(OneAnswer):
     """`3+4*2-10=` asks for `1`: products before sums."""
 
-    terms: int = 3  # how many numbers
-    digits: int = 1  # of each
+    terms: int = 3  # number of numbers
+    digits: int = 1  # digits of each
     name: ClassVar[str] = "arithmetic"
     instruction: ClassVar[str] = "Work this out. Answer with the number alone."
 
@@ -223,7 +223,7 @@ class Arithmetic(OneAnswer):
         return 1 + min(9, self.terms * self.digits)
 
     def draw(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Numbers `[terms]` and operators `[terms - 1]`, from 0: plus, minus, times."""
+        """Numbers `[terms]` and operators `[terms - 1]`: 0 plus, 1 minus, 2 times."""
         of_numbers, of_operators = jax.random.split(key)
         values = uniform(of_numbers, (self.terms,), 0, 10**self.digits - 1)
         return values, uniform(of_operators, (self.terms - 1,), 0, 2)
@@ -267,7 +267,7 @@ class _OfNumbers(OneAnswer):
 
     @property
     def prompt_length(self) -> int:
-        """Numbers, and what stands behind each."""
+        """Numbers and separators."""
         return self.length * (self.digits + 1)
 
     @property
@@ -299,7 +299,7 @@ class Sorting(_OfNumbers):
 
     @property
     def response_length(self) -> int:
-        """As many numbers, and what stands between them."""
+        """As many numbers, and separators."""
         return self.length * (self.digits + 1) - 1
 
     def solution(self, content: jax.Array) -> Text:
@@ -313,7 +313,7 @@ class Maximum(_OfNumbers):
     name, instruction = "maximum", "Find the largest number. Answer with it alone."
 
     def solution(self, content: jax.Array) -> Text:
-        """The largest."""
+        """The largest number."""
         return number(jnp.max(content), self.digits)
 
 
@@ -324,7 +324,7 @@ class Total(_OfNumbers):
 
     @property
     def response_length(self) -> int:
-        """At most two digits more, and a sign."""
+        """At most two more digits, and a sign."""
         return min(9, self.digits + 2) + 1
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`Prompts`: what is asked, as tasks write it and networks read it."""
+"""`Prompts`: the questions that tasks write and networks read."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import jax
 
 
 class Prompts(NamedTuple):
-    """Questions, each of which ends at the last place.
+    """Left-padded questions.
 
     Attributes:
       tokens: [N, P] int32, left-padded.
-      mask: [N, P] bool, where there is a token.
+      mask: [N, P] bool, False for padding.
     """
 
     tokens: jax.Array

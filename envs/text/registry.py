@@ -1,4 +1,4 @@
-"""Tasks by name, as `envs.make("text:addition", digits=3)` makes them."""
+"""Tasks by name, as in `envs.make("text:addition", digits=3)`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, unknown_name
 
 PREFIX = "text:"
-FILES = tables.FILES  # parameters that are paths of files
+FILES = tables.FILES  # parameters that are file paths
 
 
 def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """The files that a task is read from, by parameter."""
+    """The files of a task, by parameter."""
     given = ((field, parameters.get(field)) for field in FILES)
     return {field: path for field, path in given if isinstance(path, str) and path}
 
@@ -43,7 +43,7 @@ _PROBLEMS: dict[str, type] = {
     )
 }
 
-# Those that need a file or a package: not among `names()`, all of which can be made as they are.
+# These need a file or a package, so `names()` excludes them.
 _OTHERS: dict[str, type] = {
     problem.name: problem for problem in (tables.File, tables.Preferences, tables.ReasoningGym)
 }
@@ -60,10 +60,10 @@ def names() -> tuple[str, ...]:
 
 
 def make(name: str, /, **overrides: Any) -> TextTask:
-    """The task of a name, without `text:`, with parameters of its problem in place of their defaults.
+    """The task with a name, without `text:`, and with changed parameters of its problem.
 
     Raises:
-      FdgError: no task has this name, or it has no such parameter, or does not take such a value.
+      FdgError: unknown task or parameter, or an invalid value.
 
     >>> make("addition", digits=3).prompt_length
     9
@@ -84,7 +84,7 @@ def make(name: str, /, **overrides: Any) -> TextTask:
 
 
 def _tokenizer(problem: Any) -> CharacterTokenizer:
-    """That of all tasks, with the characters that a problem has beyond it."""
+    """The tokenizer of all tasks, extended by the problem's characters."""
     sides = getattr(problem, "sides", (problem,))
     more = sorted({c for side in sides for c in getattr(side, "alphabet", "")} - set(COMMON))
     return CharacterTokenizer(COMMON + "".join(more))

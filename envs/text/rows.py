@@ -1,4 +1,4 @@
-"""`Row`: a problem that is there already; a `TextProblem` of such has them as its `rows`, a tuple."""
+"""`Row`: a ready-made problem; `TextProblem.rows` is a tuple of them."""
 
 import contextlib
 import dataclasses
@@ -8,18 +8,18 @@ from typing import Any, TypeAlias
 
 from fdg.errors import FdgError
 
-Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what else it has
+Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, possibly with more keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A problem, its answer, and all that its source says of it.
+    """A problem, its answer, and the columns of its source.
 
     Attributes:
-      prompt: the problem as text, or the messages of a conversation that ends where the answer begins.
-      answer: a right answer as text; None where there is none.
-      columns: every column of the source by name, for functions that judge responses.
-      where: file and line, for messages; empty where there is none.
+      prompt: the problem as text, or the messages of a conversation up to the answer.
+      answer: a right answer as text; None if there is none.
+      columns: every column of the source by name, for reward functions.
+      where: file and line, for messages; may be empty.
     """
 
     prompt: str | tuple[Message, ...]
@@ -29,8 +29,8 @@ class Row:
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """What the chat template gets of its columns, as in TRL: `tools`, and all of `chat_template_kwargs`;
-        a text there is JSON.
+        """Arguments of the chat template from columns, as in TRL: `tools`, and all of `chat_template_kwargs`;
+        text is parsed as JSON.
         """
         tools, more = (_read(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
         found = {"tools": tools} if isinstance(tools, list) and tools else {}
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """The prompt as plain text: of messages, what each says, a line each.
+        """The prompt as plain text: for messages, one line each.
 
         >>> Row(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1=?"})).text
         'Be brief.\\n1+1=?'
@@ -54,14 +54,14 @@ def _read(value: Any) -> Any:
 
 
 def content_of(message: Message) -> str:
-    """What a message says: its content, or the texts of its content's parts."""
+    """A message's text: its content, or the texts of its content's parts."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
 
 
 def refuse_calls(rows: Sequence[Row]) -> None:
-    """Refuses rows whose messages call tools, for a tokenizer without a template, which would drop them."""
+    """Refuses messages that call tools, if the tokenizer has no template: it would drop the calls."""
     for row in rows:
         for i, one in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
             if one.get("tool_calls"):
@@ -73,10 +73,10 @@ def refuse_calls(rows: Sequence[Row]) -> None:
 
 
 def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
-    """A problem as messages: those that it is, or a user's.
+    """A problem as messages: its own, or one user message.
 
-    `instruction` begins the last message of a user; `system` is a message in front of all, if they have none
-    such.
+    `instruction` is prepended to the last user message; `system` becomes the first message, unless there is
+    one.
     """
     found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
     if system and not (found and found[0].get("role") == "system"):

@@ -1,4 +1,4 @@
-"""Problems that are there already: rows of a file, or those of the package `reasoning-gym`."""
+"""Ready-made problems: rows of a file, or of the package `reasoning-gym`."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from envs.text.task import exact
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_bytes
 
-FILES = ("path", "test_path")  # fields of tasks that are read from files
+FILES = ("path", "test_path")  # file fields of tasks
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Rows one of which is drawn; an eighth of the problems is held out, by their words."""
+    """Samples rows; an eighth of the problems is held out, by a hash of their text."""
 
     instruction: str = ""
     name: ClassVar[str]
@@ -42,31 +42,31 @@ class _Table:
 
     @property
     def held_out(self) -> np.ndarray:
-        """Which rows are never trained on, `[rows] bool`: an eighth of the problems, and one at least."""
+        """Held-out rows, `[rows] bool`: an eighth of the problems, at least one."""
         return _eighth(self.rows)
 
     @property
     def unanswered(self) -> str | None:
-        """The place of the first row without an answer; of the first of all where every answer is empty."""
+        """The location of the first row without an answer; of the first row if every answer is empty."""
         return None
 
     @property
     def alphabet(self) -> str:
-        """The characters that a tokenizer has to have."""
+        """The characters that a tokenizer needs."""
         return "".join(sorted({c for row in self.rows for c in row.text + (row.answer or "")}))
 
     @property
     def prompt_length(self) -> int:
-        """Of the longest problem."""
+        """The length of the longest problem."""
         return max(len(row.text.encode()) for row in self.rows)
 
     @property
     def response_length(self) -> int:
-        """Of the longest answer."""
+        """The length of the longest answer."""
         return max(len((row.answer or "").encode()) for row in self.rows)
 
     def draw(self, key: jax.Array) -> jax.Array:
-        """The number of a row, `[1] int32`."""
+        """The index of a row, `[1] int32`."""
         return uniform(key, (1,), 0, len(self.rows) - 1)
 
     def prompt(self, content: jax.Array) -> Text:
@@ -74,15 +74,15 @@ class _Table:
         return _of(_table(self.rows, False), content)
 
     def solution(self, content: jax.Array) -> Text:
-        """Its answer; nothing where it has none."""
+        """Its answer; empty if there is none."""
         return _of(_table(self.rows, True), content)
 
     def identity(self, content: jax.Array) -> jax.Array:
-        """A hash of the problem's words, so that one that is there twice is in one split."""
+        """A hash of the problem's text, so that duplicates are in one split."""
         return jnp.asarray(_hashes(self.rows))[content]
 
     def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
-        """1 for just the answer."""
+        """1 for exactly the answer."""
         answered = jnp.asarray(np.array([row.answer is not None for row in self.rows]))[content[0]]
         return {name: part * answered for name, part in exact(self, content, response).items()}
 
@@ -110,22 +110,22 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
     hashes = _hashes(rows)
     found = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
-    if found.all() or not found.any():  # of a few problems
+    if found.all() or not found.any():  # with few problems
         found = hashes == hashes.min()
     return found
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfFile(_Table):
-    """Rows of a file; those of a held-out file behind them.
+    """Rows of a file, followed by those of a held-out file.
 
-    A relative path is one of the current folder, and kept as the absolute one.
+    A relative path is relative to the current folder, and stored as absolute.
     """
 
     path: str = ""
     test_path: str = ""
     _more: ClassVar[str] = "give more of them, or a file of others (test_path=)"
-    # Of the files' bytes, so that equal tasks have equal rows.
+    # A hash of the files' bytes, so that equal tasks have equal rows.
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -148,27 +148,27 @@ class _OfFile(_Table):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that it is read from, by field."""
+        """The task's files, by field."""
         return {name: getattr(self, name) for name in FILES if getattr(self, name)}
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All of the file, and behind them those of the held-out file."""
+        """All rows of the file, followed by those of the held-out file."""
         return self._kept.rows
 
     @property
     def held_out(self) -> np.ndarray:
-        """Those of the held-out file; without one, an eighth of the problems."""
+        """The rows of the held-out file; without one, an eighth of the problems."""
         return np.arange(len(self.rows)) >= self._kept.trained if self.test_path else super().held_out
 
     @property
     def unanswered(self) -> str | None:
-        """The place of the first row without an answer; of the first of all where every answer is empty."""
+        """The location of the first row without an answer; of the first row if every answer is empty."""
         return self._kept.unanswered
 
     @property
     def shared(self) -> str | None:
-        """A sentence on held-out prompts that are trained on; None where there are none."""
+        """A sentence about held-out prompts that are also trained on; None if there are none."""
         return self._kept.shared
 
     @property
@@ -180,11 +180,11 @@ class _OfFile(_Table):
 
 
 class _Data(NamedTuple):
-    """What files hold."""
+    """The contents of files."""
 
     rows: tuple[Row, ...]
     trained: int  # rows of the first file
-    shared: str | None  # which held-out prompts are trained on, as a sentence
+    shared: str | None  # a sentence about held-out prompts that are also trained on
     unanswered: str | None
     digest: str
 
@@ -194,11 +194,11 @@ class File(_OfFile):
     """Problems of a file with their answers.
 
     Attributes:
-      path: of the file: an object a line (`{"prompt": "1+1=", "completion": "2"}`), a list of such objects,
-        or CSV (`.csv`, `.tsv`). `envs/text/columns.py` says which columns.
-      test_path: of a file with the held-out problems; empty: an eighth of the problems of `path`.
-      prompt_column, answer_column: where they have other names.
-      instruction: text in front of each, for a language model.
+      path: a file with one JSON object per line (`{"prompt": "1+1=", "completion": "2"}`), a list of such
+        objects, or CSV (`.csv`, `.tsv`). See `envs/text/columns.py` for the columns.
+      test_path: a file of held-out problems; empty: an eighth of the problems of `path`.
+      prompt_column, answer_column: other names of these columns.
+      instruction: text before each problem, for a language model.
     """
 
     prompt_column: str = ""
@@ -211,19 +211,19 @@ class File(_OfFile):
 
 @dataclasses.dataclass(frozen=True)
 class Preferences(_OfFile):
-    """Pairs of answers to each prompt of a file, one of them preferred, which is the answer to the problem.
+    """Pairs of answers to each prompt of a file; the preferred one is the problem's answer.
 
     Attributes:
-      path: of the file: rows of `prompt`, `chosen` and `rejected`, as for `File`.
-      test_path: of a file with the held-out pairs; empty: those of an eighth of the prompts of `path`.
-      instruction: text in front of each, for a language model.
+      path: a file with rows of `prompt`, `chosen` and `rejected`, as for `File`.
+      test_path: a file of held-out pairs; empty: those of an eighth of the prompts of `path`.
+      instruction: text before each problem, for a language model.
     """
 
     name: ClassVar[str] = "preferences"
 
     @property
     def sides(self) -> tuple["Preferences", "Preferences"]:
-        """The prompts with their preferred answers, and with the others."""
+        """The prompts with their preferred answers, and with their rejected ones."""
         given = self.instruction, self.path, self.test_path
         return Preferences(*given), _Rejected(*given)
 
@@ -241,17 +241,17 @@ def _read(kind: str, *paths_and_names: str) -> _Data:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Changes where a file does."""
+    """Changes when a file does."""
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # which reading it says better
+    except (OSError, ValueError):  # reading it raises a better error
         return 0, 0
     return found.st_mtime_ns, found.st_size
 
 
 @functools.lru_cache(maxsize=16)
 def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
-    """The rows of files, which are read again once they have changed."""
+    """The rows of files; reads them again after changes."""
     rest = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
     example = f'{{"prompt": "1+1=", {rest}}}'
     records = [files.read(one, example) if one else [] for one in (path, test_path)]
@@ -279,8 +279,8 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
 
 
 def _place(where: str, row: Row) -> str:
-    """The place of a row without an answer, and why a conversation has none."""
-    if row.answer is not None:  # but an empty one, as all others
+    """The location of a row without an answer, and why a conversation has none."""
+    if row.answer is not None:  # an empty answer, as in all rows
         return f"{where}, like every other row"
     last = row.prompt[-1] if isinstance(row.prompt, tuple) else None
     return where if last is None else f"{where}: 'messages' ends with role '{last['role']}', not 'assistant'"
@@ -288,13 +288,14 @@ def _place(where: str, row: Row) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningGym(_Table):
-    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which judges them.
+    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which also scores
+    answers.
 
     Attributes:
-      dataset: which of its data sets ("leg_counting", "chain_sum", ...), with its usual configuration.
-      size: how many problems are made.
-      seed: of which.
-      instruction: text in front of each, for a language model.
+      dataset: one of its data sets ("leg_counting", "chain_sum", ...), with its default configuration.
+      size: number of problems.
+      seed: the data set's seed.
+      instruction: text before each problem, for a language model.
     """
 
     dataset: str = "chain_sum"
@@ -309,18 +310,18 @@ class ReasoningGym(_Table):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All of its questions and answers."""
+        """All questions and answers."""
         return _rows_of(self.dataset, self.size, self.seed)
 
     @property
     def host_reward(self) -> HostReward:
-        """The data set's own score of an answer."""
+        """The data set's own score."""
         return HostReward(_Scored(self.dataset, self.size, self.seed))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Scored:
-    """What a data set says of answers; a value, so that equal tasks share their programs."""
+    """A data set's scoring; a value, so that equal tasks share programs."""
 
     dataset: str
     size: int
@@ -343,7 +344,7 @@ def _dataset(name: str, size: int, seed: int) -> Any:
         raise FdgError(f"task 'text:reasoning_gym': pip install reasoning-gym ({one_line(error)})") from error
     try:
         return package.create_dataset(name, size=size, seed=seed)
-    except Exception as error:  # of whatever the package raises
+    except Exception as error:  # the package may raise anything
         raise FdgError(f"task 'text:reasoning_gym': dataset '{name}': {one_line(error)}") from error
 
 

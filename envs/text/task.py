@@ -1,8 +1,8 @@
-"""`TextTask`: problems in words, and what answers are worth; written, read and judged in compiled programs.
+"""`TextTask`: text problems and rewards; sampled, written, read and scored in compiled programs.
 
-A `TextProblem` (see `envs/text/problems.py`) is one problem: how its content is drawn, how it is written,
-how an answer is scored. A task puts a batch, a tokenizer, the division into training and held-out problems,
-and perhaps a reward of one's own around it.
+A `TextProblem` (see `envs/text/problems.py`) is one problem: it samples content, writes it, and scores an
+answer. A task adds a batch, a tokenizer, a split into training and held-out problems, and optionally a user's
+reward.
 
 Shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a response.
 """
@@ -33,20 +33,21 @@ from fdg.errors import FdgError, FdgWarning
 
 Split: TypeAlias = Literal["train", "test"]
 
-OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # of a task, besides its problem's
+# fields of a task, besides its problem's
+OPTIONS = ("max_response", "system", "template_arguments", "table_size")
 
-_DRAWS = 1024  # until one of the wanted split comes up, at most
+_DRAWS = 1024  # maximum number of draws until one is in the wanted split
 
 
 class Problem(NamedTuple):
     """A batch of problems."""
 
     prompts: Prompts
-    answer: Any  # pytree, every leaf [N, ...]: what `TextTask.reward` needs to know
+    answer: Any  # pytree, every leaf [N, ...]: an argument of `TextTask.reward`
 
 
 class Demonstration(NamedTuple):
-    """Questions with a right answer each, for learning by imitation."""
+    """Questions with a right answer each, for imitation."""
 
     prompts: Prompts
     responses: jax.Array  # [N, R] int32, right-padded, the stop token included
@@ -54,17 +55,17 @@ class Demonstration(NamedTuple):
 
 
 class Reward(NamedTuple):
-    """What responses are worth."""
+    """The rewards of responses."""
 
     total: jax.Array  # [N] float32, the sum of the parts
     parts: dict[str, jax.Array]  # each [N] float32
-    given: jax.Array | None = None  # [N] bool: which responses have a reward; None: all
+    given: jax.Array | None = None  # [N] bool: True for responses with a reward; None: all
 
 
 class TextProblem(Protocol):
-    """One problem; what a user writes. A frozen, hashable value with pure methods, without a batch.
+    """One problem, written by a user: a frozen, hashable value with pure methods, without a batch.
 
-    What `draw` gives is its *content*: any pytree of arrays, of shapes that do not change.
+    `draw` returns its *content*: any pytree of arrays with constant shapes.
     """
 
     @property
@@ -73,30 +74,30 @@ class TextProblem(Protocol):
 
     @property
     def instruction(self) -> str:
-        """What a model of language is told in front of a problem."""
+        """Text before a problem, for a language model."""
 
     @property
     def prompt_length(self) -> int:
-        """Characters of a problem, at most."""
+        """Maximum number of characters of a problem."""
 
     @property
     def response_length(self) -> int:
-        """Characters of an answer, at most, without the token that ends it."""
+        """Maximum number of characters of an answer, without the stop token."""
 
     def draw(self, key: jax.Array) -> Any:
-        """The content of one problem, from one key."""
+        """Samples the content of one problem with one key."""
 
     def prompt(self, content: Any) -> Text:
-        """The problem in words."""
+        """The problem as text."""
 
     def solution(self, content: Any) -> Text:
         """A right answer."""
 
     def identity(self, content: Any) -> jax.Array:
-        """`[K] int32`: what makes it this problem. Two with equal numbers are both held out, or neither."""
+        """`[K] int32`: the problem's identity. Two with equal numbers are both held out, or neither."""
 
     def score(self, content: Any, response: Text) -> dict[str, jax.Array]:
-        """What a complete response is worth, in parts `[] float32` by name; the reward is their sum."""
+        """Scores a complete response: parts `[] float32` by name; the reward is their sum."""
 
 
 _TAKES = {
@@ -109,13 +110,13 @@ _TAKES = {
 
 
 def exact(problem: Any, content: Any, response: Text) -> dict[str, jax.Array]:
-    """The usual score: 1 for just the solution, blanks around both aside."""
+    """The usual score: 1 for exactly the solution, apart from leading and trailing blanks."""
     right = equal(stripped(response), stripped(problem.solution(content)))
     return {"correct": right.astype(jnp.float32)}
 
 
 class OneAnswer:
-    """Base of problems with one right answer: how they are scored, and their content as identity."""
+    """Base of problems with one right answer: scores it, and uses the content as identity."""
 
     def identity(self, content: Any) -> jax.Array:
         """The content."""
@@ -129,19 +130,18 @@ class OneAnswer:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """Problems by the batch; a frozen value that holds no arrays, whose methods trace.
+    """A batch of problems; a frozen value without arrays, with traceable methods.
 
     Attributes:
-      problem: what is asked.
+      problem: the problem.
       tokenizer: a `CharacterTokenizer` or `HuggingFaceTokenizer`.
-      host_reward: judges in place of the problem's own score, on the host.
-      max_response: tokens of a response; None: what the longest answer takes.
+      host_reward: replaces the problem's own score, on the host.
+      max_response: maximum tokens of a response; None: those of the longest answer.
       system: the system message of a language model.
-      template_arguments: of the tokenizer's chat template, a mapping such as `{"enable_thinking": False}`, or
-        the JSON of one, as which it is kept.
-      table_size: how many problems are drawn, once and for all, where the tokenizer is a library's and the
-        problem has no rows of its own (`envs/text/encoding.py`); with a `CharacterTokenizer` they are new for
-        ever.
+      template_arguments: arguments of the tokenizer's chat template, a mapping such as `{"enable_thinking":
+        False}`, or its JSON; stored as JSON.
+      table_size: number of problems that are sampled once, if the tokenizer is a library's and the problem
+        has no rows (`envs/text/encoding.py`); a `CharacterTokenizer` allows unlimited new ones.
     """
 
     problem: Any  # a TextProblem
@@ -171,13 +171,13 @@ class TextTask:
 
     @property
     def name(self) -> str:
-        """Name that `envs.make` knows it by."""
+        """The name for `envs.make`."""
         return f"text:{self.problem.name}"
 
     @property
     def overrides(self) -> tuple[tuple[str, Any], ...]:
-        """What `envs.make` takes beside the name to make this task: the parameters that are not the usual
-        ones.
+        """The arguments of `envs.make` for this task besides its name: parameters that differ from the
+        defaults.
         """
         fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
         given = [
@@ -195,24 +195,25 @@ class TextTask:
 
     @property
     def response_length(self) -> int:
-        """`R`: tokens of the longest response, the token that ends it included."""
+        """`R`: tokens of the longest response, including the stop token."""
         if self.max_response is not None:
             return self.max_response
         if self._encoded is None:
             return self.problem.response_length + 1
-        sides = getattr(self.problem, "sides", (self.problem,))  # of preferences, whose answers are as wide
+        # of preferences, both of whose answers must fit
+        sides = getattr(self.problem, "sides", (self.problem,))
         return max(self._table(side).answers.longest for side in sides)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Tokens after which a response is over."""
+        """Tokens that end a response."""
         return self.tokenizer.stops
 
     def with_tokenizer(self, tokenizer: Tokenizer, max_response: int | None = None) -> "TextTask":
-        """The same problems for another model.
+        """The same problems for another model's tokenizer.
 
         Raises:
-          FdgError: no token of it is some character that the problems that are drawn need.
+          FdgError: it has no token for a character that sampled problems need.
         """
         changed = dataclasses.replace(
             self, tokenizer=tokenizer, max_response=max_response or self.max_response
@@ -231,11 +232,11 @@ class TextTask:
     def with_reward(
         self, function: Any, max_response: int | None = None, weights: Sequence[float] = ()
     ) -> "TextTask":
-        """The same problems, judged by a Python function on text, or the weighted sum of several; see
+        """The same problems, scored by a Python function of text, or a weighted sum of several; see
         `HostReward`.
 
         Raises:
-          FdgError: a function takes what the rows do not have.
+          FdgError: a function needs columns that the rows do not have.
         """
         judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
         judge.check(self)
@@ -243,26 +244,24 @@ class TextTask:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of a file that are trained on; None of problems that are drawn."""
+        """A file's training rows; None if problems are sampled."""
         table = self._encoded if hasattr(self.problem, "rows") else None
         return None if table is None else int(np.sum(~table.held_out))
 
     @property
     def num_held_out(self) -> int | None:
-        """Rows of a file that are held out; None of problems that are drawn."""
+        """A file's held-out rows; None if problems are sampled."""
         return None if self.num_rows is None else len(self.problem.rows) - self.num_rows
 
     def sample(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Problem:
-        """Draws one problem a key.
+        """Samples one problem per key.
 
-        Problems of the two splits are never the same: which one a problem belongs to follows from its
-        identity.
+        The splits are disjoint: a problem's identity determines its split.
 
         Args:
           keys: `[N]` typed PRNG keys.
           split: "train" or "test".
-          numbers: `[N]` int32 from 0, which rows of a file these are, among those of the split, in place of
-            any.
+          numbers: `[N]` int32 from 0, indices of a file's rows within the split; replaces random rows.
 
         Returns:
           `prompts` (tokens and mask `[N, P]`, left-padded) and `answer`, for `reward`.
@@ -276,13 +275,13 @@ class TextTask:
     def demonstration(
         self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None
     ) -> Demonstration:
-        """Problems with a right answer each; arguments as for `sample`, which draws the same ones."""
+        """Problems with a right answer each; arguments as in `sample`, which returns the same problems."""
         content = self.draw(keys, split, numbers)
         return Demonstration(self.prompts(content), *self.solutions(content))
 
     def draw(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Any:
-        """Contents of problems, one a key `[N]`, every leaf `[N, ...]`: what `prompts` and `solutions` write,
-        and `reward` judges by. Of problems that are encoded in a table, the number of a row, `[N] int32`.
+        """Samples contents of problems, one per key `[N]`, every leaf `[N, ...]`: the arguments of `prompts`,
+        `solutions` and `reward`. For problems encoded in a table, row indices, `[N] int32`.
         """
         if split not in ("train", "test"):
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
@@ -311,11 +310,11 @@ class TextTask:
         return jax.vmap(one)(keys)
 
     def prompts(self, content: Any) -> Prompts:
-        """The problems of `draw` in words."""
+        """The prompts of contents."""
         return Prompts(*jax.vmap(self._prompt)(content))
 
     def said_before(self, content: Any) -> jax.Array:
-        """Which tokens of the prompts of `draw` the assistant said, in earlier turns: `[N, P] bool`."""
+        """Mask of the assistant's tokens from earlier turns in the prompts: `[N, P] bool`."""
         if not hasattr(self.problem, "rows"):
             return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
         said = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
@@ -323,16 +322,16 @@ class TextTask:
         return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
     def solutions(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        """A right answer to each problem of `draw`: tokens `[N, R] int32`, right-padded, and their mask."""
+        """A right answer to each problem: tokens `[N, R] int32`, right-padded, and their mask."""
         return jax.vmap(self._response)(content)
 
     def reward(self, answer: Any, tokens: jax.Array, mask: jax.Array) -> Reward:
-        """What responses are worth. One that does not end within its `R` tokens is worth nothing.
+        """The rewards of responses. One without a stop token in its `R` tokens gets 0.
 
         Args:
-          answer: of `sample`.
+          answer: from `sample`.
           tokens: `[N, R] int32`.
-          mask: `[N, R] bool`, True up to the stop token and at it.
+          mask: `[N, R] bool`, True up to and including the stop token.
         """
         if self.host_reward is not None:
             return self._judged(answer, tokens, mask, self.host_reward)
@@ -340,20 +339,20 @@ class TextTask:
         return Reward(sum(parts.values(), jnp.zeros(tokens.shape[0])), parts)
 
     def texts(self, tokens: Any, mask: Any) -> list[str]:
-        """Rows of tokens that have been computed as text, for reports and functions on the host."""
+        """Decodes concrete rows of tokens, for reports and functions on the host."""
         rows, shown = np.asarray(tokens), np.asarray(mask)
         shown = shown & (rows < self.tokenizer.vocab_size)  # a model may have more rows than the tokenizer
         return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, shown, strict=True)]
 
     def prompts_of(self, problems: Sequence[str | Sequence[Message]], longest: int | None = None) -> Prompts:
-        """Prompts of problems of one's own, texts or messages, as wide as those of `sample`.
+        """Prompts from your own problems, texts or messages, as wide as those of `sample`.
 
         Args:
           problems: `N` of them.
-          longest: tokens that there is room for, if one needs more than those of `sample` have.
+          longest: maximum tokens, if a prompt needs more than those of `sample`.
 
         Raises:
-          FdgError: they are no list of prompts; one is longer, or has a character without a token.
+          FdgError: not a list of prompts; one is too long, or has a character without a token.
         """
         if isinstance(problems, str) or not problems or not all(map(_is_problem, problems)):
             raise FdgError(
@@ -370,15 +369,15 @@ class TextTask:
     def responses_of(
         self, texts: Sequence[str], problems: Sequence[str | Sequence[Message]] | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Responses of one's own, as those of `solutions`: tokens `[N, R] int32`, and their mask.
+        """Your own responses, as from `solutions`: tokens `[N, R] int32`, and their mask.
 
         Args:
           texts: `N` of them.
-          problems: what each of them answers, as in `prompts_of`: a tokenizer may write a text in another way
-            behind another one. None: nothing.
+          problems: the prompts that they answer, as in `prompts_of`: a tokenizer may encode a text
+            differently after another text. None: nothing.
 
         Raises:
-          FdgError: one is longer than the longest response, or has a character without a token.
+          FdgError: a response is too long, or has a character without a token.
         """
         rows = [Row(_frozen(p), text) for p, text in zip(problems or [""] * len(texts), texts, strict=True)]
         ids = [[*answer, *self.stop_tokens[:1]] for _, answer in self._encode(rows)]
@@ -405,8 +404,8 @@ class TextTask:
         return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, arguments)
 
     def try_out(self) -> None:
-        """What training does first: calls a reward of one's own once, before a program that calls it is
-        compiled (see `HostReward`), and warns (`FdgWarning`) of held-out prompts that are trained on.
+        """Called before training: calls a user's reward once, before compiling (see `HostReward`), and warns
+        (`FdgWarning`) of held-out prompts that are trained on.
         """
         if shared := getattr(self.problem, "shared", None):
             warnings.warn(shared, FdgWarning, stacklevel=2)
@@ -415,7 +414,7 @@ class TextTask:
 
     @property
     def _encoded(self) -> Encoded | None:
-        """The table of its problems; None where each is written within the program."""
+        """The table of its problems; None if programs write each problem."""
         if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
             return None
         return self._table(self.problem)
@@ -442,7 +441,7 @@ class TextTask:
         response, finished = codec.decode(self.tokenizer, tokens, mask, room)
         table = self._encoded
         if table is not None and table.heard is not None:
-            # Where tokens do not spell an answer as it is written, what they say of it stands for it.
+            # If tokens do not decode to the answer as written, their decoding is the expected answer.
             codes, there = table.heard.row(content, table.heard.longest, 0)
             heard = Text(codes, jnp.sum(there, dtype=jnp.int32))
             same = equal(stripped(response), stripped(heard))
@@ -451,7 +450,7 @@ class TextTask:
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 
     def own(self, content: Any) -> Any:
-        """What the problem itself knows of a content of `draw`."""
+        """The problem's own content for a result of `draw`."""
         table = self._encoded
         return (
             content
@@ -465,7 +464,7 @@ class TextTask:
 
 
 def _as_json(arguments: Any, name: str) -> str:
-    """Arguments of a chat template as JSON, empty where there are none; a text is JSON, or Python's."""
+    """Arguments of a chat template as JSON, empty for none; a text is JSON, or a Python literal."""
     found = arguments
     for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
         try:
@@ -485,7 +484,7 @@ def _as_json(arguments: Any, name: str) -> str:
 
 
 def _is_problem(one: Any) -> bool:
-    """Whether it is a text, or messages."""
+    """True for a text, or messages."""
     is_list = isinstance(one, list | tuple) and bool(one)
     return isinstance(one, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in one))
 

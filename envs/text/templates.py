@@ -1,11 +1,11 @@
-"""Chat templates, which are code of whoever made the checkpoint: rendered in Jinja's sandbox, on a budget.
+"""Renders chat templates, which are untrusted code of checkpoints, in Jinja's sandbox with a budget.
 
-They see what Transformers gives them (`apply_chat_template`): `tojson` as it is in Python, `strftime_now`,
+Their environment is that of Transformers (`apply_chat_template`): Python's `tojson`, `strftime_now`,
 `raise_exception`, the tags `break`, `continue` and `generation`.
 
-A sandbox alone bounds neither time nor memory. Here every step of a loop, every call and every value that is
-made, compared or written costs units of a budget, and what makes a large value pays before it is made. So a
-template ends within a second or so, and with no more than some 100 MB, whatever is in it.
+The sandbox alone bounds neither time nor memory. Here each loop step, each call and each value that is made,
+compared or written costs units of a budget; large values are paid for before they are made. So any template
+ends within about a second, and with at most some 100 MB.
 """
 
 import datetime
@@ -26,10 +26,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 _BUDGET = 4_000_000
-_CHARACTERS = 8  # of a text, for a unit
-_VALUE = 4  # units, whatever it is
-_STEP = 100  # units of a call, or a turn of a loop; more in a long template, whose body may be long
-_SOURCE = 64 << 10  # characters of a template
+_CHARACTERS = 8  # characters of a text per unit
+_VALUE = 4  # units per value
+_STEP = 100  # units per call or loop step; more in a long template, whose body may be long
+_SOURCE = 64 << 10  # maximum characters of a template
 _WIDTH = 1000  # of padding and indents
 _BITS = 4096  # of an integer
 
@@ -39,7 +39,7 @@ _FILTERS = (
     " round safe select selectattr slice sort string sum title tojson trim truncate unique upper urlencode"
     " wordcount"
 ).split()
-_FREE = {"attr", "count", "d", "default", "first", "items", "last", "length"}  # they look at no more than one
+_FREE = {"attr", "count", "d", "default", "first", "items", "last", "length"}  # these read at most one value
 _COMPARE = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
 _COMPARE |= {"greaterthan", "ge", "in"}
 _WIDE = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
@@ -58,7 +58,7 @@ _METHODS: list[tuple[Any, list[str]]] = [
 ]
 _SPECIFICATION = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")  # of a field in `"{}".format`
 _LARGE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # of `"%5d" % 7`
-# Our filters, by names no template can say.
+# Our filters, by names that templates cannot write.
 _MADE, _STEPS, _JOINED = "value made", "steps made", "texts joined"
 _BEGINS, _ENDS = "generation begins", "generation ends"
 
@@ -67,10 +67,10 @@ class Template:
     """A chat template, ready to render.
 
     Args:
-      source: in Jinja's language.
+      source: Jinja source.
 
     Raises:
-      jinja2.TemplateError: it cannot be compiled, or is longer than 64 KiB.
+      jinja2.TemplateError: it does not compile, or is longer than 64 KiB.
     """
 
     def __init__(self, source: str):
@@ -81,11 +81,11 @@ class Template:
         self._lock = threading.Lock()
 
     def render(self, generation_marks: str = "", /, **values: Any) -> str:
-        """The text, with two marks, if given, around what is within `{% generation %}`.
+        """The text; two marks, if given, surround the content of `{% generation %}`.
 
         Raises:
-          jinja2.TemplateError: the template refuses the values, or takes more than its budget.
-          Exception: whatever else the code in it raises.
+          jinja2.TemplateError: the template rejects the values, or exceeds its budget.
+          Exception: anything else that its code raises.
         """
         with self._lock:
             self._environment.left, self._environment.marks = _BUDGET, generation_marks
@@ -93,12 +93,12 @@ class Template:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a budget; `step` units are what a run through a whole template costs at least."""
+    """Jinja's sandbox with a budget; `step` is the minimum cost in units of a pass through the template."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, step: int):
-        # Nothing is computed while compiling: neither by the optimizer nor for a finalizer without context.
+        # Compiling computes nothing: neither in the optimizer nor for a finalizer without context.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -129,7 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             )
 
     def weigh(self, *values: Any) -> None:
-        """Pays for all that values hold, whatever they share."""
+        """Pays for all values, shared ones included."""
         waiting, left = list(values), self.left
         while waiting and left >= 0:
             one = waiting.pop()
@@ -144,15 +144,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.pay(0)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Those of Jinja's own objects, and the methods that make no large values, or are paid for.
+        """Allows attributes of Jinja's objects, and methods that make no large values, or are paid for.
 
         Raises:
-          SecurityError: any other that Jinja's sandbox has: to be printed as nothing would be another text.
+          SecurityError: any other attribute that Jinja's sandbox allows: printing nothing would change the
+          text.
         """
         if not super().is_safe_attribute(obj, attr, value):
             return False
         known = next((names for kind, names in _METHODS if isinstance(obj, kind)), ())
-        # Jinja's own may be of these kinds too: a group of `groupby` is a tuple with names.
+        # Jinja's objects may be of these types too: a group of `groupby` is a named tuple.
         if attr not in known and not type(obj).__module__.startswith("jinja2."):
             raise SecurityError(f"access to attribute '{attr}' of '{type(obj).__name__}' object is unsafe.")
         return True
@@ -164,14 +165,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             return super().call(context, obj, *args, **kwargs)
         args = tuple(map(self._whole, args))
         owner = getattr(obj, "__self__", None)
-        if not isinstance(owner, Mapping):  # whose `get` looks at one value
+        if not isinstance(owner, Mapping):  # `get` reads one value
             self._before(getattr(obj, "__name__", ""), (owner, *args), kwargs)
         found = super().call(context, obj, *args, **kwargs)
         self.weigh(found)
         return found
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Left and right by an operator; a result that would be large is paid for, or refused, before."""
+        """Applies an operator; a large result is paid for, or refused, first."""
         bits = [abs(one).bit_length() for one in (left, right) if isinstance(one, int)]
         sizes = [_size(one) for one in (left, right) if isinstance(one, str | list | tuple)]
         self.pay(_VALUE + sum(sizes))
@@ -184,7 +185,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` without wide fields, paid for."""
+        """`str.format` without wide fields, with payment."""
         plain = super().wrap_str_format(value)
         if plain is None:
             return None
@@ -201,7 +202,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return wrapper
 
     def _metered(self, name: str, function: Any, free: bool) -> Callable:
-        """A filter or test that pays for what it reads and makes."""
+        """Wraps a filter or test, so that it pays for its inputs and results."""
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         @functools.wraps(function)
@@ -218,7 +219,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return metered
 
     def _before(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Pays for what a function reads, and for a result that is longer than that."""
+        """Pays for a function's inputs, and for a result that is longer."""
         before = self.left
         self.weigh(args, kwargs)
         read, given = before - self.left, [*args, *kwargs.values()]
@@ -231,7 +232,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 self.pay(sum(sizes) * sum(len(one) for one in given if isinstance(one, str)) // _CHARACTERS)
             case "replace" if len(given) > 2:
                 text, *pair = map(str, given[:3])
-                for old, new in (pair, pair[::-1]):  # in either order, as they may be named
+                for old, new in (pair, pair[::-1]):  # in either order, since they may be keyword arguments
                     self.pay((text.count(old) + 1) * len(new) // _CHARACTERS)
             case "indent":
                 width = sum(widths) + sum(len(one) for one in given[1:] if isinstance(one, str))
@@ -239,7 +240,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             case "tojson":
                 inner = [x for one in given[1:] for x in (one if isinstance(one, list | tuple) else [one])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
-                self.pay(50 * read * (sum(widths) + longest))  # for each level
+                self.pay(50 * read * (sum(widths) + longest))  # per level
             case "format" | "strftime_now":
                 text = str(given[0] if name == "format" else given[-1])
                 if _LARGE_FIELD.search(text):
@@ -249,7 +250,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 self.pay(len(given[0]) ** 2)
 
     def _whole(self, value: Any) -> Any:
-        """A value, or a list in place of an iterator, paid for."""
+        """Pays for a value; converts iterators to lists."""
         if isinstance(value, Iterator | KeysView | ValuesView | ItemsView | range):
             return list(self._steps(value))
         return value
@@ -277,7 +278,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Puts a filter that pays around all that neither calls, filters nor operators see."""
+    """Inserts paying filters where neither calls, filters nor operators are involved."""
 
     def __init__(self, environment: _Environment):
         self._environment = environment
@@ -306,7 +307,7 @@ class _Metering(NodeTransformer):
 
 
 def _size(value: str | list | tuple) -> int:
-    """Units of a text or a list by itself."""
+    """Units of a text or list itself."""
     return 1 + (len(value) // _CHARACTERS if isinstance(value, str) else len(value))
 
 
@@ -327,12 +328,12 @@ def _to_json(
 
 
 def strftime_now(format: str) -> str:
-    """The date and time, as templates ask for them by this name."""
+    """The current date and time, in templates' own format."""
     return datetime.datetime.now().strftime(format)
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what is within is written as it is, between marks if given."""
+    """`{% generation %}`: its content is written unchanged, between marks if given."""
 
     tags = {"generation"}  # noqa: RUF012 -- Jinja's own declaration
 

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary says, as bytes: a character may be spread over several."""
+"""The bytes of each token of a vocabulary; a character may be split over several tokens."""
 
 import functools
 import re
@@ -10,12 +10,12 @@ import numpy as np
 from envs.text import tokenizer_files
 
 _LONGEST = 128  # bytes of a token that programs read
-_UNREADABLE = b"\x7f"  # what a longer one says, which no answer has
-_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of one byte, in vocabularies that fall back to bytes
+_UNREADABLE = b"\x7f"  # replaces longer tokens; no answer contains it
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single-byte token, in vocabularies with byte fallback
 
 
 def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Texts `[V, C] uint8`, as wide as the longest, and their lengths `[V] int32`."""
+    """Pads byte strings to `[V, C] uint8`; also returns their lengths `[V] int32`."""
     texts = [text if len(text) <= _LONGEST else _UNREADABLE for text in texts]
     counts = np.array([len(text) for text in texts], np.int32)
     codes = np.zeros((len(texts), max(1, int(counts.max(initial=0)))), np.uint8)
@@ -24,17 +24,17 @@ def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
-    """What each token of a `tokenizers.Tokenizer` says between others; how many bytes it loses in front of
-    them, `[V] int32`.
+    """The text of each token of a `tokenizers.Tokenizer` between others, and the bytes it loses as the first
+    token, `[V] int32`.
     """
     size = tokenizer_files.size_of(loaded)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
-    # Between two others, a token keeps the blanks that some decoders take from the ends.
+    # Between two others, a token keeps the blanks that some decoders strip at the ends.
     anchor = loaded.encode("a", add_special_tokens=False).ids
     around = [[*anchor, token, *anchor] for token in range(size)]
     texts = loaded.decode_batch(around, skip_special_tokens=False)
     firsts = loaded.decode_batch([one[len(anchor) :] for one in around], skip_special_tokens=False)
-    # Where all tokens are set apart by a blank, it is in common too, and belongs to the one behind it.
+    # If all tokens are separated by a blank, the blank is common too, and belongs to the later token.
     start = min(_in_common(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _in_common([text[::-1] for text in texts])
     found, lost = [b""] * size, np.zeros(size, np.int32)
@@ -43,7 +43,7 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
             continue
         text, first = text[start : len(text) - end], first[: len(first) - end]
         found[token] = text.encode()
-        if "\ufffd" in text:  # a part of a character: what it is spelled as says which bytes
+        if "\ufffd" in text:  # part of a character: its spelling gives the bytes
             found[token] = _spelled_bytes(loaded.id_to_token(token), text)
         elif text.endswith(first):
             lost[token] = len(found[token]) - len(first.encode())
@@ -51,13 +51,14 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
 
 
 def _in_common(texts: Sequence[str]) -> int:
-    """With how many characters all texts begin alike."""
+    """Length of the common prefix of all texts."""
     low, high = min(texts), max(texts)
     return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:
-    """The bytes of a token that is no whole text: `<0xE4>`, or in the alphabet of byte-level vocabularies."""
+    """The bytes of a token that is not a whole text: `<0xE4>`, or in the alphabet of byte-level
+    vocabularies."""
     byte, alphabet = _BYTE.fullmatch(word), _byte_alphabet()
     if byte:
         return bytes.fromhex(byte[1])
@@ -66,8 +67,8 @@ def _spelled_bytes(word: str, text: str) -> bytes:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The bytes that characters stand for in byte-level vocabularies (Radford et al. 2019): visible ones of
-    Latin-1 themselves, the others those from U+0100 on, in order.
+    """The bytes of characters in byte-level vocabularies (Radford et al. 2019): visible Latin-1 characters
+    are themselves; characters from U+0100 on are the others, in order.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

@@ -1,4 +1,4 @@
-"""What the folder of a checkpoint says of its tokenizer: its file, its configuration, chat templates."""
+"""The tokenizer in a checkpoint's folder: its file, configuration and chat templates."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from fdg.reading import read_json, read_text
 
 
 def stops(path: str, name: str) -> list[int]:
-    """The tokens that end a text by a file of the folder's."""
+    """The stop tokens in a file of the folder."""
     found = read(path, name).get("eos_token_id")
     ids = [] if found is None else found if isinstance(found, list) else [found]
     if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
@@ -28,7 +28,7 @@ def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
 
 @functools.cache
 def loaded(path: str) -> Any:
-    """The tokenizer of the library, with the special tokens that the configuration names."""
+    """The library's tokenizer, with the special tokens of the configuration."""
     file = pathlib.Path(path) / "tokenizer.json"
     if not os.path.lexists(file):
         raise FdgError(
@@ -43,22 +43,22 @@ def loaded(path: str) -> Any:
 
 @functools.cache
 def size(path: str) -> int:
-    """One more than the largest number of a token: numbers may leave gaps."""
+    """The largest token number plus one; numbers may have gaps."""
     return tokenizer_files.size_of(loaded(path))
 
 
 @functools.cache
 def digest(path: str) -> str:
-    """A hash of all that the folder says of its tokenizer."""
+    """A hash of all tokenizer files in the folder."""
     ends = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
     said = json.dumps([special_tokens(path), templates(path), ends], sort_keys=True)
-    content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # of a size that `loaded` has checked
+    content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
     return hashlib.sha256(content + said.encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache
 def read(path: str, name: str) -> dict[str, Any]:
-    """A JSON file of the folder; empty where there is none."""
+    """A JSON file of the folder; empty if it is missing."""
     file = pathlib.Path(path) / name
     return read_json(file, any_number=True) if os.path.lexists(file) else {}
 
@@ -95,7 +95,7 @@ def special_tokens(path: str) -> dict[str, str | list[str]]:
     found: dict[str, Any] = {
         name: _word(path, name, word)
         for name, word in named.items()
-        if name.endswith("_token") and not isinstance(word, bool)  # as of `add_bos_token`
+        if name.endswith("_token") and not isinstance(word, bool)  # such as `add_bos_token`
     }
     if isinstance(several, list):
         found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]

@@ -1,8 +1,8 @@
-"""`tokenizer.json`: checked before the library that reads it does, and loaded.
+"""Checks and loads `tokenizer.json`.
 
-The library does whatever a file says: a normaliser of 10 MB costs gigabytes. So the parts that may be large
-(vocabulary, merges, added tokens) are counted, all others are small, and what rewrites texts may make them
-longer by a bounded factor only.
+The library trusts the file: a normaliser of 10 MB uses gigabytes. So the potentially large parts (vocabulary,
+merges, added tokens) are counted, other parts must be small, and rewriting steps may lengthen texts only by a
+bounded factor.
 """
 
 import base64
@@ -20,23 +20,23 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, read_bytes
 
-_BYTES = 40 << 20  # the largest that is known has 34 MB
+_BYTES = 40 << 20  # the largest known file has 34 MB
 _MOST_TOKENS = 1 << 20
 _MOST_ADDED, _ADDED_CHARACTERS = 1 << 16, 1 << 18
-_UNIGRAM_BYTES = 5 << 19  # of all pieces; the library makes a table for each byte
+_UNIGRAM_BYTES = 5 << 19  # of all pieces; the library makes a table entry per byte
 _LARGEST_ID = _MOST_TOKENS  # tables have a row for each number
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _ITEMS, _CHARACTERS = 2000, 16 << 10  # in all parts together
 _CHARSMAP_BYTES = 1 << 20
-_CONTENT = 64  # characters that are put in a place
-_GROWTH = {"normalizer": 1024, "decoder": 16}  # how many times longer a text may become
+_CONTENT = 64  # characters of a replacement
+_GROWTH = {"normalizer": 1024, "decoder": 16}  # maximum factor by which texts may grow
 _REPEATS = 1000
 _REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Within, whatever the library raises is one line: bare Exceptions, and its panics, which are none."""
+    """A context that turns all errors of the library into one line: bare Exceptions, and Rust panics."""
     try:
         yield
     except (FdgError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -46,7 +46,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def load(file: str | os.PathLike[str]) -> Any:
-    """The tokenizer (`tokenizers.Tokenizer`) in a file; it neither pads nor cuts, whatever the file says."""
+    """Loads a `tokenizers.Tokenizer` from a file, without padding and truncation."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -61,7 +61,7 @@ def load(file: str | os.PathLike[str]) -> Any:
 
 
 def size_of(loaded: Any) -> int:
-    """Rows that an embedding needs for a tokenizer: one more than its largest number."""
+    """Rows of an embedding for a tokenizer: its largest token number plus one."""
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -124,7 +124,7 @@ def _check(found: dict[str, Any], file: str) -> None:
 
 
 def _leaves(found: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and values that hold no others; 64 levels at most, as all JSON that is read."""
+    """Leaf keys and values; at most 64 levels, as in all JSON here."""
     if isinstance(found, dict):
         yield from itertools.chain.from_iterable(_leaves(value, name) for name, value in found.items())
         yield from (("", name) for name in found)
@@ -136,7 +136,7 @@ def _leaves(found: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """What rewrites a text, one after the other."""
+    """The steps that rewrite a text, in order."""
     if isinstance(part, dict):
         inner = part.get("normalizers", part.get("decoders"))
         yield part
@@ -145,7 +145,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(step: dict[str, Any], require: Any) -> float:
-    """How many times longer it may make a text."""
+    """The largest factor by which a step may lengthen a text."""
     kind, pattern = step.get("type"), step.get("pattern")
     content = step.get("content", step.get("prepend", ""))
     require(isinstance(content, str) and len(content) <= _CONTENT, f"a {quoted(kind)} puts {quoted(content)}")
@@ -155,12 +155,12 @@ def _growth(step: dict[str, Any], require: Any) -> float:
     if kind != "Replace" or not isinstance(pattern, dict):
         return 1.0
     literal = pattern.get("String")
-    found = len(literal) if isinstance(literal, str) else 0  # an expression may match nothing
+    found = len(literal) if isinstance(literal, str) else 0  # a regular expression may match the empty string
     return max(1.0, len(content) / found) if found else 1.0 + len(content)
 
 
 def _longest(charsmap: str, require: Any) -> float:
-    """The longest text that a compiled table puts in the place of a character; it ends at a zero byte."""
+    """The longest replacement in a compiled table; each ends with a zero byte."""
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):
@@ -168,8 +168,8 @@ def _longest(charsmap: str, require: Any) -> float:
     size = int.from_bytes(table[:4], "little")
     right = 4 <= len(table) <= _CHARSMAP_BYTES and size % 1024 == 0 and 0 < size <= len(table) - 4
     require(right, f"a precompiled_charsmap of {len(table)} bytes, {size} of them its table")
-    # A double array (Darts-clone): a unit leads to those at its own place, moved, with any byte; leaves say
-    # where their text begins.
+    # A double array (Darts-clone): a unit points to the units at its own index XOR an offset and a byte;
+    # leaves hold the start of their text.
     units, texts = np.frombuffer(table[4 : 4 + size], "<u4").astype(np.int64), table[4 + size :]
     moved = np.arange(len(units)) ^ (units >> 10 << (units >> 6 & 8))
     leaf = units >> 31 == 1

@@ -1,4 +1,4 @@
-"""Tokenizers in checkpoints' folders: found, or refused with what is missing; written for the next user."""
+"""Tokenizers in checkpoints' folders: finds and writes them, with errors for missing files."""
 
 import json
 import os
@@ -18,8 +18,8 @@ _FILES = (
     "sentencepiece.bpe.model",
 )  # fmt: skip
 _BYTES = 40 << 20
-_FEW_BYTES = 1 << 16  # of a tokenizer of characters
-_OLDER = {  # what a folder has in place of tokenizer.json
+_FEW_BYTES = 1 << 16  # maximum size of a character tokenizer
+_OLDER = {  # files of older folders in place of tokenizer.json
     "tokenizer.model": "SentencePiece", "spiece.model": "SentencePiece",
     "sentencepiece.bpe.model": "SentencePiece", "vocab.json": "BPE", "vocab.txt": "WordPiece",
     "tokenizer.tiktoken": "tiktoken", "tekken.json": "Mistral's tekken",
@@ -27,7 +27,7 @@ _OLDER = {  # what a folder has in place of tokenizer.json
 
 
 def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
-    """The tokenizer of a checkpoint's folder: of characters, where it is one that `files_of` wrote."""
+    """The tokenizer of a checkpoint's folder; a character tokenizer if `files_of` wrote it."""
     path = Path(folder)
     other = "or name one by tokenizer= (--tokenizer): a folder with it, or 'characters' for the task's own"
     if not path.is_dir():
@@ -42,21 +42,21 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
         raise FdgError(f"{path}: has {older} ({_OLDER[older]}), and no {_TOKENIZER}: {fix}, {other}")
     try:
         found = _characters_of(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
-        _ = found.stops  # which there must be
+        _ = found.stops  # raises if there are none
         return found
     except FdgError as error:
         raise FdgError(f"{error}: mend it, {other}") from None
 
 
 def files_of(tokenizer: Any) -> dict[str, bytes]:
-    """A tokenizer as the files of a checkpoint's folder, those of `generation_config.json` among them.
+    """A tokenizer as files of a checkpoint's folder, including those of `generation_config.json`.
 
     Args:
-      tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose own files these are; or any other one
-        that has a method `files() -> {name: content}`.
+      tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose files are copied; or any other with a
+        method `files() -> {name: content}`.
 
     Raises:
-      FdgError: it is of another kind; a file of it is gone, or cannot be read.
+      FdgError: another type; a file is missing, or cannot be read.
 
     >>> sorted(files_of(CharacterTokenizer("ab")))[:3]
     ['chat_template.jinja', 'generation_config.json', 'special_tokens_map.json']
@@ -89,7 +89,7 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers number the same words alike.
+    """True if two tokenizers give the same numbers to the same words.
 
     >>> same_tokens(CharacterTokenizer("ab"), CharacterTokenizer("ba"))
     False
@@ -102,7 +102,7 @@ def same_tokens(one: Any, other: Any) -> bool:
 
 
 def numbers_of(tokenizer: Any) -> dict[str, Any]:
-    """Which tokens begin, end and fill texts, by the keys of `config.json` and `generation_config.json`.
+    """The begin, end and padding tokens, by the keys of `config.json` and `generation_config.json`.
 
     >>> numbers_of(CharacterTokenizer("ab"))
     {'bos_token_id': 1, 'eos_token_id': 2, 'pad_token_id': 0}
@@ -115,15 +115,15 @@ def numbers_of(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-# No text of a usual alphabet spells one of these.
+# No text in a usual alphabet contains these.
 _SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
 _NAMED = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-# What `CharacterTokenizer.encode_rows` does.
+# The template of `CharacterTokenizer.encode_rows`.
 _TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
-    """`tokenizer.json` of the library `tokenizers` that encodes and decodes the same."""
+    """An equivalent `tokenizer.json` of the library `tokenizers`."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     every = [*_SPECIAL, *tokenizer.alphabet]
     return {
@@ -140,13 +140,13 @@ def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
         "model": {
             "type": "WordLevel",
             "vocab": {word: i for i, word in enumerate(every)},
-            "unk_token": "\u27e8unknown\u27e9",  # which there is not: other characters are refused there too
+            "unk_token": "\u27e8unknown\u27e9",  # not in the vocabulary: other characters raise there too
         },
     }  # fmt: skip
 
 
 def _characters_of(file: Path) -> CharacterTokenizer | None:
-    """The tokenizer of characters that a file was made of; None if it is another."""
+    """The character tokenizer that a file was made from; None for another one."""
     with open_regular(file) as opened:
         if os.fstat(opened.fileno()).st_size > _FEW_BYTES:
             return None
@@ -161,7 +161,7 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
 
 
 def _copied(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
-    """The files of a checkpoint's tokenizer, and those that it lacks."""
+    """The files of a checkpoint's tokenizer, and the missing ones."""
     folder = Path(tokenizer.path)
     names = [name for name in _FILES if os.path.lexists(folder / name)]
     if os.path.isdir(folder / _TEMPLATES):

@@ -1,9 +1,8 @@
-"""Tokenizers: between text and numbers, and the tables by which compiled programs do the same.
+"""Tokenizers, and their tables for encoding and decoding in compiled programs.
 
-A tokenizer is a value that hashes. `encode`, `encode_rows` and `decode` run on the host; `codes_of_tokens`
-and `opening_blanks` are tables by which a program reads what tokens say, as `decode` does. A program writes
-text by itself only for a `CharacterTokenizer`, a token a character; for any other, whole texts are encoded on
-the host (`envs/text/encoding.py`).
+A tokenizer is a hashable value. `encode`, `encode_rows` and `decode` run on the host; programs decode with
+the tables `codes_of_tokens` and `opening_blanks`. Programs encode only for a `CharacterTokenizer`, one token
+per character; other tokenizers encode whole texts on the host (`envs/text/encoding.py`).
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, listed, one_line
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
-"""The characters that every problem here makes do with, so that one small model can learn all of them."""
+"""The characters of all problems here, so that one small model can learn all of them."""
 
 
 Arguments = Mapping[str, Any]
@@ -31,57 +30,57 @@ _NONE: Arguments = types.MappingProxyType({})
 
 
 class Tokenizer(Protocol):
-    """What tasks and reports ask of a tokenizer."""
+    """The interface of a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
 
     @property
     def pad(self) -> int:
-        """The token of places that hold nothing."""
+        """The padding token."""
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Tokens after which an answer is over."""
+        """Tokens that end an answer."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, none in front or behind."""
+        """The tokens of a text, without special tokens around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; special ones say nothing."""
+        """The text of tokens, without special ones."""
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
-        """The tokens of each row's prompt, from the first to where its answer begins, and of its answer.
+        """The tokens of each row's prompt, up to the start of its answer, and of its answer.
 
         Args:
           rows: problems; an answer of None has no tokens.
-          instruction: text in front of each.
+          instruction: text before each problem.
           system: the system message.
-          arguments: of the chat template.
+          arguments: arguments of the chat template.
         """
 
     def said_before(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[list[bool]]:
-        """Which tokens of each row's prompt, as in `encode_rows`, the assistant said in earlier turns."""
+        """Masks of the assistant's tokens from earlier turns in each row's prompt, as in `encode_rows`."""
 
     def token_of_code(self) -> np.ndarray:
-        """`[128] int32`: the token that this ASCII character is encoded as; -1 where there is none."""
+        """`[128] int32`: the token of each ASCII character; -1 for none."""
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8` bytes (UTF-8) of each token, and `[V] int32` how many; 0 for special ones."""
+        """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number; 0 for special ones."""
 
     def opening_blanks(self) -> np.ndarray:
-        """`[V] int32`: how many bytes a token loses in front where it is the first of a text."""
+        """`[V] int32`: bytes that a token loses as the first of a text."""
 
 
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class CharacterTokenizer:
-    """A token for each character of an alphabet, after three special ones.
+    """A token for each character of an alphabet, after three special tokens.
 
     >>> tokenizer = CharacterTokenizer("0123456789+=")
     >>> tokenizer.encode("1+1=2"), tokenizer.vocab_size
@@ -107,19 +106,19 @@ class CharacterTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Characters and special tokens."""
+        """The number of characters and special tokens."""
         return self._FIRST + len(self.alphabet)
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The end of a sequence."""
+        """The end-of-sequence token."""
         return (self.eos,)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text.
 
         Raises:
-          FdgError: it has characters that are not in the alphabet; names the first.
+          FdgError: a character is not in the alphabet; names the first.
         """
         for i, c in enumerate(text):
             if c not in self.alphabet:
@@ -132,7 +131,7 @@ class CharacterTokenizer:
         """The text of tokens, without special ones.
 
         Raises:
-          FdgError: a number that is no token.
+          FdgError: a number is no token.
         """
         ids = [int(i) for i in ids]
         check_tokens(ids, self.vocab_size)
@@ -141,8 +140,8 @@ class CharacterTokenizer:
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
-        """See `Tokenizer.encode_rows`: a beginning and the problem; a model that starts from nothing is not
-        told what to do.
+        """See `Tokenizer.encode_rows`: a begin token and the problem; instructions are ignored, since a model
+        trained from scratch does not know language.
         """
         refuse_calls(rows)
         return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
@@ -166,7 +165,7 @@ class CharacterTokenizer:
         return token_bytes.padded([*[b""] * self._FIRST, *(c.encode() for c in self.alphabet)])
 
     def opening_blanks(self) -> np.ndarray:
-        """None: see `Tokenizer.opening_blanks`."""
+        """All zero: see `Tokenizer.opening_blanks`."""
         return np.zeros(self.vocab_size, np.int32)
 
 
@@ -177,8 +176,8 @@ class HuggingFaceTokenizer:
     tokens.
 
     Attributes:
-      path: the checkpoint's directory; nothing is downloaded. Tokenizers are equal if their files say the
-        same, wherever they are.
+      path: the checkpoint's directory; nothing is downloaded. Tokenizers with equal files are equal, in any
+        directory.
     """
 
     path: str = dataclasses.field(compare=False)
@@ -191,32 +190,32 @@ class HuggingFaceTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the file, added ones too; a model's embedding may have more rows."""
+        """Tokens of the file, including added ones; a model's embedding may have more rows."""
         return tokenizer_config.size(self.path)
 
     @property
     def pad(self) -> int:
-        """The checkpoint's token for padding; its first stop token where it has none."""
+        """The checkpoint's padding token, or its first stop token."""
         named = self._named("pad_token")
         return self.stops[0] if named is None else named
 
     @property
     def bos(self) -> int | None:
-        """The token that begins a sequence, if there is one."""
+        """The begin-of-sequence token, if any."""
         return self._named("bos_token")
 
     @property
     def eos(self) -> int:
-        """The token that ends an answer: the first of `stops`."""
+        """The first of `stops`."""
         return self.stops[0]
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The end of sequence of the tokenizer's configuration, which ends turns of its chat template, and
-        the tokens of `generation_config.json`.
+        """The tokenizer's end-of-sequence token, which also ends turns of its chat template, and the tokens
+        of `generation_config.json`.
 
         Raises:
-          FdgError: the checkpoint names none.
+          FdgError: the checkpoint defines none.
         """
         named = self._named("eos_token")
         found = [
@@ -231,8 +230,8 @@ class HuggingFaceTokenizer:
         return tuple(dict.fromkeys(found))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, none in front or behind; special tokens that it spells out are taken as
-        such.
+        """The tokens of a text, without special tokens around it; special tokens spelled out in it are
+        encoded as such.
         """
         with self._library():
             return list(tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False).ids)
@@ -241,7 +240,7 @@ class HuggingFaceTokenizer:
         """The text of tokens, without special ones.
 
         Raises:
-          FdgError: a number that is no token.
+          FdgError: a number is no token.
         """
         ids = [int(i) for i in ids]
         check_tokens(ids, self.vocab_size)
@@ -251,14 +250,12 @@ class HuggingFaceTokenizer:
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
-        """See `Tokenizer.encode_rows`. A prompt is one text, encoded whole: what the chat template makes of
-        its messages, or, without a template, a line each, with the special tokens that the library puts in
-        front.
+        """See `Tokenizer.encode_rows`. A prompt is encoded as one text: the output of the chat template, or
+        without one a line per message, after the library's begin tokens.
 
-        An answer is what the encoding of prompt and answer as one text has behind the prompt's tokens. Where
-        it does not begin with these (a token reaches over the border), it is the answer's own encoding, by
-        itself or behind another character, whichever makes the same text of both.
-        """
+        An answer is the rest of the encoding of prompt and answer as one text, after the prompt's tokens. If
+        that encoding does not begin with these (a token spans both), the answer is encoded by itself or after
+        another character, whichever decodes to the same text."""
         templated = self.chat_template is not None or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if templated:
@@ -291,13 +288,13 @@ class HuggingFaceTokenizer:
         return [[*front, *turns.of_lines(self, one)] for one in messages]
 
     def places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text, as `encode`, and where in it the characters of each begin and end."""
+        """The tokens of a text, as in `encode`, and each token's start and end characters."""
         with self._library():
             found = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
         return found.ids, found.offsets
 
     def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
-        """An answer behind tokens that its encoding together with them does not begin with."""
+        """An answer after tokens that its joint encoding does not begin with."""
         text = self.decode(both)
         for anchor in ("", "\n", "a", "1", "."):
             start, ids = self.encode(anchor), self.encode(anchor + answer)
@@ -314,7 +311,7 @@ class HuggingFaceTokenizer:
 
     @property
     def _front(self) -> list[int]:
-        """The special tokens that the library puts in front of a text."""
+        """The special tokens that the library puts before a text."""
         with self._library():
             found = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
@@ -327,17 +324,18 @@ class HuggingFaceTokenizer:
         generation_marks: str = "",
         **arguments: Any,
     ) -> str:
-        """Messages as the checkpoint's chat template writes them, given what Transformers gives it.
+        """Renders messages with the checkpoint's chat template, with the variables of Transformers.
 
         Args:
-          messages: `role` and `content` each, and what else the template reads; what is None is left out.
-          add_generation_prompt: whether the beginning of an answer follows.
-          generation_marks: two characters, written where `{% generation %}` begins and where it ends.
-          arguments: further ones of the template, JSON's kinds of values: `tools`, `documents`,
-            `enable_thinking`, ...; `chat_template`, the name of another one of the checkpoint's, or its text.
+          messages: `role` and `content` each, and other keys that the template reads; None values are
+            dropped.
+          add_generation_prompt: append the beginning of an answer.
+          generation_marks: two characters that replace `{% generation %}` and its end.
+          arguments: further JSON variables of the template: `tools`, `documents`, `enable_thinking`, ...;
+            `chat_template`, the name of another template of the checkpoint, or its text.
 
         Raises:
-          FdgError: it has no template, or the template refuses the messages.
+          FdgError: there is no template, or it rejects the messages.
         """
         return self._rendered(messages, add_generation_prompt, arguments, generation_marks)
 
@@ -372,13 +370,13 @@ class HuggingFaceTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that is used where none is named; None where there is none."""
+        """The default template; None if there is none."""
         return self.chat_templates.get("default")
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        """All templates by name: of `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else of
-        `tokenizer_config.json`.
+        """All templates by name: from `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else
+        from `tokenizer_config.json`.
         """
         return tokenizer_config.templates(self.path)
 
@@ -403,8 +401,8 @@ class HuggingFaceTokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, str | list[str]]:
-        """The special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...), as
-        templates see them: those that the tokenizer's configuration or `special_tokens_map.json` has.
+        """Special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...) for templates:
+        from the tokenizer's configuration or `special_tokens_map.json`.
         """
         return tokenizer_config.special_tokens(self.path)
 
@@ -417,7 +415,7 @@ class HuggingFaceTokenizer:
         return table
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes are a character `\\x7f`."""
+        """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
         return token_bytes.padded(_token_bytes(self.path)[0])
 
     def opening_blanks(self) -> np.ndarray:
@@ -433,7 +431,7 @@ class HuggingFaceTokenizer:
 
 
 def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
-    """Raises an `FdgError` that names the first number that is no token of the vocabulary."""
+    """Raises an `FdgError` that names the first number outside the vocabulary."""
     for i, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise FdgError(f"token {token} at {i} is not in the vocabulary, whose last is {vocab_size - 1}")

@@ -1,4 +1,4 @@
-"""Which tokens of a conversation the assistant said before its answer, for losses on every turn."""
+"""Masks of the assistant's tokens before its answer, for losses on every turn."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 from envs.text.rows import Message, Row, content_of, messages_of
 from fdg.errors import FdgError
 
-_PRIVATE = range(0xE000, 0xF8FF)  # characters without a meaning
+_PRIVATE = range(0xE000, 0xF8FF)  # private-use characters
 
 
 def of_characters(row: Row) -> list[bool]:
-    """Of a prompt as characters behind a beginning, a line each message: see `Tokenizer.said_before`."""
+    """For a prompt as characters after a begin token, a line per message: see `Tokenizer.said_before`."""
     if isinstance(row.prompt, str):
         return [False] * (1 + len(row.prompt))
     lines = [[one["role"] == "assistant"] * len(content_of(one)) for one in row.prompt]
@@ -21,8 +21,8 @@ def of_characters(row: Row) -> list[bool]:
 def of_template(
     tokenizer: Any, row: Row, instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> list[bool]:
-    """Of a prompt that a chat template writes: what it marks by `{% generation %}`; without marks, what it
-    writes behind each beginning of an answer, up to the token that ends it.
+    """For a prompt from a chat template: the content of `{% generation %}`; without it, the text after each
+    generation prompt, up to the token that ends it.
     """
     messages = messages_of(row.prompt, instruction, system)
     given = {**arguments, **row.template_arguments}
@@ -51,7 +51,7 @@ def of_template(
 
 
 def of_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
-    """Of a prompt without a template, a line each message."""
+    """For a prompt without a template, a line per message."""
     lines = [f"{content_of(one)}\n" for one in messages]
     ends = list(itertools.accumulate(map(len, lines)))
     spans = [
@@ -63,7 +63,7 @@ def of_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
 
 
 def _unmarked(marked: str, marks: str, text: str) -> list[tuple[int, int]]:
-    """The spans of a text that are within marks."""
+    """Removes marks from a text; returns the spans that they enclosed."""
     spans, start, place = [], 0, 0
     for c in marked:
         if c == marks[0]:
@@ -84,7 +84,8 @@ def _within(
     spans: Sequence[tuple[int, int]],
     stops: Sequence[int],
 ) -> list[bool]:
-    """Which tokens (ids, and places in a text) are within spans; none behind the last of `stops` in one."""
+    """Mask of tokens (ids, and positions in a text) within spans; none after the last of `stops` in a
+    span."""
     ids, places = read
     found = [False] * len(ids)
     for start, end in spans:

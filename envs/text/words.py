@@ -1,4 +1,4 @@
-"""Problems about rows of signs, with one right answer: words, bits, a number in binary."""
+"""Problems about strings with one right answer: words, bits, binary numbers."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ class _OfLetters(OneAnswer):
     """A word of random letters, `cab=`, and a question about it."""
 
     length: int = 6  # of the word
-    letters: int = 26  # how many of the alphabet's there are to draw from
+    letters: int = 26  # number of different letters
     name: ClassVar[str]
     instruction: ClassVar[str]
 
@@ -72,7 +72,7 @@ class Reversal(_OfLetters):
 
 
 class Counting(_OfLetters):
-    """`abca?a=` asks for `2`: how often the letter behind the question mark is in the word."""
+    """`abca?a=` asks for `2`: how often the letter after the question mark occurs in the word."""
 
     name, instruction = (
         "counting",
@@ -81,7 +81,7 @@ class Counting(_OfLetters):
 
     @property
     def prompt_length(self) -> int:
-        """The word, the letter, and two signs."""
+        """The word, the letter, `?` and `=`."""
         return self.length + 3
 
     @property
@@ -100,15 +100,15 @@ class Counting(_OfLetters):
         return concatenate(self._word(content[:-1]), literal("?"), character(content[-1]), literal("="))
 
     def solution(self, content: jax.Array) -> Text:
-        """How often."""
+        """The count."""
         return number(jnp.sum(content[:-1] == content[-1]), len(str(self.length)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Parity(OneAnswer):
-    """`1011=` asks for `1`: whether the number of ones is odd."""
+    """`1011=` asks for `1`: the parity of the ones."""
 
-    length: int = 8  # how many bits
+    length: int = 8  # number of bits
     name: ClassVar[str] = "parity"
     instruction: ClassVar[str] = "Is the number of ones odd? Answer with 1 if it is, else with 0."
     response_length: ClassVar[int] = 2
@@ -165,7 +165,7 @@ class Binary(OneAnswer):
         return concatenate(number(content[0], len(str(2**self.bits))), literal("="))
 
     def solution(self, content: jax.Array) -> Text:
-        """Its binary digits, without zeros in front."""
+        """Its binary digits, without leading zeros."""
         used = jnp.maximum(jnp.sum(content[0] >= 2 ** jnp.arange(self.bits)), 1)
         places = jnp.arange(self.bits)
         bits = content[0] >> jnp.clip(used - 1 - places, 0) & 1
