@@ -197,8 +197,7 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
         "an observation": (step.observation, (steps, num_envs, *agents)),
         "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
-    # first, since it may explain other problems
-    yield from _masks_lost(env, [value for value, _ in seen.values()])
+    yield from _masks_lost(env, [value for value, _ in seen.values()])  # it may explain the others
     yield from _spaces_left(env, seen)
     if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
         yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"

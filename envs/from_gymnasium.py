@@ -175,8 +175,7 @@ class WorkerPool:
         for i, question in questions.items():
             worker = self._workers[i]
             assert worker is not None
-            # it is dead, which the reply will show
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reply will report it
                 worker.connection.send(question)
             waiting[worker.connection] = i
         return waiting
@@ -218,8 +217,7 @@ class _Worker:
         self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            # -P: do not import from the script's folder
-            [sys.executable, "-P", str(_WORKER), str(other.fileno())],
+            [sys.executable, "-P", str(_WORKER), str(other.fileno())],  # -P: no imports from its folder
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=self._last_words,
@@ -274,8 +272,7 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
     check_options(f"environment '{name}'", gymnasium.make, dict(options))
     try:
         with warnings.catch_warnings():
-            # SWIG's types (Box2D) warn when they are made, which fails if warnings are errors
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)  # SWIG's types (Box2D) warn when made
             env = made(name.removeprefix(PREFIX), **dict(options))
     except Exception as error:  # the environment's constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):

@@ -53,8 +53,7 @@ class Kind:
     told_of_limit: bool = True  # False: made without a limit, which `vectorize` applies
     masks: str | None = None  # the method that returns valid actions
     identity: bool = False  # agents see their index by default
-    # an argument that is chosen by name, and the location of the names
-    choices: tuple[str, str, str] | None = None
+    choices: tuple[str, str, str] | None = None  # an argument with named values, and the names' location
     as_array: bool = False  # actions are passed as one array, not as a mapping
 
 

@@ -116,8 +116,7 @@ class _Holder:
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        # results by identity; the first entry keeps the object alive
-        self._seen: dict[int, tuple[Any, Any]] = {}
+        self._seen: dict[int, tuple[Any, Any]] = {}  # results by id; the first entry keeps the object alive
 
     def held(self, value: Any) -> Any:
         """The replacement for this value."""

@@ -1,14 +1,13 @@
 """fdg: reinforcement learning as fragmented dataflow graphs, compiled by XLA.
 
-An algorithm is written once, as pure functions; a distribution policy says on which devices each of
-its fragments runs:
+An algorithm is written once, as pure functions; a distribution policy places its fragments on devices:
 
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64)
     engine = fdg.compile(algorithm, policies.GPUOnly())
     state = engine.init(seed=0)
     state, metrics = engine.run(state, iterations=10)
 
-or, with a run directory, evaluation and all else that `python -m fdg.train` does:
+or, with a run directory, evaluation and everything else in `python -m fdg.train`:
 
     run = fdg.fit(algorithm, policies.GPUOnly(), total_steps=100_000)
     action = run.policy(observation)
@@ -100,7 +99,7 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-# What trains and loads knows algorithms and environments, which import this package: it comes when asked for.
+# Training and loading import algorithms and environments, which import this package: imported on first use.
 _LATER = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
@@ -114,7 +113,7 @@ _LATER = {
     "sweep": "fdg.training.sweeping",
 }
 
-# What commands are called in Python.
+# Commands as functions.
 _COMMANDS = {
     "train": "write fdg.fit(algorithm, total_steps=N)",
     "Trainer": "write fdg.fit(algorithm, total_steps=N)",
@@ -142,5 +141,5 @@ for _cls, _word in _WORDS.items():
     explain_frozen(_cls, _word)
 shadowing.install_aliases()
 reserve_threads()  # for host devices configured before this import
-if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command says so itself
+if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command reports it itself
     warnings.warn(_line, FdgWarning, stacklevel=2)

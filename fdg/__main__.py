@@ -15,10 +15,10 @@ from fdg.commands import entry_points, using
 from fdg.errors import unknown_name
 from fdg.process_exit import exit_with
 
-# Those that are here; each of the first line is also `python -m fdg.NAME`.
+# Built-in commands; those in the first line are also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
 _UNDER = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
-# What those who come from elsewhere look for.
+# Names that users of other tools try.
 _ELSEWHERE = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
     "search": "fdg train --optuna 20 --search hidden=64,64/128,128",
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in known:
         print("error:", unknown_name("command", words[0], [*known, *others]), file=sys.stderr)
         return 2
-    # As `python -m fdg.train` has it: modules of one's own.
+    # As with `python -m fdg.train`: the user's modules.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if words[0] in using.SUMMARIES:

@@ -123,8 +123,8 @@ def agents(algorithm: Any, n: int) -> Agents:
       n: at least 1.
 
     Raises:
-      PlanError: `n` is no whole number from 1.
-      GraphError: `algorithm` is no algorithm.
+      PlanError: `n` is not a positive integer.
+      GraphError: `algorithm` is not an algorithm.
 
     >>> class Counts:
     ...     def init(self, key): return jax.random.randint(key, (), 0, 10)
@@ -197,8 +197,8 @@ def iterate_all(
     """One iteration of `count` agents, from that of one agent, in the global view.
 
     Args:
-      jaxpr: of one agent: from the leaves of its state to the leaves after it, and metrics.
-      state: the pytree of its state, of shapes; `axes` are the batch axes of its leaves.
+      jaxpr: one agent's iteration: from the leaves of its state to their next values, and metrics.
+      state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: what agents copy after it.
     """
     alone = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # under vmap agents would share these draws
@@ -243,7 +243,7 @@ def exchanging(
     Args:
       iterate: from leaves `[agents, ...]` to such leaves, and metrics. The first leaves are those of `state`;
         further ones (older parameters, under staleness) are not copied.
-      state: the pytree of one agent's state, of shapes; `axes` are the batch axes of its leaves.
+      state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: when agents copy, and what.
       mesh_axis: under `shard_map`, the mesh axis that agents are split over: leaves are gathered from all
         devices, only when copying is due. None where all agents are on this device.

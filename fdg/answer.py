@@ -1,4 +1,4 @@
-"""`python -m fdg.answer`: says what a trained language model answers to prompts."""
+"""`python -m fdg.answer`: answers prompts with a trained language model."""
 
 from fdg.commands.using import COMMANDS
 from fdg.process_exit import exit_with

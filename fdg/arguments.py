@@ -125,7 +125,7 @@ def explain_frozen(cls: type, word: str) -> None:
 def explain_attributes(cls: type) -> None:
     """Makes an unknown public attribute of a class an `FdgError` that names the nearest known ones.
 
-    A class with a `__getattr__` of its own stays as it is. Arguments of its `__init__` are `checked_names`.
+    A class with its own `__getattr__` is unchanged. Arguments of its `__init__` are `checked_names`.
 
     >>> class Run:
     ...     policy = None
@@ -192,7 +192,7 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
         raise FdgError(f"{what}: {name} is a class: give one of it, {name}(...)")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function in C, which says nothing
+    except (TypeError, ValueError):  # a C function without signature
         return
     try:
         signature.bind(*names)
@@ -371,7 +371,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
             hints = typing.get_type_hints(annotated)
         try:
             parameters = inspect.signature(takes).parameters.values()
-        except (TypeError, ValueError):  # of a function in C, which says nothing
+        except (TypeError, ValueError):  # a C function without signature
             return {}
         takes = {one.name: one.default for one in parameters}
     kinds = {name: hints.get(name, by_default.get(type(default), Any)) for name, default in takes.items()}

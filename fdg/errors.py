@@ -87,7 +87,7 @@ class FrozenError(FdgError, dataclasses.FrozenInstanceError):
 
 
 class Elsewhere:
-    """In a class body, a name that users of other libraries look for: says what does the same here.
+    """Marks a name of other libraries in a class body: the error names its equivalent here.
 
     >>> class Run:
     ...     predict = Elsewhere("run.policy(observation)")
@@ -172,7 +172,7 @@ def one_line(error: BaseException) -> str:
 
 
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The innermost frame in a user's own code that led to an error, and its line; None if there is none.
+    """The innermost frame in user code that led to an error, and its line; None if there is none.
 
     Files of packages and of Python itself are not their own, nor are our algorithms and policies, which
     a user may call; other files of ours and of JAX's never are.
@@ -198,7 +198,7 @@ def _folders(*names: str) -> tuple[str, ...]:
 def is_generated(file: str, function: str) -> bool:
     """Whether Python or a library wrote the code, such as a dataclass's `__init__`.
 
-    Code of a terminal, of `python -c` and of `exec` is in no file either, and is a user's.
+    Code of a terminal, of `python -c` and of `exec` is in no file, and counts as user code.
 
     >>> is_generated("<string>", "__init__"), is_generated("<stdin>", "step")
     (True, False)
@@ -207,7 +207,8 @@ def is_generated(file: str, function: str) -> bool:
 
 
 def whose_file(file: str | None) -> str:
-    """`user`, `ours` or `library`, which Python itself is too; what is in no file is a user's."""
+    """`user`, `ours` or `library` (which includes Python itself); code outside of files counts as user
+    code."""
     if file is None:
         return "user"
     if file.startswith(_folders(*OURS)):
@@ -217,7 +218,7 @@ def whose_file(file: str | None) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """An exception of a user's own code as one line, with the line of their file: ` (maze.py, line 3)`."""
+    """An exception of user code as one line, with the line of their file: ` (maze.py, line 3)`."""
     found = own_frame(error)
     if found is None:
         return one_line(error)
@@ -226,7 +227,7 @@ def raised(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def own_code(what: str, code: Any) -> Iterator[None]:
-    """Context manager: what a user's own code raises is an `FdgError` of one line, with a file and a line.
+    """Context manager: exceptions of user code become one-line `FdgError`s with file and line.
 
     `what` begins the message; the line of `code` is named if none of its lines ran.
     """
@@ -234,7 +235,7 @@ def own_code(what: str, code: Any) -> Iterator[None]:
         yield
     except FdgError:
         raise
-    except Exception as error:  # whatever the code of a user's own raises
+    except Exception as error:  # user code may raise anything
         where = "" if own_frame(error) else place_of(code)
         raise FdgError(f"{what} fails: {raised(error)}{where}") from error
 
@@ -303,7 +304,7 @@ def module_of_file(name: str) -> str | None:
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that are like a name, the most alike first, whatever their case; none where none is.
 
-    What other libraries call by this name is the most alike, then what is called so within a package.
+    Other libraries' exact names come first, then names within packages.
 
     >>> nearest("ant", ["ant_4x2", "brax:ant"])
     ['brax:ant', 'ant_4x2']
@@ -331,7 +332,7 @@ def kind_of(value: object) -> str:
 
 
 def structure_of(tree: Any) -> str:
-    """Spells a pytree: its containers as Python writes them, of its leaves `kind_of`.
+    """Prints a pytree: containers in Python's syntax, leaves by `kind_of`.
 
     >>> structure_of(({"a": __import__("numpy").zeros(3)}, None))
     "({'a': float64[3]}, None)"

@@ -49,7 +49,7 @@ _PREFIX = "fdg"
 _MOST_ROWS = 2**40  # planning looks for divisors of a batch, up to its square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
-"""Those that policies know; any other word is allowed."""
+"""Roles that policies know; any other word is allowed."""
 
 
 class FragmentMark(NamedTuple):
@@ -201,7 +201,7 @@ class FragmentFunction:
 
     def _call_on(self, instance, *args, **kwargs):
         numbers = _array_fields(instance)
-        if numbers:  # they go in as arguments, which the whole batch shares; what is static is the rest
+        if numbers:  # numbers are arguments, shared by the whole batch; the rest is static
             instance = with_numbers(instance, dict.fromkeys(numbers, _GIVEN_APART))
         try:
             hash(instance)
@@ -297,7 +297,7 @@ def fragment(
     random key per batch element in a fragment whose batch may be split.
 
     Args:
-      role: what the fragment does; policies place roles. `environment`, `actor`, `buffer`, `learner`, and
+      role: the fragment's role, which policies place. `environment`, `actor`, `buffer`, `learner`, and
         inside a learner `gradient` and `update`; any other word is allowed.
       in_axes: the batch axis of each positional argument, as in `jax.vmap`: an integer, None (shared by the
         whole batch), or a tuple of pytree prefixes. Keyword arguments: axis 0.

@@ -41,7 +41,7 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
     if cls in _TESTS:
         return _TESTS[cls](value)
     if getattr(cls, "_is_runtime_protocol", False):
-        own = type(value)  # whose properties are not read, for one may import a library
+        own = type(value)  # properties are not read, since one may import a library
         return own is not type and all(hasattr(own, one) or hasattr(value, one) for one in _members(cls))
     if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
         return True
@@ -291,7 +291,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def _expected(kind: Any) -> str:
-    """What the annotation's reader expects, as its error message says."""
+    """The expected values of an annotation's reader, as in its error message."""
     try:
         reader(kind)("\0")
     except ValueError as error:
@@ -336,7 +336,7 @@ def _is_integer(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if _is_integer(value):
         return True
-    dtype = getattr(value, "dtype", None)  # that of a tensor of another library is none of NumPy's
+    dtype = getattr(value, "dtype", None)  # another library's tensor has a dtype that is not NumPy's
     floating = isinstance(value, float | np.floating) or (
         getattr(value, "shape", None) == ()
         and isinstance(dtype, np.dtype)

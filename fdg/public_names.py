@@ -27,7 +27,7 @@ def no_attribute(package: str, name: str, known: Iterable[str], meant: str | Non
 
 
 def submodule(package: str, name: str) -> types.ModuleType | None:
-    """A module of a package, imported; None if there is none of this name."""
+    """Imports a module of a package; None if it does not exist."""
     if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
         return None
     return importlib.import_module(f"{package}.{name}")
@@ -46,7 +46,7 @@ def submodules(package: str) -> Callable[[str], Any]:
 
 
 class _Module(types.ModuleType):
-    """A module whose call explains what to call instead."""
+    """A module whose call raises an error with the right call."""
 
     instead = ""
 

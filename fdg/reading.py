@@ -16,7 +16,7 @@ from typing import Any
 from fdg.errors import FdgError, one_line
 
 JSON_BYTES = 8 << 20
-"""The largest JSON file that is read, unless the caller says otherwise."""
+"""Default maximum size of a JSON file."""
 
 
 _DEPTH = 64  # of objects and arrays in each other

@@ -58,7 +58,7 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
     known = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
-    return jax.jvp(function, tuple(primals), known)  # whose operations may have derivatives of their own
+    return jax.jvp(function, tuple(primals), known)  # its operations may have custom derivatives
 
 
 rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))
@@ -123,7 +123,7 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
 
 
 def _per_leaf(name: str, side: str, axes: Any, tree: Any) -> Axes:
-    """The axis of each leaf, of a pytree prefix."""
+    """Expands a pytree prefix to the axis of each leaf."""
     if not all(type(axis) is int for axis in jax.tree.leaves(axes)):
         raise GraphError(f"rowwise '{name}': {side}_axes={axes!r}: give integers, or None for what is shared")
     prefix = jax.tree.map(lambda axis: -1 if axis is None else axis, axes, is_leaf=lambda axis: axis is None)

@@ -279,7 +279,7 @@ class Stream:
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
-        none, end = trips == 0, clock.tick + trips  # all were done as they began: that takes a tick, too
+        none, end = trips == 0, clock.tick + trips  # all finished in their first tick, which counts too
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,
             tick=jnp.where(none, end + 1, end),
@@ -390,7 +390,7 @@ def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """As `jax.numpy.zeros`, of random keys too."""
+    """`jax.numpy.zeros`, also for random keys."""
     words = words_shape(shape, dtype)
     return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
 

@@ -25,8 +25,7 @@ _GRPO = Entry(
         "kl_coefficient": 0.0,
         "clip_high": 0.28,
         "old_log_prob": "actor",
-        # an initial model that is right in a third of greedy samples is unsure of most tokens
-        "temperature": 0.6,
+        "temperature": 0.6,  # right in a third of greedy samples, the model is unsure of most tokens
         "warmup": 10,
         "anneal_learning_rate": True,
         "total_steps": 256_000,

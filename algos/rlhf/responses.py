@@ -68,8 +68,7 @@ def scores(
     Both `[N, R]` float32, zero outside the mask, at this temperature, before top-k and top-p.
     """
     tokens, segments = sequences(responses)
-    # the last prompt token, which the first response token follows
-    last = responses.prompts.tokens.shape[1] - 1
+    last = responses.prompts.tokens.shape[1] - 1  # the last token before the response
 
     def every(tokens: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = 0 if decoder.config.packed_rows else last

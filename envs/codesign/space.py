@@ -131,8 +131,7 @@ class UNet:
         for level in reversed(range(height - 1)):
             rows = self.size >> (level + 1)
             found += [transposed_convolution(widths[level + 1], widths[level], rows, kernel=2, stride=2)]
-            # concatenated with this level's map
-            found += [convolution(2 * widths[level], widths[level], 2 * rows)]
+            found += [convolution(2 * widths[level], widths[level], 2 * rows)]  # with this level's map
         return [*found, convolution(first, 1, self.size, kernel=1)]
 
 
@@ -206,8 +205,7 @@ class Chips:
                 f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options of"
                 f" noc_bytes_per_cycle, or a larger budget"
             )
-        # without arrays, since a module makes a chip at import
-        jax.eval_shape(lambda: self._each_option(least_pes))
+        jax.eval_shape(lambda: self._each_option(least_pes))  # without arrays: called at import
 
     def _each_option(self, least_pes: int) -> list[SubAccelerators]:
         """Each option once, combined with valid ones."""

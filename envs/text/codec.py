@@ -62,8 +62,7 @@ def decode(
     width = tokens.shape[0] * min(longest, 16)
     width = width if room is None else min(tokens.shape[0] * longest, max(width, room))
     place = jnp.arange(width)
-    # the first token that ends after this place
-    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")
+    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # by the place in the text
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
     at = starts[token] + place - (ends - sizes)[token]
     found = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)

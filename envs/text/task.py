@@ -33,8 +33,7 @@ from fdg.errors import FdgError, FdgWarning
 
 Split: TypeAlias = Literal["train", "test"]
 
-# fields of a task, besides its problem's
-OPTIONS = ("max_response", "system", "template_arguments", "table_size")
+OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # a task's own fields
 
 _DRAWS = 1024  # maximum number of draws until one is in the wanted split
 
@@ -200,8 +199,7 @@ class TextTask:
             return self.max_response
         if self._encoded is None:
             return self.problem.response_length + 1
-        # of preferences, both of whose answers must fit
-        sides = getattr(self.problem, "sides", (self.problem,))
+        sides = getattr(self.problem, "sides", (self.problem,))  # both answers of a preference must fit
         return max(self._table(side).answers.longest for side in sides)
 
     @property

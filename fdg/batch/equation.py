@@ -59,7 +59,7 @@ def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
             axis = _axis_for_part(each, operands, i, shape_of(atom), unit)
             if axis is not None:
                 operands[i] = sliced[i] = axis
-    # Of shared operands alone, it may be that only their parts make it one whose devices do not wait.
+    # If all operands are replicated, splitting them may allow devices to run without waiting.
     local = each.local or (bool(sliced) and apply_rule(each.eqn, operands, unit).local)
     return dataclasses.replace(each, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 

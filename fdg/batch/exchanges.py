@@ -1,4 +1,4 @@
-"""Reads the collectives off a flow, and the operations that every device repeats for want of a rule."""
+"""Reads from a flow its collectives, and operations that every device repeats because they lack a rule."""
 
 import collections
 import dataclasses
@@ -51,7 +51,7 @@ class _Pruner:
         if not each.bodies or each.eqn.effects:
             return each, set(range(len(each.eqn.invars)))
         operands = {0} if each.eqn.primitive.name == "cond" else set()
-        while True:  # what a loop carries may need more of what it carries
+        while True:  # carried values may need further carried values
             before, kept = len(operands), []
             for body, inner in zip(jaxprs.bodies(each.eqn), each.bodies, strict=True):
                 needed = {body.results[k] for k in used} if body.results else {0}  # a test: its predicate
@@ -116,9 +116,9 @@ def predict_exchanges(
 def _exchanges(
     flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:
-    """The collectives, and operations without a rule, of a jaxpr inside loops of `trips` trips: each without
-    its bytes, and these."""
-    gathered: set[Any] = set()  # once, and at hand from then on
+    """The collectives, and operations without a rule, of a jaxpr inside loops of `trips` trips; their bytes
+    are separate."""
+    gathered: set[Any] = set()  # replicated by an earlier gather
 
     def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):
         for i in positions:

@@ -77,7 +77,7 @@ def _calibrate(given: dict[str, Any]) -> None:
     text = json.dumps(found.as_json(), indent=1) + "\n"
     if becomes_a_file:
         with writing(out):
-            files.write(out.resolve(), text.encode())  # not in the place of a link to it
+            files.write(out.resolve(), text.encode())  # follow a link, do not replace it
     else:
         out.write_text(text)
     print(f"\nin {found.seconds:.0f} s; written to {out}")

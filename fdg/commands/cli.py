@@ -41,7 +41,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
         from fdg.commands import preset_flags
-        from fdg.training import loop  # knows algorithms, whose import may start JAX: the line goes first
+        from fdg.training import loop  # imports algorithms, which may start JAX: print the line first
 
         if job.described["env"] is not None and not job.resumes:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]

@@ -35,7 +35,7 @@ class Flag:
 
     name: str  # as in Python: `num_envs`, which is given as --num-envs or --num_envs
     kind: Any  # annotation of its value
-    default: Any  # `dataclasses.MISSING`: there is none
+    default: Any  # `dataclasses.MISSING` for none
     help: str  # "(None: ...)" in it says what a default of None means
     words: bool = False  # whether several words make its value, a string
     several: str = _ONE  # the fix where `{n}` values `{}` are given
@@ -51,7 +51,7 @@ def fields_of(cls: type) -> list[Flag]:
     hints = annotations_of(cls)
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
-        kind = field.metadata.get("flag", hints[field.name])  # what of it a command line can say
+        kind = field.metadata.get("flag", hints[field.name])  # the type on the command line
         if not field.init or not is_writable(kind):
             continue
         default = field.default
@@ -136,7 +136,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(argument_default=argparse.SUPPRESS, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse would print below its usage; of a flag without its value, how to write it."""
+        """Raises argparse's usage error; for a flag without value, with an example."""
         message = message.removeprefix("argument ")
         option, _, rest = message.partition(": expected ")
         words = {"one argument": "one value", "at least one argument": "a value or more"}
@@ -204,7 +204,7 @@ def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
 
 
 def _help(flag: Flag) -> str:
-    if flag.default is None and "None: " in flag.help:  # the help says what happens then
+    if flag.default is None and "None: " in flag.help:  # the help explains None
         text = flag.help.replace("None: ", "default: ")
     else:
         default = "required" if flag.default is dataclasses.MISSING else f"default: {shown(flag.default)}"
@@ -238,7 +238,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
     if flag.words:
         add(option, nargs="+", action=_Joined, metavar="NAME=VALUES", help=text)
     elif flag.kind is bool:
-        # A bare flag is true; --no-flag, or a word, says otherwise.
+        # A bare flag is true; --no-flag or a value sets it.
         add(option, nargs="?", const=True, type=checked, metavar="BOOL", help=text)
         add("--no-" + option[2:], action="store_const", const=False, help=argparse.SUPPRESS)
     elif is_tuple(flag.kind):

@@ -70,7 +70,7 @@ class CommandLine:
         """The job; arguments and errors as for `parse`."""
         given = self.given
         file, base = earlier.base_of(given)
-        before = settings.read_settings(file, base)  # what is not given is as it was there
+        before = settings.read_settings(file, base)  # settings that are not given keep their old values
         cores = self._make_devices(before, chooses=not base)
         # Before the imports below, which may start JAX's backends and compile.
         from fdg.settings.fields import absolute_folder
@@ -199,7 +199,7 @@ class CommandLine:
         known: dict[str, Any] = {**before, **given}
         algo, env_name, policy = (known.get(name) for name in _NAMES)
         algo = algo or Names.algo
-        if policy is None:  # `gpu_only` if a flag of its own is given, else one that is chosen
+        if policy is None:  # `gpu_only` if a flag of that policy is given, else chosen
             policy = "gpu_only" if options.keys() & _options_of("gpu_only") else Names.policy
         resolver = NameResolver(file if base else None, given, given.get("trust", False))
         cls, policy_class = resolver.algorithm_class(algo), resolver.policy_class(policy)

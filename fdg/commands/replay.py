@@ -38,7 +38,7 @@ ABOUT = (
     f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens. {FLAG.help}."
 )
 _LAST = 20  # iterations of a run
-_AGES = 32  # that are told apart, in updates
+_AGES = 32  # distinguished ages, in updates
 _LONGEST = 256  # ticks of a response, about, that are carried out one by one
 _DRAWN = 4099  # lengths that responses have in turn
 _FULL = 0.9  # share of busy slots from which on more of them help
@@ -51,7 +51,7 @@ class Lengths:
     """Lengths of responses in tokens."""
 
     tokens: np.ndarray  # the length of each response, `[_DRAWN]`
-    said: str  # where they come from
+    said: str  # the source of the lengths
 
     @property
     def step(self) -> int:
@@ -108,7 +108,7 @@ def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
 
 
 def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
-    """A lognormal sample with this mean, of which one in a thousand is longer than `longest`."""
+    """A lognormal sample with this mean, and a 99.9th percentile of `longest`."""
     from statistics import NormalDist
 
     spread = math.log(longest / mean)

@@ -37,7 +37,7 @@ _KNOWN = (
     *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
     *("settings", "variants"),
 )
-_OURS = {  # flags that a study gives, and where it says them
+_OURS = {  # flags that a study sets, and their entries in its file
     "algo": "algorithms",
     "env": "environments",
     "total_steps": "total_steps",

@@ -34,7 +34,7 @@ _LABEL = Flag(
 )
 
 COMMANDS: dict[str, Command] = {}
-SUMMARIES: dict[str, str] = {}  # a line of `fdg --help` for each command that is no module of `fdg`
+SUMMARIES: dict[str, str] = {}  # summaries in `fdg --help` of commands that are not modules of `fdg`
 
 
 def _command(
@@ -319,7 +319,7 @@ def _load(given: dict[str, Any]) -> Any:
     import envs
     from fdg.training.loading import load_with_names
 
-    named = None  # a command that has a flag for the environment: naming that of the run trusts it
+    named = None  # naming the run's environment in a command with that flag trusts it
     if "env" in given:
         named = {"env": None if given["env"] is None else envs.absolute(given["env"])}
     checkpoint = int(given["checkpoint"]) if given["checkpoint"].isdecimal() else given["checkpoint"]

@@ -20,8 +20,8 @@ from fdg.costs.program_time import CLASSES, JOINED, seconds_of
 from fdg.placing.plans import Plan
 
 _LARGE = 0.2  # errors from here on count less
-_KNOWN = 0.2  # what a factor of e from what is known counts, beside an error of a factor of e in one job
-_FURTHEST = 2.5  # logarithm of how far from what is known a number may end
+_KNOWN = 0.2  # weight of the known values: a factor of e from them counts like this error in one job
+_FURTHEST = 2.5  # largest logarithm of the ratio to the known value
 _SHARES = ("divided", "shared")  # at most 1
 _DIGITS = 3
 
@@ -66,7 +66,7 @@ def fitted(
     `samples` are jobs of at least one machine, each with its rates. `joined` and `overheads` are prior
     values, of weight `known`; None for those of the platform. Zeros stay zero.
     """
-    from scipy.optimize import least_squares  # here, for it takes a while to import
+    from scipy.optimize import least_squares  # here, since it takes a while to import
 
     platform = samples[0].cluster.kind.platform
     joined = JOINED[platform] if joined is None else joined
@@ -90,7 +90,7 @@ def fitted(
         return np.log(np.array(predicted) / measured)
 
     def residuals(logs: Any) -> Any:
-        # The loss is soft in what jobs say, not in what is known.
+        # The loss is robust for jobs, but not for known values.
         off = errors(logs) / _LARGE
         soft = np.sign(off) * _LARGE * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
         return np.concatenate([soft, known * (logs - start)])

@@ -30,8 +30,8 @@ MEASURED = "measured here"  # the source of what was
 AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# What a core does where nobody has measured it: figures of a server's of 2026, as those of
-# `bench/machines/intel-xeon-*`. Those of float64, linear algebra and calls of the host are assumed.
+# Unmeasured figures of a core: those of a server of 2026, as in `bench/machines/intel-xeon-*`. Those of
+# float64, linear algebra and calls of the host are assumed.
 _A_CORE = "rough: of another machine's core, an Intel Xeon of 2026; this machine has no calibration"
 REFERENCE = DeviceKind(
     "cpu",

@@ -27,7 +27,7 @@ from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
 _WARM, _COUNTED = 3, 3  # iterations: until the groups have found their rhythm, and of which the mean is taken
-_TRIPS = 12  # of a long loop this many and twice as many are simulated, and the rest goes on like that
+_TRIPS = 12  # of a long loop, this many trips and twice as many are simulated and extrapolated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _stragglers(cluster: Cluster) -> Callable[[int], float]:
     spread = cluster.straggling
     if not spread:
         return lambda devices: 1.0
-    from scipy.special import ndtri  # here, for it takes a tenth of a second
+    from scipy.special import ndtri  # here, since it takes a tenth of a second
 
     return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
 
@@ -245,7 +245,7 @@ def _run(
     stepper = ScheduleTasks(simulation, plan, costs, of_host, slow, trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm = _WARM + ahead
-    # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
+    # Other programs come after those that count, since groups that are ahead run them meanwhile.
     last = [stepper.iteration() for _ in range(warm + _COUNTED + IN_FLIGHT)]
     trace = simulation.run()
     begin, end = (max(trace.ends[: last[i - 1] + 1]) for i in (warm, warm + _COUNTED))

@@ -81,7 +81,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
 
 def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Seconds by class on one core without fusion: of operations that several cores divide, and of others."""
+    """Seconds by class on one core without fusion, of parallel and of sequential operations."""
     wide: dict[str, float] = collections.defaultdict(float)
     narrow: dict[str, float] = collections.defaultdict(float)
     least = kind.rate("parallel_bytes")

@@ -92,7 +92,7 @@ class Simulation:
                 followers[other].append(number)
         starts, ends, latest = [0.0] * count, [0.0] * count, [-1] * count
         now = pool_now = wanted = 0.0
-        apart: list[tuple[float, int]] = []  # (end, task): those that share nothing
+        apart: list[tuple[float, int]] = []  # (end, task): tasks outside the pool
         pool: list[tuple[float, int]] = []  # (end by the pool's clock, task)
         ready = [task for task in range(count) if not waiting[task]]
         while True:

@@ -34,7 +34,7 @@ CLASSES: Mapping[str, frozenset[str]] = {
 }
 """Classes of operations by the names of JAX's primitives; one that is not here is "elementwise".
 
-What is "special" is computed number by number on a CPU; what is "transcendental", several at once.
+"special" operations are scalar on a CPU; "transcendental" ones are vectorised.
 """
 
 VIEWS = frozenset(

@@ -46,7 +46,7 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
         return jaxpr
     if closed.consts:  # arrays, which are not to be kept
         return ClosedJaxpr(jaxpr, closed.consts)
-    # The same one each time: JAX lowers it once, however often it is called.
+    # The same object each time, so that JAX lowers it once.
     return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
 
 
@@ -60,7 +60,7 @@ def _origin() -> Any:
     return traced.replace(outvars=[]).debug_info  # without names for arguments and results
 
 
-_jaxpr: Any = core.Jaxpr  # whose arguments differ from version to version
+_jaxpr: Any = core.Jaxpr  # its arguments differ between versions
 
 
 def build(
@@ -164,7 +164,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
                 Body(b, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(b.outvars))))
                 for b in branches
             )
-        case "custom_linear_solve":  # what runs of it, unless it is differentiated, is its solver
+        case "custom_linear_solve":  # without differentiation, only its solver runs
             sizes, solve = params["const_lengths"], open_jaxpr(params["jaxprs"].solve)
             first = sizes.matvec + sizes.vecmat
             right = range(sum(sizes), len(eqn.invars))
@@ -181,7 +181,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
-    """Equations at any depth; those of a body once, however often it is called."""
+    """Equations at any depth; each body once, even if called several times."""
     seen: set[core.Jaxpr] = set()
 
     def of(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:

@@ -79,7 +79,7 @@ class Rewriter:
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
         """The rewritten open jaxpr of a block.
 
-        `how` is what else the rule depends on; hashable.
+        `how` is any further input of the rule; hashable.
         """
         return self._known(block, how, lambda: self._new(block, how))
 

@@ -22,7 +22,7 @@ _FOLLOW_SECONDS = 1.0  # of one look at a host's output
 _SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
 _RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
 _RETRY_SECONDS = 150.0  # in which a restart must find nodes
-_STOPPED_SECONDS = 10.0  # until what was killed is gone
+_STOPPED_SECONDS = 10.0  # until killed actors are gone
 _NODE_LOST = "its node was lost"
 _ACCELERATORS = ("GPU", "TPU")
 

@@ -79,7 +79,7 @@ class Host:
         if lines or self._process.poll() is None:
             return lines, None
         for reader in self._readers:
-            reader.join(1)  # a process of its own that still holds the pipe keeps nobody waiting
+            reader.join(1)  # a grandchild that still holds the pipe must not block
         while not self._said.empty():
             lines.append(self._said.get())
         self.stop()

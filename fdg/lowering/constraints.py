@@ -110,7 +110,7 @@ class _Rewriter:
     def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or sliced before
+        placed: dict[tuple[Any, Axis], Any] = {}  # values that were already gathered or sliced
         current: dict[Any, Any] = {}
         known: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
         whole_along_batch: dict[Any, Any] = {}  # parameters, gathered over the batch's mesh axis
@@ -145,7 +145,7 @@ class _Rewriter:
             return placed[atom, axis]
 
         def pinned(atom: Any) -> Any:
-            """As it is made, for all readers: the partitioner would give them what one of them needs."""
+            """Its sharding as computed, for all readers: the partitioner would use one reader's for all."""
             if atom not in current:
                 current[atom] = constrained(atom, axes.get(atom))
             return current[atom]

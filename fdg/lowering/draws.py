@@ -18,7 +18,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 
-# Of what is drawn for all trips of a loop: of more, the loop's own trips are the better ones.
+# Limits of draws for all trips of a loop; above them, drawing in each trip is faster.
 MOST_BYTES = 64 << 20
 
 _DRAWS = frozenset(

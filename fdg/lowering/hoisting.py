@@ -84,7 +84,7 @@ def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
 
 
 def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
-    """Splits a jaxpr into what is hoisted, with its dependencies, and the rest."""
+    """Splits a jaxpr into hoisted equations, with their dependencies, and the rest."""
     free = set(free)
     equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
     for eqn in jaxpr.eqns:
@@ -116,7 +116,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
 
 
 def _calls_apart(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
-    """A call as two, of which the first is hoisted; any other equation unchanged."""
+    """Splits a call in two, of which the first is hoisted; any other equation is unchanged."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)

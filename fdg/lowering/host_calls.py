@@ -30,7 +30,7 @@ from fdg import jaxprs
 from fdg.errors import HostError, raised
 from fdg.fragment import FragmentMark
 
-_os: Any = os  # whose `_exit` is another one while a guarded function runs
+_os: Any = os  # `_exit` is replaced while a guarded function runs
 GIVES_BACK = ("io_callback", "pure_callback")
 _CALLS = (*GIVES_BACK, "debug_callback")
 BETWEEN = "code between fragments"
@@ -97,7 +97,7 @@ class Guarded:
             try:
                 results = self.callback(*arguments)
             except HostError:
-                raise  # which says in whose name it speaks
+                raise  # it already names its source
             except (Exception, SystemExit) as error:
                 raise HostError(f"{self.who} raised {raised(error)}") from error
         if self.expected is not None:
@@ -121,7 +121,7 @@ class Guarded:
 
 @functools.cache
 def _dtype(name: str) -> np.dtype:
-    return jnp.dtype(name)  # bfloat16 too; a dtype's own name is worked out whenever it is asked for
+    return jnp.dtype(name)  # bfloat16 too; a dtype's `name` property is slow
 
 
 class _Exits:

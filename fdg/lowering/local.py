@@ -110,7 +110,7 @@ def _until_all_are_done(test: Callable, body: Callable, values: Sequence[Any], c
         after = body(operands)
         if not predicate.ndim:
             return after
-        # Of a loop that vmap made, rows that are done stay as they are.
+        # In a loop from vmap, finished rows are unchanged.
         rows = [jax.lax.broadcast_in_dim(predicate, x.shape, tuple(range(predicate.ndim))) for x in after]
         return [jax.lax.select(*each) for each in zip(rows, after, carried, strict=True)]
 

@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 
 def _without_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
-    # Without dead code, or what is put in order would need it.
+    # Without dead code, which would make ordering keep unused values.
     return _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
 
 
@@ -53,7 +53,7 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
         lambda jaxpr, on: in_order(jaxpr, on.axes, on.devices, on.output_axes),
     ),
 }
-"""In the order in which they run: when a pass applies, and what it makes of a program."""
+"""The passes in order: the condition of each, and its function on a program."""
 
 
 def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:

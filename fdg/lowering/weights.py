@@ -19,7 +19,7 @@ from fdg.fragment import boundary_p
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
-Specs = Mapping[Any, Spec | None]  # of variables; None, and of what is not in it: not known
+Specs = Mapping[Any, Spec | None]  # by variable; None or absent: unknown
 
 
 def gathered_operands(step: EquationFlow) -> list[int]:

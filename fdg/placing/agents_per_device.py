@@ -28,11 +28,11 @@ _KNOWN: IdentityCache[int] = IdentityCache(max_entries=64)
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
     """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
 
-    `agents` are those of each device.
+    `agents` is their number per device.
     """
     if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
         return 1
-    if agents == 1 or not on_cpu or graph.between_agents is not None:  # those of a population keep step
+    if agents == 1 or not on_cpu or graph.between_agents is not None:  # agents of a population stay in step
         return agents
     return _KNOWN(graph.jaxpr, (agents, cores), lambda: _that_fill_a_cache(graph, agents, cores))
 

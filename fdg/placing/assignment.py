@@ -100,7 +100,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _meant(role: str, known: Collection[str]) -> str | None:
-    """The known role that a misspelt one stands for: a letter off, two swapped, capitals, or cut short.
+    """The known role that a misspelt one means: one letter off, two swapped, capitals, or abbreviated.
 
     >>> [_meant(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]

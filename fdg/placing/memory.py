@@ -27,7 +27,7 @@ from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, d
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
 _JOINED = frozenset({"elementwise", "transcendental", "special"})  # classes of operations
 _MOVED = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice split".split())
-_IN_PLACE = _CONTROL | PUTS | {"dynamic_update_slice"}  # which write over what they read for the last time
+_IN_PLACE = _CONTROL | PUTS | {"dynamic_update_slice"}  # they may reuse an operand's buffer
 _HASHED = 4  # arrays of words in which threefry makes one array of random bits
 _MOST_KNOWN = 10_000
 
@@ -170,7 +170,7 @@ def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
     readers = collections.Counter(v for step in steps for v in set(step.reads))
     needed = {v for v, count in readers.items() if count > 1} | given
     needed = needed.union(*(step.reads for step in steps if not step.joins))
-    parts: dict[Any, tuple[Any, ...]] = {}  # of what is no array: the arrays that it is computed from
+    parts: dict[Any, tuple[Any, ...]] = {}  # for values that are not arrays: the arrays that they depend on
     running: list[tuple[_Step, tuple[Any, ...]]] = []
     last: dict[Any, int] = {}
     for step in steps:
@@ -188,7 +188,7 @@ def _peak(steps: Sequence[_Step], given: frozenset[Any]) -> int:
             if v in given or v not in last:
                 continue
             same = next((old for old in dying if alive.get(old) == size), None) if step.in_place else None
-            if same is not None:  # written over what it reads
+            if same is not None:  # in place
                 now -= alive.pop(same)
             alive[v] = size
             now += size
@@ -225,7 +225,7 @@ def _peak_steps(
 ) -> collections.Counter[str]:
     last = {value: i for i, step in enumerate(steps) for value in uses(step)}
     alive: dict[Value, int] = {}
-    donated: set[Value] = set()  # of the state, which is counted apart: these have negative bytes
+    donated: set[Value] = set()  # of the state, which is counted separately: negative bytes
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
         back = [value for value in defs(step) if value in donated]
@@ -236,7 +236,7 @@ def _peak_steps(
         if isinstance(step, Call):
             now[names[step.group]] += _while_called(step, alive, donated, sizes)
         elif isinstance(step, Move):
-            if step.donates:  # leaf by leaf: of one alone both layouts are there
+            if step.donates:  # leaf by leaf: both layouts of one leaf exist at a time
                 now[names[step.source]] += _while_moved(step, alive, donated, back, sizes)
         else:
             now.update(_peak_steps(step.steps, sizes, names))

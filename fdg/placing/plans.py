@@ -71,7 +71,7 @@ class Plan(Drawable):
         if self.together is None:
             layouts = by_position(self.sharded, group.name)
             size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
-        else:  # all states, and what the agents that are mapped together make
+        else:  # all states, and the temporary arrays of agents that are mapped together
             one = program_bytes(graph.jaxpr, (), 1, donated)
             state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
             size = self.agents_here * state + self.together * (one - state)

@@ -210,7 +210,7 @@ def leave() -> None:
 
 
 def abandon(line: str, status: int, cause: str | None = None) -> None:
-    """Ends this process and all others; does nothing where there is only one.
+    """Ends this process and all others; does nothing with a single process.
 
     `line` is printed on standard error; the others say `cause`, None for what is `lost` already.
     """
@@ -261,7 +261,7 @@ _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 
 
 def _owners(array: jax.Array) -> dict[_Index, int]:
-    """Which process sends which part: the first that has it. Alike in all processes."""
+    """The process that sends each part: the first that has it. Equal in all processes."""
     owners: dict[_Index, int] = {}
     device: Any  # jax.Device, which the type checker does not know the attributes of
     for device, index in array.sharding.devices_indices_map(array.shape).items():

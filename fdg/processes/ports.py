@@ -1,4 +1,4 @@
-"""Ports: listening, and one that outlives what it leads to."""
+"""Ports: listening sockets, and a forwarding port that outlives its target."""
 
 import contextlib
 import random
@@ -11,7 +11,7 @@ _NOT_EPHEMERAL = range(20_000, 32_000)
 
 
 def is_local(host: str) -> bool:
-    """Whether the name is that of this machine for itself."""
+    """True if the name means this machine itself."""
     return host in ("localhost", "127.0.0.1")
 
 

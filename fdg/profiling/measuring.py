@@ -27,7 +27,7 @@ from fdg.showing.plan_outline import in_parts
 from fdg.showing.words import ancestors
 
 _ITERATIONS_S = 0.2  # of iterations, about, in a round
-_COVERED = 0.98  # of the operations in products are in those that are measured
+_COVERED = 0.98  # fraction of the operations in products that measured ones must cover
 _MOST_PRODUCTS = 12  # of a group
 
 

@@ -21,7 +21,7 @@ from fdg.lowering.host_calls import BETWEEN
 from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
-_AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # they last as long as what is in them
+_AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # their duration includes their bodies
 
 
 class TracedOperation(NamedTuple):
@@ -52,7 +52,7 @@ def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Pat
     if os.path.lexists(directory / "plugins"):
         files.remove(directory / "plugins")
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # the interpreter's calls: they would slow down what is traced
+    options.python_tracer_level = 0  # interpreter calls would slow the traced program down
     with jax.profiler.trace(str(directory), profiler_options=options):
         jax.block_until_ready(engine.run(state, 1))
     whose = fragments_of(program.hlo() for program in engine.programs if program.is_here)

@@ -18,7 +18,7 @@ from fdg.showing.bars import timeline_svg, timeline_trace
 
 DIRECTORY = "profile"
 TIMELINE, TRACE = "timeline.svg", "timeline.json"
-_ITERATIONS = 6  # of a timeline: those that begin with nothing in flight, and some that do not
+_ITERATIONS = 6  # of a timeline: the first few, from an idle start, and some in steady state
 
 
 def as_json(profile: Profile) -> dict[str, Any]:

@@ -44,7 +44,7 @@ CROSSING = "between processes"  # the lane of transfers between processes
 LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds of one call of a host function
 _LIMIT_S = 1800.0
 _LOOK_S = 1.0  # between checks of the running calls
-_END_S = 2.0  # to wait for threads whose results are not needed
+_END_S = 2.0  # wait for threads whose results are not needed
 
 
 def host_limit() -> float:

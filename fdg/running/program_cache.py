@@ -103,7 +103,7 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path | Non
     so code compiled for another one would be loaded and could fail.
     """
     base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # others are to be ignored, the XDG specification says
+    if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
         try:
             base = str(Path.home() / ".cache")
         except RuntimeError:

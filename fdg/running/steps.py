@@ -228,7 +228,7 @@ class Interpreter:
             results = start(taken(arrays))
             for i in freed:
                 arrays[i] = None
-            for i, result in zip(outputs, results, strict=False):  # the last says that it has run
+            for i, result in zip(outputs, results, strict=False):  # the last result is a token
                 arrays[i] = result
             timeline.started(group, this, results[-1])
             if makers is not None:

@@ -63,7 +63,7 @@ class Timeline:
 
     def __init__(self, groups: Sequence[str]):
         self.busy_s = dict.fromkeys(groups, 0.0)  # busy seconds of each group in watched iterations
-        self.iterations = self.watched = 0  # begun (calls of `watches`), and those of them that are watched
+        self.iterations = self.watched = 0  # calls of `watches`, and watched ones
         # recorded runs; set it to a list to record, which watches every iteration
         self.bars: list[Bar] | None = None
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}

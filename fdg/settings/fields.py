@@ -138,7 +138,7 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
 
 
 def require_type(algorithm: Any, name: str, value: Any) -> None:
-    """As `require_types`, of a value for one field."""
+    """As `require_types`, for one field."""
     cls: Any = type(algorithm)
     kind = _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _suggestion(name, value, kind) or _schedule(cls, name, value)
@@ -168,7 +168,7 @@ def _matches(value: Any, kind: Any) -> bool:
 def _matches_plain(value: Any, kind: Any) -> bool | None:
     """`_matches` for an annotation without type arguments. Arrays are no integers: they do not hash.
 
-    A named tuple of functions that says how it is `described` stands for all that has these functions.
+    A named tuple of functions with a `described` stands for anything with these functions.
     """
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -98,7 +98,7 @@ def _called(network: Any, **random: Any) -> Any:
         raise FdgError(
             f"network {name} is a class with arguments of its own ({error}): write {fix}"
         ) from None
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # no signature
         pass
     return network(**random)
 

@@ -63,7 +63,7 @@ def flattened(cls: _Class) -> _Class:
         values: Any = part
         kinds = typing.get_type_hints(type(part))
         for field in dataclasses.fields(values):
-            if field.name not in own:  # a class may say more of one of them
+            if field.name not in own:  # a class may redefine one of them
                 annotations[field.name] = kinds[field.name]
                 default = dataclasses.field(default=getattr(part, field.name), metadata=field.metadata)
                 setattr(cls, field.name, default)

@@ -16,7 +16,7 @@ from fdg import keys
 from fdg.arguments import quoted
 from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame
 
-# The more special error first. Each: what was done, and what does the same on traced values.
+# The more specific error first: the mistake, and the traceable alternative.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
         "Python's if, while, and, or, not (or bool, min, max) asks a traced value, which has no number yet",

@@ -13,7 +13,7 @@ from fdg.errors import FdgWarning, is_generated, whose_file
 from fdg.tracing.mistakes import located
 
 _DRAWS = ("random_bits", "random_gamma")
-_CONSTANT, _KEPT, _NEW = range(3)  # of what a value depends: no input; inputs that never change; any other
+_CONSTANT, _KEPT, _NEW = range(3)  # what a value depends on: no input; inputs that never change; any other
 
 
 class _Draw(NamedTuple):

@@ -19,7 +19,7 @@ from fdg.errors import FdgWarning, GraphError, whose_file
 from fdg.tracing.mistakes import is_array
 
 _MOST = 1000  # objects, and items of a container, that are looked at
-_COPIED = 1 << 20  # bytes of an array whose numbers are compared
+_COPIED = 1 << 20  # arrays up to these bytes are compared by value
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _GLOBAL = {
     "random": getattr(random.getstate, "__self__", None),
@@ -29,7 +29,7 @@ _GLOBAL = {
 _PART = re.compile(r"self(\.\w+){2,}")  # an attribute of an object within
 
 Seen = dict[str, tuple[Any, Any]]
-"""By where it is, such as `self.env.single.t`: a number, array or random generator, and what it holds."""
+"""By path, such as `self.env.single.t`: a number, array or random generator, and its value."""
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""A whole training run: its job, its loop, and what it leaves on disk and on the screen."""
+"""Training runs: jobs, the training loop, run directories, and terminal output."""

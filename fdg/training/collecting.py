@@ -56,7 +56,7 @@ def collect(
         (Ross, Gordon and Bagnell 2011, arXiv 1011.0686), in which a teacher labels a student's observations.
 
     Returns:
-      A line about what was written.
+      A line that describes the data set.
 
     Raises:
       FdgError: a number is below 1, the environment has several agents, or `out` has other spaces or is
@@ -71,7 +71,7 @@ def collect(
     if labels is not None:
         require_actor(labels.algorithm, "act")
         there = labels.algorithm.env
-        # Of a teacher parts may be public that are privileged here.
+        # Parts may be public for a teacher that are privileged here.
         if _described(there) != _described(env):
             raise FdgError(
                 f"labels: {there.name} has different spaces from {env.name}: give a run in {env.name}"

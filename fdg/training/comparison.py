@@ -150,7 +150,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "runs have not ended: " + "; ".join(f"{side} {text}" for side, text in values.items() if text)
     ),
 }
-_ALWAYS = ("sweep", "unfinished")  # said where all sides have it, too
+_ALWAYS = ("sweep", "unfinished")  # reported even if all sides are equal
 
 
 FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")

@@ -13,7 +13,7 @@ from typing import Any
 from fdg.training import curves
 from fdg.training.statistics import RESAMPLES
 
-TOGETHER = "all, normalised"  # in the place of an environment
+TOGETHER = "all, normalised"  # replaces the environment's name
 _MARK = "†"  # of a side that is at the level of random actions
 
 
@@ -29,7 +29,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The text of a comparison: how to read it, what was unequal, tables."""
+    """The text of a comparison: how to read it, differences between sides, tables."""
 
     sentences: Sequence[str]
     notes: Sequence[str]

@@ -39,7 +39,7 @@ class Deployed:
         self.memory: Any = None  # of `N` environments; None before the first call
         self._count: int | None = None  # environments that the memory is of
         self._going_on = np.zeros(0, bool)
-        self._calls = 0  # whose number seeds sampled actions
+        self._calls = 0  # seeds sampled actions
 
     def reset(self) -> None:
         """Clears the memory: the next observation starts an episode."""
@@ -116,7 +116,7 @@ def _part_of(given: Any, path: tuple[Any, ...]) -> str:
         return ""
     if isinstance(given[1], TimeStep):
         return "this is the pair (state, step) that step gives: give step.observation, of its second"
-    if path and isinstance(path[0], int):  # its space is a pair of its own
+    if path and isinstance(path[0], int):  # its space is a separate pair
         return ""
     if isinstance(given[1], int | float | np.generic):
         return ""
@@ -133,7 +133,7 @@ class _Input:
     program_dtype: np.dtype
     lowest: Any  # category, where it is one, else None
     count: Any
-    text: int | None  # bytes, of a text
+    text: int | None  # bytes of a text; None for others
 
     @classmethod
     def of(cls, path: tuple[Any, ...], leaf: Description) -> "_Input":
@@ -200,10 +200,10 @@ class _Output:
     """An array of an action."""
 
     dtype: np.dtype
-    lowest: Any  # category; None where it is none
+    lowest: Any  # the lowest category; None for no category
     low: Any
     high: Any
-    is_category: bool  # one, of which libraries take a scalar, and of all else arrays
+    is_category: bool  # a single category, which libraries take as a scalar
 
     @classmethod
     def of(cls, leaf: Description) -> "_Output":

@@ -106,7 +106,7 @@ def load_exported(path: str | Path) -> Exported:
         memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
     except FdgError as error:
         raise FdgError(f"{path} is no exported policy: {error}") from None
-    except Exception as error:  # whatever zipfile and NumPy raise of bytes that are none of theirs
+    except Exception as error:  # zipfile and NumPy raise various types for invalid bytes
         fix = "give the .jax file that run.export or fdg.export wrote"
         if Path(path).suffix == ".onnx":
             fix = f"onnxruntime.InferenceSession({str(path)!r}) runs an ONNX file; this reads .jax files"
@@ -133,7 +133,7 @@ def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
             return _checked(jax.export.deserialize(bytearray(program)))
         except FdgError as refused:
             raise FdgError(f"{path} is no exported policy: {refused}") from None
-        except Exception as failed:  # whatever JAX raises of bytes that are none of its own
+        except Exception as failed:  # JAX raises various types for invalid bytes
             error, reason = failed, one_line(failed)
     if wrote == jax.__version__ or not isinstance(wrote, str):
         raise FdgError(f"{path} is no exported policy ({reason})") from error

@@ -18,7 +18,7 @@ def download(address: str) -> Path:
         commit = hub.HfApi().repo_info(name, revision=revision or None).sha
         folder = Path(hub.constants.HF_HOME) / "fdg" / name.replace("/", "--") / str(commit)
         hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(_PACKED))
-    except Exception as error:  # of the library, of HTTP, or of the disk
+    except Exception as error:  # from the library, HTTP, or the disk
         raise _failed(f"{address} cannot be read", error) from error
     return folder
 

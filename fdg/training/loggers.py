@@ -32,7 +32,7 @@ def open_loggers(
         package = package_of(kind)
         try:
             loggers.append(_MAKERS[kind](package, path, target, flat(config), steps))
-        except Exception as error:  # of the network, of the service, of its settings
+        except Exception as error:  # from the network, the service, or its settings
             for other in loggers:
                 other.close()
             raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
@@ -41,7 +41,7 @@ def open_loggers(
 
 def _tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
-    # Of a resumed run, what an earlier session logged after its last checkpoint is dropped.
+    # Entries that an earlier session logged after its last checkpoint are dropped.
     writer = package.SummaryWriter(str(path / "tensorboard"), purge_step=steps + 1 if steps else None)
     summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 

@@ -45,11 +45,11 @@ class NameResolver:
     flags: Collection[str] | None = None
 
     def algorithm_class(self, name: Any) -> Any:
-        """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own."""
+        """The class for `--algo`: one of `algos`, or a user's `module:Class`."""
         return self._class("algo", name, algos, ("init", "iterate"), "init(key) and iterate(state)")
 
     def policy_class(self, name: Any) -> Any:
-        """The class of a policy: one of `policies`, that of `auto`, or `module:Class` of a user's own."""
+        """The class of a policy: one of `policies`, that of `auto`, or a user's `module:Class`."""
         if name in AUTO:
             return policies.Auto
         try:

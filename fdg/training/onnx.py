@@ -17,7 +17,7 @@ from jax.interpreters import batching
 from fdg import jaxprs
 from fdg.errors import FdgError, one_line
 
-# Calls, and where each has its body: what is called with a gradient of its own, too.
+# Calls, and the parameter with each one's body, including calls with custom gradients.
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 _CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 

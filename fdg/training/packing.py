@@ -60,7 +60,7 @@ def pack(
             _copy(path / name, out / name)
     for file in sorted(one for one in folder.rglob("*") if one.is_file()):
         _copy(file, out / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
-    packed = load(out, trust=trust)  # what others will load is what is measured
+    packed = load(out, trust=trust)  # measure the packed run
     found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
     video = _video(packed, out)
     files.write(out / CARD, _card(packed, found, video, out).encode())

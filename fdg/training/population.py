@@ -21,9 +21,9 @@ FACTORS = (0.8, 1.2)  # of section 4.1.1, by one of which a hyperparameter is mu
 class Membership(NamedTuple):
     """The part of an agent's state that belongs to the population."""
 
-    key: jax.Array  # its own, of its choices
+    key: jax.Array  # for its choices
     iterations: jax.Array  # [] int32, since the last exchange
-    total: jax.Array  # [] float32, of the returns of episodes since then
+    total: jax.Array  # [] float32, of episode returns since the last exchange
     episodes: jax.Array  # [] float32, how many
     score: jax.Array  # [] float32, mean return before the last exchange; nan where nothing is known
 
@@ -37,7 +37,7 @@ class Population:
 
     every: int  # iterations between exchanges
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # the share of agents that are replaced, and of those that are copied
+    share: float = 0.2  # fraction of agents that are replaced, and of agents to copy from
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
@@ -74,7 +74,7 @@ class Population:
             episodes=member.episodes + jnp.where(counts, episodes, 0.0),
         )
 
-    # --- what the engine asks ---
+    # --- the interface to the engine ---
 
     def due(self, state: Any) -> jax.Array:
         """Whether agents exchange after this iteration."""
@@ -89,13 +89,13 @@ class Population:
         """One of the best agents that is better, for one of the worst; else the agent itself."""
         count = max(1, int(self.share * everyone.shape[0]))
         ranked = jnp.where(jnp.isfinite(everyone), everyone, -jnp.inf)
-        order = jnp.argsort(-ranked)  # stable: of equals the first is the better
+        order = jnp.argsort(-ranked)  # stable: in a tie, the first is better
         is_bad = jnp.any(order[-count:] == agent)
         chosen = order[jax.random.randint(jax.random.fold_in(state.membership.key, 0), (), 0, count)]
         return jnp.where(is_bad & (ranked[chosen] > ranked[agent]), chosen, agent).astype(jnp.int32)
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """Which leaves are copied: all but keys and those of environments."""
+        """Which leaves are copied: all except keys and environment states."""
         marked = state._replace(
             hyperparameters=jax.tree.map(lambda _: True, state.hyperparameters),
             state=jax.tree.map(lambda leaf: not is_key(leaf.dtype), state.state),

@@ -136,7 +136,7 @@ def read_recording(path: Path) -> Recording:
         raise FdgError(f"{path} is no recording: it holds no {FACTS}") from None
     except FdgError as error:
         raise FdgError(f"{path} is no recording: {error}") from None
-    except Exception as error:  # whatever zipfile and NumPy raise of bytes that are none of theirs
+    except Exception as error:  # zipfile and NumPy raise various types for invalid bytes
         fix = "give a run directory, or the file that fdg diff RUN --record FILE wrote"
         raise FdgError(f"{path} is no recording ({one_line(error)}): {fix}") from None
     if facts.get("format") != _FORMAT:

@@ -318,7 +318,7 @@ class Run:
             failed=[i for i, row in enumerate(rows) if row in self.failed],
         )
 
-    # --- what was recorded ---
+    # --- recorded results ---
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

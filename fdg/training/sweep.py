@@ -195,7 +195,7 @@ class Sweep:
         of_point = self.agents_of(points[0])
         return list(of_point) if seed is None else [of_point[seed - first]]
 
-    # --- the two functions of every algorithm, and what the engine asks one whose agents differ ---
+    # --- the two functions of every algorithm, and the engine's interface to agents that differ ---
 
     def starts(self, seed: int, count: int) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The arguments of `init`: keys and hyperparameters, each `[agents]`.

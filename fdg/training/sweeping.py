@@ -134,5 +134,5 @@ def search(
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **more)
     used = None if devices is None else checked_devices(devices)
     path, made, caught = carry_out_search(job, space, used, quiet=not progress)
-    named = flat(job.config)  # by the caller; but for networks to choose from
+    named = flat(job.config)  # named by the caller, except networks to choose from
     return Search(path, tuple(made), caught is not None, named)

@@ -66,7 +66,7 @@ def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Right-hand sides are independent, too."""
+    """Right-hand sides are independent."""
     rank = len(shape_of(eqn.invars[1]))
     free = rank - 1 if eqn.params["left_side"] else rank - 2
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)

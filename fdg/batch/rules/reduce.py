@@ -25,7 +25,7 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _reduce_extreme(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """XLA compares complex numbers in an order of its own, and cannot all-reduce by it."""
+    """XLA has its own order of complex numbers, and cannot all-reduce with it."""
     found = _reduce(eqn, operands)
     unordered = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.complexfloating)
     return None if found is None or (found.reduced and unordered) else found
@@ -84,7 +84,7 @@ RULES: dict[str, Rule] = {
     "reduce": locally(_any_function),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
     "sort": except_axes("dimension"),
-    "top_k": locally(except_axes("axis")),  # the last axis where there is no such parameter
+    "top_k": locally(except_axes("axis")),  # the last axis if it has no such parameter
     "approx_top_k": locally(except_axes("reduction_dimension")),
     **dict.fromkeys(
         "reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add".split(), _window

@@ -72,9 +72,9 @@ Item: TypeAlias = Operation | Loop
 class Region:
     """Operations and loops in topological order."""
 
-    inputs: list[core.Var]  # what it carries
+    inputs: list[core.Var]  # loop-carried variables
     items: list[Item]
-    outputs: list[Any]  # the next values of what it carries; of the iteration, then metrics
+    outputs: list[Any]  # next values of the carried variables; for the iteration, then metrics
 
     @functools.cached_property
     def free(self) -> list[core.Var]:

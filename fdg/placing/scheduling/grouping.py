@@ -79,7 +79,7 @@ class _Block:
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
         held = map(placement.ordered, placement.carry_groups[region])
         self.carried = dict(zip(region.inputs, held, strict=True))  # the groups that hold each variable
-        self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
+        self._ready: dict[Value, tuple[int, str]] = {}  # level, and source: input, program, loop, move
         self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the first one first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
         self._programs: dict[tuple[str, int], list[Operation]] = {}
@@ -269,7 +269,7 @@ class _Block:
 
 def _find_origins(region: Region, origins: Origins) -> None:
     """Finds the fragments that each variable comes from, through code between fragments."""
-    for _ in range(2):  # the second time round, what is carried has an origin too
+    for _ in range(2):  # in the second pass, carried values have an origin too
         for item in region.items:
             if isinstance(item, Operation):
                 through = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))

@@ -40,7 +40,7 @@ class Placement:
         """Iterates the backward and forward passes until every operation has groups."""
         self.opened, self.region, self.order = opened, opened.region, order
         self.groups: dict[Operation, frozenset[str]] = {}
-        self.carry_groups: dict[Region, list[set[str]]] = {}  # that hold what a region carries
+        self.carry_groups: dict[Region, list[set[str]]] = {}  # groups that hold each carried value
         self._platforms = platforms or {}
         self._fixed: dict[Operation, str] = {}
         self._requested: dict[Loop, list[set[str]]] = {}

@@ -67,7 +67,7 @@ class Call:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     freed: frozenset[int] = frozenset()  # positions of the inputs that are not used afterwards
-    donated: frozenset[int] = frozenset()  # the freed inputs whose memory a result can reuse
+    donated: frozenset[int] = frozenset()  # freed inputs whose memory a result can reuse
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
@@ -79,7 +79,8 @@ class Call:
         return _BUILT(None, same, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
 
 
-# One jaxpr for all plans that have the program: much is known by jaxpr. It keeps alive what it is known by.
+# One jaxpr for all plans with the same program, since other results are cached by jaxpr identity. Keeps its
+# key alive.
 _BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 

@@ -47,6 +47,6 @@ class Delay:
         """The initial state: all versions are the initial parameters."""
         leaves = jax.tree.leaves(state)
         old = tuple(leaves[i] for i in self.leaves)
-        # Copies, for a donated buffer cannot be given up twice.
+        # Copies, since a buffer can be donated only once.
         copies = tuple(tuple(jax.numpy.copy(x) for x in old) for _ in range(self.staleness))
         return DelayedState(state, copies)

@@ -21,7 +21,7 @@ Pair: TypeAlias = tuple[Versioned, Version]
 
 
 class Written:
-    """A block, rewritten from its end."""
+    """Rewrites a block, from its last equation to its first."""
 
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
         """Takes the readers of each value at the block's end."""
@@ -133,12 +133,13 @@ class Written:
         elif kind in ("cond", "while") and inside is None:
             self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].ends[0], need)
 
-        # Who reads what in it. A loop carries what is read of a value there, and what gives the result.
+        # The readers of each value in the bodies. A loop carries all versions that are read there, and that
+        # its results need.
         outside = {v: operands[j] for j, v in zip(body.operands, last.inputs, strict=True)}
         carried = {k: last.inputs[i] for i, k in body.carry if last.inputs[i].same is None}
-        # Which of its versions becomes the result.
+        # The version that becomes the result.
         source = {k: v if kind == "while" else last.ends[k] for k, v in carried.items()}
-        code: set[Reader] | None = {inside} if inside is not None else None  # taking rows, and stacking them
+        code: set[Reader] | None = {inside} if inside is not None else None  # slicing and stacking of rows
         carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
         version = self.readers.version
         while True:
@@ -176,7 +177,7 @@ class Written:
                 for at, some in self.readers.by_version(v, within.get(v, ())).items():
                     inputs[v, at] = self.read(outside.get(v, v), code if code and v in rows else some)
             sizes.append(len(inputs))
-        outputs: list[tuple[int, Reader, Any]] = []  # of the bodies, a reader of each, and the result
+        outputs: list[tuple[int, Reader, Any]] = []  # of the bodies: position, a reader, and the result
         for k, v in enumerate(results):
             wanted = self.readers.by_version(v, need.get(v, ()))
             given = {version(source.get(k, v), readers[0]): at for at, readers in wanted.items()}
