@@ -158,7 +158,7 @@ class A3C(A2C, presets="A3C"):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
-        trajectory, after, paid = on_policy.acted(
+        trajectory, after, paid = on_policy.rollout_with_bonus(
             self,
             state,
             lambda observation, keys: self.act(

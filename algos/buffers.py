@@ -76,7 +76,7 @@ def uniform(spec: BufferSpec) -> ReplayBuffer:
     ring = flashbax.make_trajectory_buffer(**_shape(spec))
 
     def sample(state: Any, key: jax.Array) -> Windows:
-        drawn = _allowing(ring.sample)(state, key).experience
+        drawn = _with_rank_promotion(ring.sample)(state, key).experience
         return Windows(drawn, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows, jnp.float32))
 
     return ReplayBuffer(ring.init, _one_row(ring.add), sample)
@@ -96,14 +96,14 @@ def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
         return state.replace(sum_tree_state=tree)
 
     def sample(state: Any, key: jax.Array) -> Windows:
-        drawn = _allowing(ring.sample)(state, key)
+        drawn = _with_rank_promotion(ring.sample)(state, key)
         return Windows(drawn.experience, drawn.indices, drawn.probabilities)
 
     def update(state: Any, indices: jax.Array, priority: jax.Array, ready: jax.Array) -> Any:
         # flashbax skips an index beyond the end of the tree, with priority zero.
         indices = jnp.where(ready, indices, 4 * spec.length)
         raised = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
-        return _allowing(ring.set_priorities)(state, indices, raised)
+        return _with_rank_promotion(ring.set_priorities)(state, indices, raised)
 
     return ReplayBuffer(init, _one_row(ring.add), sample, update)
 
@@ -163,13 +163,13 @@ def hindsight(
     def sample(state: Any, key: jax.Array) -> Windows:
         base_key, goal_key = jax.random.split(key)
         drawn = kept.sample(state, base_key)
-        goals = jax.vmap(lambda row, key: _relabelled(row, key, share, reward, terminated, spec.window))
+        goals = jax.vmap(lambda row, key: _relabel(row, key, share, reward, terminated, spec.window))
         return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.num_windows)))
 
     return kept._replace(init=init, sample=sample, least_rows=max(ahead, kept.least_rows))
 
 
-def _relabelled(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
+def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
     """The first `window` of the steps `[w, ...]`; a `share` of the keys gets another goal."""
     step_key, share_key = jax.random.split(key)
     ended = rows.terminated | rows.truncated
@@ -236,7 +236,7 @@ NAMES: dict[str, Callable[[BufferSpec], ReplayBuffer]] = {
 }
 
 
-def made(replay: Any, spec: BufferSpec) -> ReplayBuffer:
+def make_buffer(replay: Any, spec: BufferSpec) -> ReplayBuffer:
     """The buffer for a field `replay`: one of `NAMES`, `module:name`, or a function of a `BufferSpec`.
 
     Raises:
@@ -285,12 +285,12 @@ def _one_row(add: Callable[..., Any]) -> Callable[..., Any]:
     """flashbax's `add` takes rows `[1, T]`, with an axis of environments."""
 
     def added(state: Any, rows: Any) -> Any:
-        return _allowing(add)(state, jax.tree.map(lambda x: x[None], rows))
+        return _with_rank_promotion(add)(state, jax.tree.map(lambda x: x[None], rows))
 
     return added
 
 
-def _allowing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_rank_promotion(function: Callable[..., Any]) -> Callable[..., Any]:
     """flashbax broadcasts leading axes implicitly, which this project's JAX settings forbid."""
 
     @functools.wraps(function)

@@ -25,7 +25,7 @@ from algos.layers import Layers, features, head, hidden_layers
 from algos.networks import Network, actor_features
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
-from algos.sac import Apart, Entropy, Parameters, ReturnGrid
+from algos.sac import Entropy, Parameters, ReturnGrid, SplitState
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
@@ -178,7 +178,7 @@ class Learned(NamedTuple):
 
     parameters: Parameters
     statistics: Statistics
-    optimizer_state: Apart
+    optimizer_state: SplitState
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
@@ -255,8 +255,8 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
         """One step of Adam; actor and temperature move only if `is_due`."""
-        critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
-        return Learned(sac.together(critics, acting), statistics, state, learned.updates + 1)
+        critics, acting, state = sac.split_update(self, gradient, learned, is_due)
+        return Learned(sac.join_parameters(critics, acting), statistics, state, learned.updates + 1)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         actor, actor_statistics = self._normed_actor.init(actor_key, observation)
@@ -266,7 +266,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         return Learned(
             Parameters(actor, critics, log_temperature),
             Statistics(actor_statistics, critics_statistics),
-            Apart(init(critics), init((actor, log_temperature))),
+            SplitState(init(critics), init((actor, log_temperature))),
             jnp.int32(0),
         )
 
@@ -296,12 +296,12 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         values, after = self._normed_critics.apply(
             critics,
             statistics.critics,
-            jax.tree.map(_side_by_side, transition.observation, transition.next_observation),
-            _side_by_side(transition.action, next_action),
+            jax.tree.map(_interleave, transition.observation, transition.next_observation),
+            _interleave(transition.action, next_action),
             in_training=True,
             renormalize=renormalize,
         )
-        (first, next_first), (second, next_second) = map(_apart, values)
+        (first, next_first), (second, next_second) = map(_deinterleave, values)
         following = next_first, next_second
         target = sac.soft_target(self.grid.reading, transition, temperature, following, next_log_prob)
         loss, error = self.grid.errors((first, second), target, transition.weight)
@@ -364,7 +364,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         return optax.adam(self._step_size, b1=self.first_moment_decay)
 
 
-def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:
+def _interleave(now: jax.Array, following: jax.Array) -> jax.Array:
     """Interleaves two minibatches `[N, ...]` into one, `[2 * N, ...]`.
 
     Interleaving keeps a sharding of the samples; concatenation would move samples between devices.
@@ -372,7 +372,7 @@ def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:
     return jnp.stack([now, following], axis=1).reshape(-1, *now.shape[1:])
 
 
-def _apart(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Undoes `_side_by_side`: `[2 * N, ...]` into two minibatches `[N, ...]`."""
+def _deinterleave(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Undoes `_interleave`: `[2 * N, ...]` into two minibatches `[N, ...]`."""
     pairs = values.reshape(-1, 2, *values.shape[1:])
     return pairs[:, 0], pairs[:, 1]

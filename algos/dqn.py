@@ -325,7 +325,7 @@ class DQN(Agent, presets="DQN"):
     def act(self, parameters, statistics, amount, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`."""
         seen = self.normalizers.seen(statistics, observation)
-        policy, network = off_policy.decided(self, parameters, seen, recollection)
+        policy, network = off_policy.decide(self, parameters, seen, recollection)
         sample = functools.partial(self._sampled, policy, amount)
         return self.explorer.drawn(policy, sample, recollection, network, keys, amount)
 

@@ -138,7 +138,7 @@ def resolved(
         made = Network(*functions(network, field))
     if sees == "critic" or composite.public(observation_space) == observation_space:
         return made
-    return Network(made.init, _Blindfolded(made.apply, observation_space, sees == "both"))
+    return Network(made.init, _WithoutPrivileged(made.apply, observation_space, sees == "both"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,7 +166,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Blindfolded:
+class _WithoutPrivileged:
     """`apply` of a network whose actor does not see privileged observations."""
 
     apply: Any

@@ -151,7 +151,7 @@ def memory(self: Any) -> NoMemory:
     return NO_MEMORY if choice is None else choice.of(self)
 
 
-def decided(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
+def decide(self: Any, acting: Any, seen: Any, recollection: Recollection | None) -> tuple[Any, Any]:
     """The action distribution for observations `[B, *obs]`, and the networks' memory after them."""
     seen = self._memory.seen(seen, recollection)
     return self._policy(self._memory.of_actor(acting), seen), self._memory.after(acting, seen)
@@ -163,7 +163,7 @@ def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
     def act(memory, observation, start, keys, greedy):
         seen = self.normalizers.seen(state.observation_statistics, observation)
         recollection = None if memory == () else Recollection(memory, start)
-        policy, network = decided(self, acting, seen, recollection)
+        policy, network = decide(self, acting, seen, recollection)
         sample = functools.partial(self._sampled, policy, amount)
         action, after = self.explorer.drawn(policy, sample, recollection, network, keys, amount, greedy)
         return self._for_environment(action), memory if recollection is None else after
@@ -350,7 +350,7 @@ def act(self, actor, statistics, learning, progress, observation, recollection, 
     Actions are uniform until learning starts.
     """
     seen = self.normalizers.seen(statistics, observation)
-    policy, network = decided(self, actor, seen, recollection)
+    policy, network = decide(self, actor, seen, recollection)
     # Both branches share a key, since only one result is used.
     uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
     action, memory = self.explorer.drawn(policy, policy.sample, recollection, network, keys, progress)

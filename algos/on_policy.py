@@ -100,7 +100,7 @@ def iteration(
     """
     act, learn = act or algorithm.act, learn or algorithm.learn
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
-    trajectory, after, paid = acted(
+    trajectory, after, paid = rollout_with_bonus(
         algorithm,
         state,
         lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
@@ -116,7 +116,7 @@ def iteration(
     return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
 
 
-def acted(
+def rollout_with_bonus(
     algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
 ) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
     """A rollout `[T, B]` with the bonus added, changed fields of the state by name, and the bonus's

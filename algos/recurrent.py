@@ -178,7 +178,7 @@ class RecurrentActorCritic(nn.Module):
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         if self.central:
             team = jax.tree.map(
-                lambda x: _side_by_side(x.reshape(steps, num_envs, agents, *x.shape[1:])), all_of_it
+                lambda x: _join_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), all_of_it
             )
             value, critic_memory = trunk(outputs=agents, head_scale=1.0, name="critic")(
                 memory.critic, team, start
@@ -205,7 +205,7 @@ class RecurrentActorCritic(nn.Module):
         )
 
 
-def _side_by_side(inputs: jax.Array) -> jax.Array:
+def _join_agents(inputs: jax.Array) -> jax.Array:
     """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: images along their channels."""
     return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
 

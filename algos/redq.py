@@ -29,7 +29,7 @@ from algos.losses import quantile_error
 from algos.networks import Network
 from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
-from algos.sac import Apart, Entropy, Parameters
+from algos.sac import Entropy, Parameters, SplitState
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -118,7 +118,7 @@ class Learned(NamedTuple):
 
     parameters: Parameters
     target_critics: Any  # follows `parameters.critics` slowly
-    optimizer_state: Apart
+    optimizer_state: SplitState
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
@@ -176,9 +176,9 @@ class SoftEnsemble(Agent, driver=off_policy):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
         """One step of Adam and of the targets; actor and temperature move only if `is_due`."""
-        critics, acting, state = sac.updated_apart(self, gradient, learned, is_due)
+        critics, acting, state = sac.split_update(self, gradient, learned, is_due)
         target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
-        return Learned(sac.together(critics, acting), target_critics, state, learned.updates + 1)
+        return Learned(sac.join_parameters(critics, acting), target_critics, state, learned.updates + 1)
 
     def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
         """The regression target of the critics, leading axis `N`.
@@ -200,7 +200,7 @@ class SoftEnsemble(Agent, driver=off_policy):
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         actor, log_temperature = self._actor.init(actor_key, observation), self.entropy.begin()
-        states = Apart(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
+        states = SplitState(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
         parameters = Parameters(actor, critics, log_temperature)
         return Learned(parameters, jax.tree.map(jnp.copy, critics), states, jnp.int32(0))
 

@@ -407,7 +407,7 @@ class Replay:
     def _ring(self) -> ReplayBuffer:
         spec = BufferSpec(self.env, self.length, self.batch_size // self.num_envs, self.window)
         if self.make is not None:
-            return buffers.made(self.make, spec)
+            return buffers.make_buffer(self.make, spec)
         exponent = self.priority_exponent
         return buffers.prioritized(spec, exponent) if exponent else buffers.uniform(spec)
 

@@ -160,24 +160,26 @@ class Entropy(Part):
         return actor_loss, temperature_loss, metrics
 
 
-class Apart(NamedTuple):
+class SplitState(NamedTuple):
     """Optimiser states of the critics and of the actor, which are updated at different times."""
 
     critics: Any
     actor: Any  # of actor and temperature
 
 
-def updated_apart(self: Any, gradient: Parameters, learned: Any, is_due: jax.Array) -> tuple[Any, Any, Apart]:
+def split_update(
+    self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
+) -> tuple[Any, Any, SplitState]:
     """Updates critics, and if `is_due` the actor with temperature; also returns the optimiser states."""
     parameters, state = learned.parameters, learned.optimizer_state
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
     after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
     acting, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
-    return critics, acting, Apart(critics_state, actor_state)
+    return critics, acting, SplitState(critics_state, actor_state)
 
 
-def together(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
+def join_parameters(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
     """Combines critics, and an actor with its temperature."""
     return Parameters(acting[0], critics, acting[1])
 

@@ -213,7 +213,7 @@ class ValueDecomposition(Agent):
         values, memories = self._unroll(
             parameters.agents, minibatch.memory, steps.observation, sequences.start
         )
-        value = self._together(parameters.mixer, of_action(values, steps.action), steps.observation)
+        value = self._joint_values(parameters.mixer, of_action(values, steps.action), steps.observation)
         target = self._target(parameters, target_parameters, minibatch.memory, sequences, memories)
         error = jax.lax.stop_gradient(target) - value  # [L, N]
         loss = jnp.mean(weight * jnp.mean(0.5 * jnp.square(error), axis=0))
@@ -259,7 +259,7 @@ class ValueDecomposition(Agent):
             self.q_lambda,
         )
 
-    def _together(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
+    def _joint_values(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
         """`_mixed` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
         rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
         return time_major(self._mixed(mixer, *rows), values.shape[0])

@@ -125,10 +125,10 @@ def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
 def _fields(params: Any) -> dict[str, Any]:
     """Parameters with plain values, by name, with their defaults."""
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    return {name: value for name, value in values.items() if not _has_none(value)}
+    return {name: value for name, value in values.items() if not _contains_none(value)}
 
 
-def _has_none(value: Any) -> bool:
+def _contains_none(value: Any) -> bool:
     return value is None or (isinstance(value, tuple) and None in value)
 
 

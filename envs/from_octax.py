@@ -129,7 +129,7 @@ def _make(game: str, **overrides: Any) -> Vectorized:
 
 
 @contextlib.contextmanager
-def _undrawn() -> Iterator[None]:
+def _without_opencv() -> Iterator[None]:
     """For Octax's import: replaces OpenCV, which is only needed for drawing."""
     absent = importlib.util.find_spec("cv2") is None
     if absent:
@@ -145,7 +145,7 @@ def _undrawn() -> Iterator[None]:
 def _theirs(single: OctaxEnvironment) -> Any:
     """Octax's environment, with its arrays on the host; imports Octax, possibly during tracing."""
     try:
-        with importing(f"environment '{single.name}' needs", "Octax", "octax"), _undrawn():
+        with importing(f"environment '{single.name}' needs", "Octax", "octax"), _without_opencv():
             from octax.environments import create_environment
 
             hold_modules("octax")

@@ -264,7 +264,7 @@ class Fleet:
         return (
             self._ray.remote(Worker)
             .options(num_cpus=self._source.cpus, max_restarts=0, scheduling_strategy="SPREAD")
-            .remote(ray_cluster.passed_on(os.environ))
+            .remote(ray_cluster.inherited_variables(os.environ))
         )
 
 

@@ -80,10 +80,10 @@ def module() -> Any:
     return ray
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+def inherited_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that processes on other hosts inherit from the driver.
 
-    >>> passed_on({"XLA_FLAGS": "--x", "HOME": "/home/me", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
+    >>> inherited_variables({"XLA_FLAGS": "--x", "HOME": "/", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
     {'XLA_FLAGS': '--x', 'WANDB_MODE': 'offline'}
     """
     return {

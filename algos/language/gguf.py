@@ -290,13 +290,13 @@ def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
             key = name
         if turned and block and block[2] in ("attn_q", "attn_k"):
             heads = config.num_heads if block[2] == "attn_q" else config.num_kv_heads
-            decode = functools.partial(_pairs_apart, heads, config.width, tensor.shape, tensor.decode)
+            decode = functools.partial(_split_pairs, heads, config.width, tensor.shape, tensor.decode)
             tensor = tensor._replace(decode=decode)
         found[key] = tensor
     return found
 
 
-def _pairs_apart(
+def _split_pairs(
     heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
 ) -> np.ndarray:
     # llama.cpp stores a Llama's heads with rotary pairs (2i, 2i + 1), and reorders the rows accordingly.

@@ -133,7 +133,7 @@ def assemble(
         at = found
         for name in path[:-1]:
             at = at.setdefault(name, {})
-        at[path[-1]] = _turned(array) if transposed else array
+        at[path[-1]] = _transpose(array) if transposed else array
     return found
 
 
@@ -153,7 +153,7 @@ def finite(tensor: Stored, where: str) -> np.ndarray:
     return array
 
 
-def _turned(array: np.ndarray) -> np.ndarray:
+def _transpose(array: np.ndarray) -> np.ndarray:
     """A contiguous transpose, a few rows at a time, which stay in the CPU's cache."""
     out = np.empty(array.shape[::-1], array.dtype)
     for i in range(0, len(array), 32):

@@ -161,7 +161,7 @@ def init(self: Any, key: jax.Array) -> State:
     else:
         actor_key, critics_key, _, key = jax.random.split(key, 4)
         observation = composite.zeros(self.env.observation_space, (self.num_envs,))
-        space = _between(self.env.action_space)
+        space = _replay_space(self.env.action_space)
         action = jnp.zeros((self.num_envs, *space.shape), space.dtype)
         state = State(
             learned=self._first(actor_key, critics_key, observation, action),
@@ -204,12 +204,12 @@ def stored(algorithm: Any) -> Step:
     observation = composite.map_parts(typed, env.observation_space)
     flag: Any = jax.ShapeDtypeStruct((rows, count), bool)
     number = typed(Box(0.0, 1.0, ()))
-    types = Step(observation, typed(_between(env.action_space)), number, flag, flag, observation)
+    types = Step(observation, typed(_replay_space(env.action_space)), number, flag, flag, observation)
     read = functools.partial(_read, algorithm.dataset, env.observation_space, env.action_space, rows, count)
     return jax.pure_callback(read, types)
 
 
-def _between(space: Any) -> Any:
+def _replay_space(space: Any) -> Any:
     """The action space between fragments, and in replay: bounded actions are in [-1, 1]."""
     return Box(-1.0, 1.0, space.shape) if isinstance(space, Box) else space
 

@@ -75,7 +75,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         return jnp.mean(jnp.square(action - transition.action)) - scale * jnp.mean(value)
 
 
-class Followed(NamedTuple):
+class NextTransition(NamedTuple):
     """A `Transition` with the next action."""
 
     observation: Observation  # [N, *obs]
@@ -91,11 +91,11 @@ class Followed(NamedTuple):
 class Pairs(Replay):
     """Replay of single steps, each with the next action: windows of two."""
 
-    def _of_windows(self, windows: Step) -> Followed:
+    def _of_windows(self, windows: Step) -> NextTransition:
         single = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(single)
         ended = windows.terminated | windows.truncated
-        return Followed(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
+        return NextTransition(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
     _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
 
-    def _target(self, targets: Parameters, transition: Followed, keys: jax.Array) -> jax.Array:
+    def _target(self, targets: Parameters, transition: NextTransition, keys: jax.Array) -> jax.Array:
         """TD3's target, minus the penalty of the next action."""
         smoothed = self._smoothed(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
@@ -146,7 +146,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         cost = self.critic_penalty * distance
         return self.grid.reading.target(transition.reward, transition.discount, first, second, cost)
 
-    def _actor_loss(self, actor: Any, critics: Any, transition: Transition | Followed) -> jax.Array:
+    def _actor_loss(self, actor: Any, critics: Any, transition: Transition | NextTransition) -> jax.Array:
         """The penalty, minus the lower critic's value divided by its mean magnitude in the minibatch."""
         action = self._policy(actor, transition.observation).mode()
         value = self.grid.lower(self._critics.apply(critics, transition.observation, action))

@@ -480,7 +480,7 @@ class LanguageAgent(HasPresets):
         }
 
     def _check_network(self) -> None:
-        requirements.check_beginning(self)
+        requirements.check_initial_network(self)
         env = self.env
         if self.model is not None:
             _checkpoints().config_of(self.model)  # can be read

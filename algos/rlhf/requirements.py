@@ -113,7 +113,7 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
     )
 
 
-def check_beginning(algorithm: Any) -> None:
+def check_initial_network(algorithm: Any) -> None:
     """Checks that there is one source of the network and of its adapters."""
     model, adapters, rank = algorithm.model, algorithm.adapters, algorithm.lora_rank
     both = "model= and decoder= both say what the network is: give one"

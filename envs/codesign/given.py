@@ -50,7 +50,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     """
     network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
-    if callable(network) and not is_instance and _takes_nothing(network):
+    if callable(network) and not is_instance and _takes_no_arguments(network):
         try:
             network = network()
         except Exception as error:
@@ -64,7 +64,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
         raise FdgError(f"module '{name}': {error}") from None
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
+def _takes_no_arguments(function: Callable[..., Any]) -> bool:
     """True if it can be called without arguments."""
     try:
         inspect.signature(function).bind()

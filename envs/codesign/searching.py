@@ -175,7 +175,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
             for row in (read_metrics(outcome.run.path / "metrics.jsonl") if distributed.is_first() else ())
             if row.get("best_score") is not None
         ),
-        least=None if is_met else least_alone(env.problem),
+        least=None if is_met else least_of_each(env.problem),
         path=outcome.run.path,
         caught=outcome.caught,
     )
@@ -259,7 +259,7 @@ class _Progress:
 _DRAWN, _KEPT, _ROUNDS = 1024, 128, 12
 
 
-def least_alone(of: Problem, seed: int = 0) -> Specs:
+def least_of_each(of: Problem, seed: int = 0) -> Specs:
     """The least latency, energy and area of designs, each alone: one evolutionary search for each.
 
     Each of the three tries about 12,000 designs; specs are ignored.

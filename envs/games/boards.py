@@ -168,12 +168,12 @@ class HexGame(_BoardGame):
 
     def legal(self, position: Board) -> jax.Array:
         """Free places, from the side of the player to move."""
-        return self._turned(position, position.stones == 0).ravel()
+        return self._as_seen_by_mover(position, position.stones == 0).ravel()
 
     def observe(self, position: Board) -> jax.Array:
         """`[size, size, 2]` float32: own stones, and the other player's."""
         own = self._stone(position)
-        stones = self._turned(position, position.stones)
+        stones = self._as_seen_by_mover(position, position.stones)
         return jnp.stack([stones == own, stones == -own], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
@@ -194,7 +194,7 @@ class HexGame(_BoardGame):
         winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
         return Board(stones, position.moves + 1, winner, winner != 0, groups)
 
-    def _turned(self, position: Board, board: jax.Array) -> jax.Array:
+    def _as_seen_by_mover(self, position: Board, board: jax.Array) -> jax.Array:
         return jnp.where(self.player(position) == 0, board, board.T)
 
     def _groups(self) -> jax.Array:

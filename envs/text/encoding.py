@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
     answers: Ragged  # each with its end token; empty if there is no answer
     contents: Any  # pytree of arrays [rows, ...]: the problem's content
     held_out: np.ndarray  # [rows] bool
-    heard: Ragged | None  # the answers' bytes as decoded from tokens; None if equal to the original text
+    decoded: Ragged | None  # the answers' bytes decoded from tokens; None if equal to the original text
 
 
 @functools.lru_cache(maxsize=16)
@@ -84,17 +84,17 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
         rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
-    prompts, answers, heard = _encoded_rows(
+    prompts, answers, decoded = _encoded_rows(
         tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}")
     )
-    lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, heard, strict=True))
+    lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True))
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     return Encoded(
         Ragged.of(prompts, dtype),
         Ragged.of(answers, dtype),
         contents,
         held_out,
-        Ragged.of([text.encode() for text in heard], np.uint8) if lossy else None,
+        Ragged.of([text.encode() for text in decoded], np.uint8) if lossy else None,
     )
 
 
@@ -126,5 +126,5 @@ def _encoded_rows(
     for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
         ended = [] if row.answer is None else [*answer, *stop]
         found[name] = prompt, ended, tokenizer.decode(answer)
-    prompts, answers, heard = zip(*(found[name] for name in named), strict=True)
-    return prompts, answers, heard
+    prompts, answers, decoded = zip(*(found[name] for name in named), strict=True)
+    return prompts, answers, decoded

@@ -438,9 +438,9 @@ class TextTask:
         room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
         response, finished = codec.decode(self.tokenizer, tokens, mask, room)
         table = self._encoded
-        if table is not None and table.heard is not None:
+        if table is not None and table.decoded is not None:
             # If tokens do not decode to the answer as written, their decoding is the expected answer.
-            codes, there = table.heard.row(content, table.heard.longest, 0)
+            codes, there = table.decoded.row(content, table.decoded.longest, 0)
             heard = Text(codes, jnp.sum(there, dtype=jnp.int32))
             same = equal(stripped(response), stripped(heard))
             response = concatenate(when(same, self.problem.solution(own)), when(~same, response))

@@ -24,11 +24,11 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
         before = axes
         ends = batch_flow.axes(jaxpr, axes)
         later = (end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
-        axes = _handed_on(inside, list(later))
+        axes = _copy_to_successors(inside, list(later))
     return axes
 
 
-def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
+def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
     """Copies axes to leaves whose next value is another leaf, as in a history of several leaves."""
     ends = collections.defaultdict(list)
     for i in range(len(axes)):

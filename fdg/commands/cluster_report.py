@@ -25,7 +25,7 @@ from fdg.training.curves import figure_of, finish, style
 
 
 @dataclasses.dataclass(frozen=True)
-class Failing:
+class FailureModel:
     """A job with failures."""
 
     between: float  # mean seconds between failures of the whole job; infinite for none
@@ -40,26 +40,26 @@ class Failing:
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
-def failing(cluster: Cluster, devices: int, state_bytes: float) -> Failing:
+def failure_model(cluster: Cluster, devices: int, state_bytes: float) -> FailureModel:
     """The failure rates of a job, from its number of devices on a cluster and the size of its state."""
     rate = cluster.failures * devices / 3600
     between = 1 / rate if rate else math.inf
-    return Failing(between, state_bytes / cluster.storage, cluster.restart)
+    return FailureModel(between, state_bytes / cluster.storage, cluster.restart)
 
 
-def young(job: Failing) -> float:
+def young(job: FailureModel) -> float:
     """The best seconds of work between checkpoints, to first order.
 
-    >>> young(Failing(between=86_400, save=60, restart=300))
+    >>> young(FailureModel(between=86_400, save=60, restart=300))
     3219.9...
     """
     return math.sqrt(2 * job.save * job.between)
 
 
-def daly(job: Failing) -> float:
+def daly(job: FailureModel) -> float:
     """The best seconds of work between checkpoints, to higher order.
 
-    >>> daly(Failing(between=86_400, save=60, restart=300))
+    >>> daly(FailureModel(between=86_400, save=60, restart=300))
     3180.06...
     """
     if math.isinf(job.between):
@@ -70,7 +70,7 @@ def daly(job: Failing) -> float:
     return math.sqrt(2 * job.save * job.between) * (1 + math.sqrt(part) / 3 + part / 9) - job.save
 
 
-def expected_goodput(job: Failing, interval: float) -> float:
+def expected_goodput(job: FailureModel, interval: float) -> float:
     """Expected goodput if failures are a Poisson process (Daly, equation 13)."""
     if math.isinf(job.between):
         return interval / (interval + job.save) if not math.isinf(interval) else 1.0
@@ -85,7 +85,7 @@ def expected_goodput(job: Failing, interval: float) -> float:
     return interval / whole
 
 
-def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float:
+def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> float:
     """Goodput in a simulation with random failures.
 
     `interval` and `work` are seconds of work: between checkpoints, and in total.
@@ -116,7 +116,7 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
     return work / now
 
 
-def best_interval(job: Failing, intervals: Sequence[float], work: float) -> tuple[float, float]:
+def best_interval(job: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
     found = {
         interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(8)]))
@@ -137,7 +137,7 @@ class Point:
     prediction: Prediction  # the predicted iteration without stragglers
     straggling: float  # slow-down of an iteration by stragglers; 1 for none
     steps_per_s: float  # environment steps per second, with stragglers, without failures
-    job: Failing  # its failures
+    job: FailureModel  # its failures
     # best seconds of work between checkpoints: (Young, Daly, best simulated)
     save_every: tuple[float, float, float]
     goodput: tuple[float, float]  # (by Daly's formula, simulated)
@@ -160,14 +160,14 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
         slower = predict(plan, cluster).seconds / alike.seconds
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    job = failing(cluster, alike.devices, state_bytes)
+    job = failure_model(cluster, alike.devices, state_bytes)
     every, kept = _saving(job)
     per_second = steps / (alike.seconds * slower)
     price = cluster.price * plan.num_devices / 3600 / (per_second * kept[1]) * 1e6
     return Point(plan, alike, slower, per_second, job, every, kept, price)
 
 
-def _saving(job: Failing) -> tuple[tuple[float, float, float], tuple[float, float]]:
+def _saving(job: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
     """The checkpoint interval and the goodput."""
     if math.isinf(job.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)

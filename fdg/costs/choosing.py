@@ -233,13 +233,13 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
     for some, rows in zip(kinds.values(), found, strict=True):
         if len({_delays(one.policy) for one in some}) > 1:
             _bisect_lags(some, rows, look)
-        while min(row.seconds for row in rows.values()) <= _FAR * best and _look_beside(some, rows, look):
+        while min(row.seconds for row in rows.values()) <= _FAR * best and _look_around(some, rows, look):
             pass
         rows.update((i, Row(one, None, _LEFT_OUT)) for i, one in enumerate(some) if i not in rows)
     return [row for rows in found for row in rows.values()]
 
 
-def _look_beside(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> bool:
+def _look_around(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> bool:
     """Predicts the next feasible sizes on both sides of the best so far; returns whether any was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     before = len(rows)

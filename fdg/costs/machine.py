@@ -225,14 +225,14 @@ def calibrated(device_kind: str) -> Calibration | None:
     return calibration
 
 
-def _disturbed(found: Calibration) -> str:
+def _noise_warning(found: Calibration) -> str:
     """The warning about a disturbed calibration."""
     if not found.is_disturbed:
         return ""
     return f" while other programs had it (repeats {found.unrest:.0%} apart): {FIX} once it is quiet"
 
 
-def _crowded(cores: int | None) -> str:
+def _busy_warning(cores: int | None) -> str:
     """The warning that the machine is busy now."""
     others = busy_cores()
     if cores is None or others < 0.5 * cores:
@@ -269,7 +269,7 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
     cores, found = usable_cores() if platform_name == "cpu" else None, calibrated(device_kind)
     if found is not None:
         kind, links, cores = found.kind, (found.inside, found.between), found.cores
-        note = f"this machine's, measured {found.date}{_disturbed(found)}"
+        note = f"this machine's, measured {found.date}{_noise_warning(found)}"
     elif platform_name == "cpu":
         kind, links = REFERENCE, (SHARED_MEMORY, SOCKETS)
         note = f"of another machine's processor, for this one has no calibration: {FIX}"
@@ -282,5 +282,5 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
             published.usual_links(kind.name),
             f"published ones of {kind.name}, not measured here: {FIX}",
         )
-    note = f"rates: {note}{_crowded(cores)}"
+    note = f"rates: {note}{_busy_warning(cores)}"
     return Cluster(kind, devices_per_host, hosts, *links, cores, note=note)

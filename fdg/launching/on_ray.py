@@ -150,7 +150,7 @@ class OnRay:
         host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
         address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
         environment = {
-            **ray_cluster.passed_on(os.environ),
+            **ray_cluster.inherited_variables(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
             TIED: "1",
             "RAY_ADDRESS": first["address"],  # for fleets of environments

@@ -88,7 +88,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     free = set(free)
     equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
     for eqn in jaxpr.eqns:
-        for each in _calls_apart(eqn, free, rule):
+        for each in _split_call(eqn, free, rule):
             known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
             known = known and not _any(_runs_once_a_trip, each) and not _any(rule.stays, each)
             if known:
@@ -115,7 +115,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     return _Parts(early, late, made)
 
 
-def _calls_apart(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
+def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
     """Splits a call in two, of which the first is hoisted; any other equation is unchanged."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]

@@ -53,7 +53,7 @@ class PlannedProgram:
     together: int | None = None  # agents mapped together on a device; None without an axis of agents
 
 
-def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
+def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
     """Edges whose ends are on the same devices."""
     return [
         Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)

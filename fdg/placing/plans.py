@@ -8,7 +8,7 @@ from typing import Any
 from fdg import jaxprs
 from fdg.drawable import Drawable
 from fdg.placing.memory import peak_by_group, program_bytes
-from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transferred
+from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, local_movements, transferred
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Schedule
 from fdg.placing.sharded import ShardedLeaf, by_position
@@ -55,7 +55,7 @@ class Plan(Drawable):
     def movements(self) -> tuple[Movement, ...]:
         """Every edge and transfer, then every collective."""
         return (
-            *staying(self.graph.edges, dict(self.assignment)),
+            *local_movements(self.graph.edges, dict(self.assignment)),
             *(transferred(*each) for each in self.moves()),
             *exchanges(self.programs),
         )

@@ -23,7 +23,7 @@ from fdg import keys
 from fdg.errors import PlanError
 from fdg.placing.layout import BATCH, MODEL, Layout, Spec
 from fdg.placing.policy import DECLARED, Group, Policy
-from fdg.placing.regions.region import tied
+from fdg.placing.regions.region import connected
 from fdg.placing.scheduling.liveness import donatable
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Value, all_steps
 from fdg.tracing.graph import FDG
@@ -171,7 +171,7 @@ def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any,
     for step, _ in all_steps(schedule.steps):
         if isinstance(step, Repeat):
             pairs += (*step.enter, *step.carry, *step.leave)
-    same = tied((a.variable, b.variable) for a, b in pairs)
+    same = connected((a.variable, b.variable) for a, b in pairs)
     # Of each set of variables, on each group: the specs of the leaves in it, with None for one without.
     found: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
     variables: dict[int, set[Any]] = {}

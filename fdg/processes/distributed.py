@@ -82,7 +82,7 @@ def initialize(
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
     everywhere = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
-    cores.share_among(_most_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
+    cores.share_among(_max_core_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
 
 
 def check_flags(given: Mapping[str, Any]) -> None:
@@ -243,12 +243,12 @@ def _detect() -> tuple[str, int, int, Any]:
     return address, number, index, local_device_ids
 
 
-def _most_sharing(everywhere: list[list[Any]]) -> int:
+def _max_core_sharing(everywhere: list[list[Any]]) -> int:
     """The largest number of processes on one host whose cores overlap with those of one process (included).
 
-    >>> _most_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
+    >>> _max_core_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
     2
-    >>> _most_sharing([["a", [0]], ["a", [1]]])
+    >>> _max_core_sharing([["a", [0]], ["a", [1]]])
     1
     """
     return max(

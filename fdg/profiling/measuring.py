@@ -64,7 +64,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
         for group in rates.values():
             if group is not None:
                 group.measure()
-    return put_together(engine.plan, fragments, whole, alone, rates, rounds)
+    return profile_of_parts(engine.plan, fragments, whole, alone, rates, rounds)
 
 
 class Iterations:
@@ -140,7 +140,7 @@ def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates |
     rates = Rates(here)
     mine = [one for one in fragments if one.group == group]
     products = _per_iteration(mine).products
-    rates.prepare(_foremost(products), [one.border for one in mine])
+    rates.prepare(_largest_products(products), [one.border for one in mine])
     return rates
 
 
@@ -154,7 +154,7 @@ def _per_iteration(fragments: Sequence[Placed]) -> Work:
     )
 
 
-def _foremost(products: Mapping[Product, int]) -> list[Product]:
+def _largest_products(products: Mapping[Product, int]) -> list[Product]:
     """The products with the most operations."""
     flops = collections.Counter({product: product.flops * count for product, count in products.items()})
     found, covered = [], 0
@@ -166,7 +166,7 @@ def _foremost(products: Mapping[Product, int]) -> list[Product]:
     return found
 
 
-def put_together(
+def profile_of_parts(
     plan: Plan,
     fragments: Sequence[Placed],
     whole: Iterations,

@@ -44,7 +44,7 @@ def to_onnx(
 
     `inputs` are names and dtypes; they may have 64 bits where the function's arguments have 32.
     """
-    with _functions_of_libraries_kept():
+    with _cumsum_restored():
         within = list(zip(inputs, arguments, strict=True)) if inputs else []
         try:
             converter = importlib.import_module("jax2onnx")
@@ -124,7 +124,7 @@ _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 
 @contextlib.contextmanager
-def _functions_of_libraries_kept() -> Iterator[None]:
+def _cumsum_restored() -> Iterator[None]:
     """Restores `jax.numpy.cumsum`, which jax2onnx replaces by one that does not accept `cumsum(x, 0)`."""
     before = {
         module: {key: value for key, value in vars(module).items() if callable(value)}

@@ -63,7 +63,7 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     return grid
 
 
-def in_programs_of_their_own(*names: str) -> str:
+def use_search_instead(*names: str) -> str:
     """The fix for hyperparameters that cannot be swept: `fdg.search`."""
     choices = ", ".join(f"{name!r}: [...]" for name in names)
     options = " ".join(f"{name}=..." for name in names)
@@ -160,7 +160,7 @@ def _float(name: str, item: Any) -> float:
             low, high = match.groups()
             kind = "log" if float(low) > 0 < float(high) else "lin"
             raise FdgError(f"sweep: {name}: {item!r:.60} is a range: write {name}={kind}:{low}..{high}x8")
-        words = f": {in_programs_of_their_own(name)}"
+        words = f": {use_search_instead(name)}"
         raise FdgError(
             f"sweep: {name}: {item!r:.60} is not a number that float32 has"
             f"{words if str(item).isalnum() and math.isnan(value) else ''}"

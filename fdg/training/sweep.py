@@ -31,11 +31,11 @@ from fdg.training.settings import MOST_AGENTS
 from fdg.training.space import (
     Grid,
     grid_text,
-    in_programs_of_their_own,
     make_grid,
     parse_grid,
     points_of,
     spelled,
+    use_search_instead,
 )
 
 _MOST_CHECKED = 256  # points that are checked one by one
@@ -264,7 +264,7 @@ class Sweep:
                 raise
             raise FdgError(
                 f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(bad)},"
-                f" which a sweep traces: use jnp.where there, or {in_programs_of_their_own(*bad)}"
+                f" which a sweep traces: use jnp.where there, or {use_search_instead(*bad)}"
             ) from None
 
     def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
@@ -367,7 +367,7 @@ def check_names(algorithm: Any, names: Sequence[str]) -> None:
             raise unknown_name(f"hyperparameter of {cls.__name__}", name, able)
         why = f"decides {fixed[name]}" if name in fixed else "is no float, and decides what the program is"
         raise FdgError(
-            f"sweep: {name} of {cls.__name__} {why}: {in_programs_of_their_own(name)};"
+            f"sweep: {name} of {cls.__name__} {why}: {use_search_instead(name)};"
             f" a sweep is of {', '.join(able)}"
         )
 

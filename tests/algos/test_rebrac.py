@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import algos
-from algos.offline.td3 import Followed, Pairs
+from algos.offline.td3 import NextTransition, Pairs
 from algos.replay import Step
 from algos.td3 import Parameters
 from tests.algos.offline.by_hand import CRITICS, HALF, MEAN, ONE, column, keys
@@ -20,7 +20,7 @@ class OneReBRAC(algos.ReBRAC):
 
 def test_rebrac_by_hand():
     algorithm = OneReBRAC(env=ONE, actor_penalty=0.5, critic_penalty=2.0, target_noise=0.0)
-    transition = Followed(
+    transition = NextTransition(
         *(column(0.0, 0.0, 0.0), column(1.0, 0.0, 0.0), jnp.ones(3), jnp.array([0.5, 0.0, 0.5])),
         next_observation=column(0.0, 0.0, 0.0),
         next_action=column(-0.5, 0.0, -1.0),

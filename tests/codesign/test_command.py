@@ -88,7 +88,7 @@ def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsy
     assert rows[0]["is_best"] == "True" and {row["is_best"] for row in rows[1:]} <= {"False"}
     assert [int(rows[0]["latency_cycles"])] == [best["design"]["latency_cycles"]]
     monkeypatch.setattr(pictures, "draw", lambda *_: [])
-    monkeypatch.setattr(searching, "least_alone", lambda problem: kept[0].least)
+    monkeypatch.setattr(searching, "least_of_each", lambda problem: kept[0].least)
     # A resumed search that is complete reports again, the same design; its files and it may be moved.
     assert {path.name for path in Path("run/data").iterdir()} == {"path.toml", "onnx2.onnx"}
     there = (folder / "elsewhere").resolve()

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from fdg.commands.cluster_report import Failing, best_interval, daly, expected_goodput, simulate, young
+from fdg.commands.cluster_report import FailureModel, best_interval, daly, expected_goodput, simulate, young
 from fdg.errors import FdgError
 
-JOB = Failing(between=10_000.0, save=50.0, restart=100.0)
+JOB = FailureModel(between=10_000.0, save=50.0, restart=100.0)
 
 
 def test_nothing_fails_and_saving_costs_its_share():
-    never = Failing(math.inf, 10.0, 100.0)
+    never = FailureModel(math.inf, 10.0, 100.0)
     assert simulate(never, 90.0, 90.0 * 100) == pytest.approx(0.9, abs=2e-3)
     assert daly(never) == math.inf and expected_goodput(never, 90.0) == pytest.approx(0.9)
 
@@ -32,13 +32,13 @@ def test_the_best_interval_is_near_dalys():
 
 
 def test_saving_that_never_ends_keeps_nothing():
-    assert expected_goodput(Failing(1.0, 1e6, 1.0), 1.0) == 0.0
-    assert simulate(Failing(1.0, 1e3, 1e3), 1e3, 1e4) < 1e-3
+    assert expected_goodput(FailureModel(1.0, 1e6, 1.0), 1.0) == 0.0
+    assert simulate(FailureModel(1.0, 1e3, 1e3), 1e3, 1e4) < 1e-3
 
 
 def test_bad_numbers_say_so():
     with pytest.raises(FdgError, match="between = 0"):
-        Failing(0.0, 1.0, 1.0)
+        FailureModel(0.0, 1.0, 1.0)
 
 
 def one_by_one(job, interval, work, seed):
@@ -61,6 +61,6 @@ def one_by_one(job, interval, work, seed):
 
 @pytest.mark.parametrize("save", [0.0, 0.5, 7.0])
 def test_whole_intervals_at_once_are_intervals_one_by_one(save):
-    job = Failing(between=100.0, save=save, restart=5.0)
+    job = FailureModel(between=100.0, save=save, restart=5.0)
     for seed, interval in itertools.product(range(5), (0.7, 3.0, 40.0)):
         assert simulate(job, interval, 500.0, seed) == pytest.approx(one_by_one(job, interval, 500.0, seed))

@@ -68,7 +68,7 @@ def test_sizes_that_cannot_be_do_not_end_the_search():
         return choosing.Row(one, found, "" if found else "refused")
 
     rows[0] = look(some[0])
-    while choosing._look_beside(some, rows, look):
+    while choosing._look_around(some, rows, look):
         pass
     assert min(rows, key=lambda i: rows[i].seconds) == 8
     assert len(rows) == 10  # both neighbours of the best were looked at

@@ -205,7 +205,7 @@ def test_variables_of_the_driver():
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    assert ray_cluster.passed_on(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
+    assert ray_cluster.inherited_variables(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
 
 
 # --- what runs on a host ---

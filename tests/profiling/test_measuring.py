@@ -10,7 +10,7 @@ import fdg
 import policies
 from fdg.profiling import measuring
 from fdg.profiling.fragments import placed
-from fdg.profiling.measuring import Iterations, put_together
+from fdg.profiling.measuring import Iterations, profile_of_parts
 from tests.tiny import Pupil
 
 
@@ -58,7 +58,7 @@ def test_a_profile_by_hand():
     known = SimpleNamespace(
         products=products, memory_rate=7.0, seconds=lambda products: 0.125, memory_seconds=lambda size: 0.0625
     )
-    found = put_together(plan, fragments, whole, alone, {acting.name: known, learning.name: None}, 3)
+    found = profile_of_parts(plan, fragments, whole, alone, {acting.name: known, learning.name: None}, 3)
     assert (found.iteration_s, found.usual_s, found.rounds, found.num_devices) == (3.0, 4.0, 3, 2)
     assert found.memory_rate == 7.0
     assert [(g.name, g.busy_s) for g in found.groups] == [(acting.name, 2.0), (learning.name, 1.0)]
@@ -73,6 +73,6 @@ def test_a_profile_by_hand():
 def test_a_process_without_devices_knows_no_rates():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
     whole = SimpleNamespace(samples=[1.0], busy_s=lambda group: None)
-    found = put_together(plan, placed(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1)
+    found = profile_of_parts(plan, placed(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1)
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)

@@ -23,7 +23,7 @@ def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 
 
-def _each_its_own(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return RuleResult(tuple(operands))
 
 
@@ -35,6 +35,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, same),
     **dict.fromkeys(_LOOPS, locally(same)),
     "bitcast_convert_type": _bitcast,
-    "optimization_barrier": _each_its_own,
+    "optimization_barrier": _pass_through,
     "device_put": _device_put,
 }

@@ -117,7 +117,7 @@ class Opened:
         return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
 
-def tied(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
+def connected(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
     """For each variable of some pairs, the set of those that it is connected with, itself included."""
     found: dict[Any, set[Any]] = {}
     for a, b in pairs:

@@ -13,7 +13,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
-from fdg.placing.regions.region import Operation, Region, tied
+from fdg.placing.regions.region import Operation, Region, connected
 from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]
@@ -71,6 +71,6 @@ def _unify(region: Region, axes: Axes) -> None:
         pairs += zip(loop.body.inputs, loop.starts, strict=True)
         pairs += zip(loop.outputs, loop.body.outputs, strict=True)
         pairs += zip(loop.body.inputs, loop.body.outputs, strict=True)
-    for variables in {id(together): together for together in tied(pairs).values()}.values():
+    for variables in {id(together): together for together in connected(pairs).values()}.values():
         found = {axis for v in variables if (axis := axes.get(v)) is not None}
         axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))

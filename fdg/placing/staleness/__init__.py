@@ -24,7 +24,7 @@ from fdg.placing.staleness.lag import Ages, micro_batches, with_lag
 from fdg.placing.staleness.readers import Readers
 from fdg.placing.staleness.state import Delay, DelayedState, own_state
 from fdg.placing.staleness.values import Block, Versioned
-from fdg.placing.staleness.versions import Written
+from fdg.placing.staleness.versions import BlockRewriter
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
@@ -63,7 +63,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
     ]
     readers = Readers(graph.fragments, assignment, ages, block.ends[:count], names, str(policy))
-    new = Written(block, [{None}] * len(block.ends), readers)
+    new = BlockRewriter(block, [{None}] * len(block.ends), readers)
 
     old = [{reader for reader in new.need.get(v, ()) if readers.version(v, reader)} for v in leaves]
     delayed = [i for i, found in enumerate(old) if found]

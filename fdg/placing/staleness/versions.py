@@ -20,7 +20,7 @@ from fdg.placing.staleness.values import Block, Versioned, kind_of_control
 Pair: TypeAlias = tuple[Versioned, Version]
 
 
-class Written:
+class BlockRewriter:
     """Rewrites a block, from its last equation to its first."""
 
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
@@ -147,7 +147,7 @@ class Written:
             ends = [code if code and some and k in body.stacked else some for k, some in enumerate(ends)]
             of_test: list[set[Reader]] = [{inside}]
             parts = [
-                Written(block, of_test if kind == "while" and block is not last else ends, self.readers)
+                BlockRewriter(block, of_test if kind == "while" and block is not last else ends, self.readers)
                 for block in blocks
             ]
             within: dict[Versioned, set[Reader]] = {}
