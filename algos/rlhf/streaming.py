@@ -27,9 +27,9 @@ KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-
 class Rollout(NamedTuple):
     """Responses of some prompts, those to one prompt contiguous."""
 
-    responses: Responses  # [N]; none of a response's tokens is `own` where it has no reward
+    responses: Responses  # [N]; responses without a reward have no `own` tokens
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
-    version: jax.Array  # int32, version of the parameters that drew it: [N], of a stream [N, R]
+    version: jax.Array  # int32, of the parameters that sampled it: [N], in a stream [N, R]
     reward: Reward  # [N]
     age: jax.Array | None  # [N, R] int32, a token's age in updates; None without a stream
 
@@ -95,9 +95,9 @@ def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> Str
 
 
 def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, parameters: Any) -> Stream:
-    """The stream of an agent's responses to problems that may begin, in order, by one key each.
+    """The stream of an agent's responses to problems, in order, with one key each.
 
-    `first` is the run's index of the first response; of `parameters` only the dtype counts.
+    `first` is the run's index of the first response; only the dtype of `parameters` is used.
     """
     group = agent.responses_per_prompt
     source = Answers(

@@ -179,7 +179,7 @@ class CoDesign:
 
     @property
     def family(self) -> str:
-        """The family of presets: a sequence has settings of its own."""
+        """The family of presets; a sequence has its own settings."""
         return "codesign" if self._at_once else "codesign-sequence"
 
     @property

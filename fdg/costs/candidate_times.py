@@ -15,7 +15,7 @@ from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.profiling.measuring import Iterations
 
-_SECONDS = 0.5  # of iterations, about, in a round
+_SECONDS = 0.5  # approximate seconds of a round of iterations
 _ROUNDS = 3
 _TIMED = 3  # candidates
 

@@ -1,4 +1,4 @@
-"""Fits the parameters that are no rates to timed jobs: what fusion leaves of operations, and overheads.
+"""Fits the non-rate parameters to timed jobs: shares of operations after fusion, and overheads.
 
 They are fitted together, because each can explain the other's errors: least squares of the logarithm of
 predicted by measured time with a soft L1 loss, and a weak prior at the known values for parameters that few
@@ -19,7 +19,7 @@ from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, JOINED, seconds_of
 from fdg.placing.plans import Plan
 
-_LARGE = 0.2  # errors from here on count less
+_LARGE = 0.2  # larger errors count less
 _KNOWN = 0.2  # weight of the known values: a factor of e from them counts like this error in one job
 _FURTHEST = 2.5  # largest logarithm of the ratio to the known value
 _SHARES = ("divided", "shared")  # at most 1

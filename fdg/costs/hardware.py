@@ -117,7 +117,7 @@ class DeviceKind:
         return _DEFAULTS[self.platform].get(name, _COMMON[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """For a dtype without a figure: that of the next wider one, else of the widest."""
+        """For a dtype without a figure: the next wider one's, else the widest one's."""
         width = _WIDTHS.get(dtype, 4)
         known = {
             _WIDTHS[name.removeprefix("product/")]: figure.value
@@ -146,8 +146,8 @@ _COMMON: Mapping[str, float] = {
     "memory_bytes": 1e18,
 }
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    # Of a kernel about 4 us to start, and a loop's trip waits for the host's word on whether to go on: what
-    # XLA's loops on a GPU take where no command buffer holds them.
+    # About 4 us to start a kernel; each trip of a loop without command buffer waits for the host's decision
+    # to continue: measured times of XLA's loops on a GPU.
     "gpu": {"operation": 4e-6, "trip": 1.2e-5, "dispatch": 5e-5},
     "tpu": {"operation": 1e-6, "trip": 2e-6, "dispatch": 1e-4},
     "cpu": {},

@@ -26,7 +26,7 @@ from fdg.reading import read_json
 from fdg.running import program_cache
 
 VERSION = 4
-MEASURED = "measured here"  # the source of what was
+MEASURED = "measured here"  # the source of measured figures
 AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 

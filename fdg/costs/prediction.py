@@ -26,7 +26,7 @@ from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
-_WARM, _COUNTED = 3, 3  # iterations: until the groups have found their rhythm, and of which the mean is taken
+_WARM, _COUNTED = 3, 3  # iterations until the steady state, and averaged iterations
 _TRIPS = 12  # of a long loop, this many trips and twice as many are simulated and extrapolated
 
 

@@ -17,8 +17,8 @@ from fdg.profiling.work import SizedOperation, Work
 CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 
 _AS_IT_STANDS: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
-# Not fitted, for none was at hand: of ten operations one becomes a kernel, and elementwise ones are read and
-# written with the products around them.
+# Not fitted, since no device was available: ten operations become one kernel, and elementwise ones are fused
+# into products.
 _OF_KERNELS: Mapping[str, float] = {
     **_AS_IT_STANDS,
     "elementwise": 0.15,
@@ -75,7 +75,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     }
     total = sum(by_class.values())
     alone = sum(keep.get(name, 1.0) * wide.get(name, 0.0) for name in CLASSES)
-    # Where an operation is divided over cores, all of them are busy for its time.
+    # An operation that is divided over cores keeps all of them busy.
     busy = 1 + (max(1.0, cores) - 1) * (alone / gain / total if total else 0.0)
     return Seconds(by_class, busy)
 

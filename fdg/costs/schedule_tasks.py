@@ -12,7 +12,7 @@ from fdg.placing.plans import SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
 
-IN_FLIGHT = 4  # iterations: one that is being started, and three that the engine lets be in flight
+IN_FLIGHT = 4  # iterations: the one that is being dispatched, and three that the engine leaves running
 HOST = "host"
 
 
@@ -29,7 +29,7 @@ class Cost:
 
 
 Slow = Callable[[int], float]
-"""How much longer than usual this many devices take together, in this trial."""
+"""The slow-down by stragglers of a step on this many devices, in one trial."""
 
 
 def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:

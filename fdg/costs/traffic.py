@@ -16,8 +16,8 @@ from fdg.costs.hardware import Cluster, Link
 from fdg.placing.layout import moved_bytes
 from fdg.placing.scheduling.schedule import Move
 
-# How often the bytes of its result pass a device of a ring of many: an all-reduce is a reduce-scatter and an
-# all-gather. (Of a reduce-scatter the result is a device's part; its bytes here are the whole, as predicted.)
+# How often the result's bytes pass each device of a long ring: an all-reduce is a reduce-scatter and an
+# all-gather. (A reduce-scatter's result is a device's part; its bytes here are the whole, as predicted.)
 _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 
@@ -51,10 +51,10 @@ def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sen
         inside = passes * one.bytes * (each - 1) / each
         _add(parts, cluster.inside, rounds * math.ceil(math.log2(each)), inside)
     if hosts > 1:
-        # The devices of a host have a part each after the first step, and share its card.
+        # After the first step, each device of a host has a part, and they share the host's card.
         between = passes * one.bytes * (hosts - 1) / hosts
         _add(parts, cluster.between, rounds * math.ceil(math.log2(hosts)), between)
-    if cluster.cores is not None:  # all of them have to get their turn on the cores of their machine
+    if cluster.cores is not None:  # all of them need a turn on their machine's cores
         there = each * min(hosts, cluster.hosts_per_machine)
         parts[f"{link.name} latency"] *= max(1.0, there / cluster.cores)
     bound = max(parts, key=lambda name: parts[name])
@@ -78,7 +78,7 @@ def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], clus
         link, ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
         inside, between = 0.0, float(total)
     latency, bandwidth = link.latency.value, total / ends / link.bandwidth.value
-    if between:  # what crosses from process to process is a collective
+    if between:  # between processes, a transfer is a collective
         latency += link.call.value
     bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
     return Sent(latency + bandwidth, inside, between, bound)

@@ -130,12 +130,12 @@ class _Rewriter:
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
-            """`atom`, split along `axis`."""
+            """`atom` split along `axis`."""
             if hasattr(atom, "val") or not atom.aval.shape:
                 return atom
             if (atom, axis) not in placed:
-                # First as it is made: what makes it must not be split from its reader's side. From one
-                # axis to another by way of the whole: there is no other exchange than a gather.
+                # Constrain the producer's own sharding first, so that the reader's side does not change it.
+                # Resharding from one axis to another goes through a gather, the only exchange.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
                 whole = () if made is None else (made,)
@@ -205,7 +205,7 @@ class _Rewriter:
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains, ends
 
     def _pins(self, flow: Flow) -> set[Any]:
-        """The variables that some reader needs with another sharding than they are defined with."""
+        """The variables that some reader needs with another sharding than their definition's."""
         found: set[Any] = set()
         cut: set[Any] = set()
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
@@ -213,14 +213,14 @@ class _Rewriter:
             if isinstance(step, EquationFlow) and not step.local:
                 positions |= set(self._constrained_inside(step))
                 if step.eqn.primitive.name == "erf" and step.operands[0] is not None:
-                    positions.add(0)  # of an erf of an erf, XLA gathers the inner one
-                if step.reduced:  # or it may be the operand that is exchanged, where that is small
+                    positions.add(0)  # for an erf of an erf, XLA gathers the inner one
+                if step.reduced:  # otherwise XLA may exchange a small operand instead
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
             found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
             cut |= {atoms[i] for i in positions if not hasattr(atoms[i], "val") and i in self._whole(step)}
-        # What is whole and then cut may be another name of what it is made of, however many operations ago:
-        # XLA drops a slice of a concatenation that takes all of a part, or a call that hands a value on, and
-        # gives the other readers of that value the cut one.
+        # A gathered value that is then sliced may alias its source through any number of operations: XLA
+        # drops a slice of a concatenation that takes a whole part, and calls that return an operand, and
+        # would give the source's other readers the sliced value.
         for step in reversed(flow.equations):
             if cut.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
@@ -251,7 +251,7 @@ class _Rewriter:
         """An equation that splits `atom` along a batch axis and replicates dimensions `whole`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # no part for each device; the plan lets no fragment's own batch get here
+            axis = None  # no equal parts; the plan ensures that this is no fragment's own batch
         sharding = batch_sharding(self.mesh, axis)
         if self.sharded:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
@@ -272,7 +272,7 @@ class _Rewriter:
 
         tiles = tiles_of(step.eqn)
         function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)
-        # Parameters that a whole function of rows reads stay split: all but the rows is left to XLA.
+        # Parameters that a whole function of rows reads stay sharded: XLA handles all axes but the rows.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
         if stays_split:
             function = functools.partial(_keeping_nan, function)
@@ -306,7 +306,8 @@ def _alone(step: EquationFlow) -> EquationFlow:
 
 
 def replicate_host_results(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
-    """Replicates the results of host calls, which one device gets; XLA warns where a reader is split."""
+    """Replicates the results of host calls, which one device gets; otherwise XLA warns if a reader is
+    split."""
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def replicated(block: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:

@@ -26,7 +26,7 @@ _IS_MAX = {
     **dict.fromkeys(("min", "reduce_min", "scatter-min", "pmin"), False),
 }
 _SCATTERS = {"scatter-max": lax.scatter_max, "scatter-min": lax.scatter_min}
-_NARROW = 16  # bits. Encodings of NaN differ in narrower floats; float32 holds their values exactly
+_NARROW = 16  # bits. NaN encodings differ in narrower floats, but float32 represents their values exactly
 
 
 def may_lose_nan(eqn: Any) -> bool:

@@ -26,7 +26,7 @@ class HoistRule(NamedTuple):
     """What to hoist out of loops."""
 
     name: str  # the name of the hoisted call
-    takes: Callable[[Any], bool]  # whether an equation (not a call) is worth hoisting
+    takes: Callable[[Any], bool]  # True if an equation (not a call) is worth hoisting
     # the most bytes passed to a loop's trips; with `again`, of everything that is hoisted for it
     most_bytes: int
     again: bool = False  # recompute in the loop what it needs besides, instead of passing it
@@ -67,14 +67,14 @@ def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
     needed = _read(parts.early, parts.passed)
     own = [i for i, v in enumerate(inputs) if v in needed]
     if not any(i in body.sliced for i in own):
-        return None  # the same every trip, which XLA takes out itself
+        return None  # loop-invariant; XLA hoists it itself
     hoisted = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.passed, parts.early, constants))
     rows = [0 if i in body.sliced else None for i in own]
     operands = [eqn.invars[i] for i in own]
     try:
         made = jax.make_jaxpr(jax.vmap(hoisted, in_axes=rows))(*jaxprs.shapes_of(operands))
     except NotImplementedError:
-        return None  # an operation of the user's own that has no batching rule
+        return None  # a user's operation without batching rule
     stacks = [core.Var(aval) for aval in made.out_avals]
     late = _closed([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
@@ -86,7 +86,8 @@ def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
 def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     """Splits a jaxpr into hoisted equations, with their dependencies, and the rest."""
     free = set(free)
-    equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
+    # with flags: independent of carried values, and worth hoisting
+    equations: list[tuple[Any, bool, bool]] = []
     for eqn in jaxpr.eqns:
         for each in _split_call(eqn, free, rule):
             known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
@@ -97,7 +98,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     wanted: set[Any] = set()
     early: list[Any] = []
     late: list[Any] = []
-    read = _read((), jaxpr.outvars)  # by what is left, of which those that are done again are needed for it
+    read = _read((), jaxpr.outvars)  # by the remaining equations, of which recomputed ones are dependencies
     for each, known, worth in reversed(equations):
         taken = worth or (known and any(v in wanted for v in each.outvars))
         if taken:
@@ -178,8 +179,8 @@ def _closed(
     return jaxprs.build(inputs, outputs, equations, own, [constants[v] for v in own])
 
 
-# Stands for a body while the equation around it is traced: JAX takes what a body hands on out of an equation,
-# whose results would then be fewer than those that are wanted.
+# A placeholder for a body while its equation is traced: JAX removes results that a body passes through, so
+# the equation would have fewer results than needed.
 _body_p = core.Primitive("body")
 _body_p.multiple_results = True
 _body_p.def_abstract_eval(lambda *_, avals: list(avals))

@@ -83,7 +83,7 @@ class Guarded:
     def who(self) -> str:
         """The place and the function's name."""
         function = self.callback_func
-        if self.expected is None:  # its name is within a closure of JAX's
+        if self.expected is None:  # its name is in a closure of JAX
             return f"{self.where}: a function of jax.debug.callback"
         return f"{self.where}: {getattr(function, '__name__', type(function).__name__)}"
 
@@ -110,7 +110,7 @@ class Guarded:
             raise HostError(f"{self.who} gave {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
             if result.shape == shape and result.dtype == _dtype(dtype):
-                continue  # without asking JAX, which takes longer than small environments do
+                continue  # fast path: asking JAX takes longer than a step of a small environment
             found = jax.dtypes.canonicalize_dtype(result.dtype)  # as JAX does, with or without 64 bits
             if result.shape != shape or found != dtype:
                 which = "" if len(results) == 1 else f" as result {i}"

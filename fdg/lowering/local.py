@@ -21,7 +21,7 @@ class Local:
 
     def __init__(self, count: int, index: Callable[[], Any]):
         self.count = count
-        self.index = index  # of the part, `() -> int32`, to slice replicated values
+        self.index = index  # index of the part, `() -> int32`, for slicing replicated values
 
     def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         """The part of an equation's results, from the parts (or wholes) of its operands."""
@@ -30,7 +30,7 @@ class Local:
         eqn = step.eqn
         if eqn.primitive is boundary_p:
             return values
-        if all(axis is None for axis in step.operands):  # shared, or made here: the whole, then the part
+        if all(axis is None for axis in step.operands):  # replicated: compute the whole, then slice
             results = jaxprs.bind(eqn, values)
             return [self.part(x, axis) for x, axis in zip(results, step.results, strict=True)]
         results = jaxprs.bind(eqn, values, self._parameters(step))

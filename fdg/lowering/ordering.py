@@ -35,7 +35,7 @@ from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
 MOST_BYTES = 8 << 20  # of values computed ahead for all trips of a loop; they should fit into a cache
-_ZERO_BITS = 7  # a count of set bits is at most 64, so shifting it right by 7 gives 0
+_ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
 
 def in_order(
@@ -112,7 +112,7 @@ class _CollectiveStep:
 
 
 def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """Results of a step that others can wait for. Of a loop only one: one that changes in each trip.
+    """Results of a step that others can wait for; for a loop a single one, which changes in each trip.
 
     Prefers floats, so as not to take the loop's counter. Skips unread results: XLA would compute them only
     for this.

@@ -43,12 +43,12 @@ from fdg.lowering.extremes import extreme_over
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
 
-TILE_BYTES = 3 << 20  # of all values of a tile that have a batch; XLA fuses most of them away
-TILE_FLOPS = 4 << 20  # operations of a tile below which the loop around it would cost too much
-PACKED_BYTES = 1 << 20  # of an array, above which to copy it takes as long as to meet once more
+TILE_BYTES = 3 << 20  # of all batched values of a tile; XLA fuses most of them away
+TILE_FLOPS = 4 << 20  # minimum operations of a tile; below, the loop's overhead is too large
+PACKED_BYTES = 1 << 20  # of an array; above, copying takes as long as another synchronisation
 _PREFIX = "fdg-tiles"
 
-# How the shares of tiles are brought together where they are no sums, by the operation that made them.
+# How tiles' results are combined if they are not sums, by operation.
 _EXTREMES: dict[str, Callable] = {"reduce_max": jnp.maximum, "reduce_min": jnp.minimum}
 
 
@@ -92,7 +92,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     makers: dict[Any, str] = {}
     for each in flow.equations:
         name = each.eqn.primitive.name
-        if name == "transpose" and not each.reduced:  # of a sum: as that is made
+        if name == "transpose" and not each.reduced:  # the transpose of a sum, computed as the sum is
             name = makers.get(each.eqn.invars[0], name)
         makers.update(dict.fromkeys(each.eqn.outvars, name))
     outputs = list(zip(called.jaxpr.outvars, output_axes, strict=True))

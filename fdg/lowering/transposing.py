@@ -18,7 +18,7 @@ import jax
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 
-_LEAST_COLUMNS = 64  # of the other operand: with fewer, transposing a large one costs more than it saves
+_LEAST_COLUMNS = 64  # of the other operand; with fewer, transposing a large one costs more than it saves
 _LARGE_BYTES = 1 << 20
 _OVER_ROWS = (((0,), (0,)), ((), ()))
 _ROWS_WITH_COLUMNS = (((1,), (0,)), ((), ()))
@@ -79,6 +79,6 @@ def _adds_up_rows(eqn: Any) -> bool:
 
 def _pays(first: Any, second: Any) -> bool:
     first, second = first.aval, second.aval
-    if first.shape[1] == 1 or second.shape[1] == 1:  # to XLA a sum of products: 4 times as slow
+    if first.shape[1] == 1 or second.shape[1] == 1:  # XLA makes it a sum of products: 4 times as slow
         return False
     return second.shape[1] >= _LEAST_COLUMNS or jaxprs.bytes_of(first) <= _LARGE_BYTES

@@ -20,7 +20,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
 CACHE_BYTES = 8 << 20  # of the gradients of agents that are mapped together
-OPERATION_BYTES = 2000  # that a core could read or write in the time that it takes to begin an operation
+OPERATION_BYTES = 2000  # a core could read or write these bytes in an operation's start-up time
 
 _KNOWN: IdentityCache[int] = IdentityCache(max_entries=64)
 

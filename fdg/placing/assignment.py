@@ -133,7 +133,7 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
                 assigned[fragment.name] = assigned[leader]
             else:
                 waiting.append(fragment)
-        if len(waiting) == len(pending):  # they only follow each other
+        if len(waiting) == len(pending):  # they only depend on each other
             assigned[waiting.pop(0).name] = default
         pending = waiting
     return {f.name: assigned[f.name] for f in graph.fragments}

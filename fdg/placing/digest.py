@@ -81,7 +81,7 @@ class _Walker:
                 return f"{value.aval} {self.text(value.val, numbers)}"
             case core.Var():
                 return self._variable(value, numbers)
-            case core.JaxprEqn():  # within a schedule; what it does stands in the jaxpr
+            case core.JaxprEqn():  # within a schedule; the jaxpr has its contents
                 atoms = [self.text(v, numbers) for v in (*value.invars, *value.outvars)]
                 return f"{value.primitive.name} {' '.join(atoms)}"
             case _ if jaxprs.is_jaxpr(value):
@@ -107,7 +107,7 @@ class _Walker:
         return _ADDRESS.sub("", str(value))
 
     def _equation(self, eqn: core.JaxprEqn, numbers: dict[Any, int]) -> str:
-        # A fragment is named before what is in it, as in the graph.
+        # A fragment is numbered before its contents, as in the graph.
         mark = FragmentMark.of(eqn)
         if mark is not None:
             self.fragments.setdefault(mark.name, [])

@@ -54,7 +54,7 @@ from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace
 
 _MOST_DEVICES = 2**20
-_MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
+_MOST_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
 _OPENED: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
 _EXCHANGED: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(

@@ -1,4 +1,4 @@
-"""Resharding on the same devices, as of parameters between training and generation.
+"""Resharding on the same devices, such as of parameters between training and generation.
 
     training    batch 2, model 4    kernel [64, 32] as (model): each device has a quarter
     generation  batch 4, model 2    the same devices in rows of two; kernel as (model)
@@ -7,8 +7,8 @@
 
 If each device's part before lies within its part afterwards (along each dimension, the axes afterwards are
 the first of those before), parts are all-gathered in small groups and nothing else moves: zero redundancy
-(Sheng et al., arXiv 2409.19256, section 5.3). Then parameters are gathered for their use only
-(`scheduling.unsharding`): leaf by leaf, freeing each leaf's parts, and sliced back after their last use.
+(Sheng et al., arXiv 2409.19256, section 5.3). Then `scheduling.unsharding` gathers parameters just before
+their use, leaf by leaf, and frees each leaf's parts; after the last use, leaves are sliced back.
 """
 
 import dataclasses

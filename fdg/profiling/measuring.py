@@ -26,9 +26,9 @@ from fdg.profiling.work import Work, sum_of_work
 from fdg.showing.plan_outline import in_parts
 from fdg.showing.words import ancestors
 
-_ITERATIONS_S = 0.2  # of iterations, about, in a round
+_ITERATIONS_S = 0.2  # approximate seconds of a round of iterations
 _COVERED = 0.98  # fraction of the operations in products that measured ones must cover
-_MOST_PRODUCTS = 12  # of a group
+_MOST_PRODUCTS = 12  # timed products per group
 
 
 @checked

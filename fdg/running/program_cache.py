@@ -60,7 +60,7 @@ def keep_programs(directory: str | None = None) -> str | None:
     _remove_oldest(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones are many
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small programs are many
     return str(path)
 
 

@@ -4,7 +4,7 @@ The exported function computes `(observation, mask, *memory, start) -> (action, 
 actions have the format of the environment's own library (`envs.native`). Parameters, normalisers and action
 bounds are part of the function. It takes a mask only if a JAX environment masks actions, and a start only if
 the policy has a memory to reset. A structured observation or action is several arrays, in the order of its
-space, without what only critics see. The number of environments, `N`, is symbolic.
+space, without privileged parts. The number of environments, `N`, is symbolic.
 
 The description is written to a `.json` file of the same name, and also inside the exported file.
 """
@@ -112,7 +112,7 @@ class _Program:
     native: Native
     memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
     structure: Any  # of the memory
-    mask: Description | None  # of an environment of JAX's, where it gives masks
+    mask: Description | None  # of a JAX environment that masks actions
     held: Sequence[Description]  # the arrays of the memory
     inputs: Sequence[Description]  # the function's arguments, in order
     outputs: Sequence[Description]  # the function's results, in order
@@ -175,7 +175,7 @@ class _Program:
 
     def greedy(self, *arguments: Any) -> Any:
         """The exported function."""
-        # Greedy actions draw nothing: these keys are never looked at.
+        # Greedy actions do not use these keys.
         words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
         return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
 
@@ -216,7 +216,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     function = program.greedy if greedy else program.sampled
     try:
         exported = jax.export.export(jax.jit(function), platforms=_PLATFORMS)(*arguments)
-    except Exception as error:  # whatever in a network does not lower for an open number of environments
+    except Exception as error:  # a network may not lower for a symbolic number of environments
         name = type(program.algorithm).__name__
         raise FdgError(f"the policy of {name} cannot be exported: {one_line(error)}") from error
     facts["calling_convention"] = exported.calling_convention_version

@@ -63,7 +63,7 @@ def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.V
     return jaxprs.as_one(jax.jit(with_token), [token, *operands], [after, *results]), after
 
 
-# --- what cannot be kept ---
+# --- unsupported effects ---
 
 
 def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:

@@ -125,7 +125,7 @@ class _Opener:
         inside: str | None,
     ) -> None:
         """An equation that stays whole."""
-        if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are wherever they are used
+        if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are placed by their uses
             (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
             (names[within],) = jaxprs.renamed([outside], names)
             if axis is not None and not jaxprs.is_literal(names[within]):

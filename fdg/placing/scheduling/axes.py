@@ -54,7 +54,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
             enter(item.eqn.outvars, results)
             continue
         enter(item.body.inputs, map(axes.get, item.starts))
-        for _ in range(len(item.body.inputs) + 1):  # an axis can reach one more carried value a round
+        for _ in range(len(item.body.inputs) + 1):  # each round, an axis may reach one more carried value
             _follow(item.body, axes, placement, units)
             ends = [(v, axes.get(end)) for v, end in zip(item.body.inputs, item.body.outputs, strict=True)]
             found = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]

@@ -44,7 +44,7 @@ def make_schedule(
     metrics = tuple(block.on_maker(v) for v in region.outputs[len(region.inputs) :])
     starts = [[value_of(v, group) for group in some] for v, some in block.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
-        maker = block.maker(end)  # which has the primary copy
+        maker = block.maker(end)  # has the primary copy
         copies[:] = [v for v in copies if v.group == maker] + [v for v in copies if v.group != maker]
     tokens = starts[num_leaves:]
     needed = [*tokens, *block.constants.values()]
@@ -58,7 +58,7 @@ class _Transfer:
     """The transfer of a value to another group."""
 
     source: Value
-    level: int  # of the step that defines the value; -1 for an input
+    level: int  # level of the step that defines the value; -1 for an input
     users: list[str]  # the fragments that use it there
     for_next_trip: bool  # whether only the next trip (or iteration) uses it
 
@@ -80,7 +80,7 @@ class _Block:
         held = map(placement.ordered, placement.carry_groups[region])
         self.carried = dict(zip(region.inputs, held, strict=True))  # the groups that hold each variable
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and source: input, program, loop, move
-        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the first one first
+        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, its maker first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
         self._programs: dict[tuple[str, int], list[Operation]] = {}
         self._loops: list[tuple[int, Repeat]] = []
@@ -171,7 +171,7 @@ class _Block:
     def _add_loop(self, loop: Loop) -> None:
         placement, value_of = self.placement, self.value_of
         body = _Block(placement, value_of, self.origins, loop.body)
-        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the last value is also at its maker
+        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the maker also has the last value
             last = body.on_maker(v)
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))

@@ -30,7 +30,7 @@ Held = dict[core.Var, set[str]]  # the groups that hold each variable without an
 
 
 class Placement:
-    """The groups of each operation of an opened iteration, and of what each loop carries.
+    """The groups of each operation of an opened iteration, and of each loop's carried values.
 
     The first of the groups, in the policy's `order`, gets what nothing else decides. Without `platforms`, all
     are the same.
@@ -133,7 +133,7 @@ class Placement:
         if operation in self._fixed:
             return {self._fixed[operation]}
         if operation.row is not None:
-            return set()  # not before it is known where its row is
+            return set()  # wait until the row's groups are known
         if len(users) > 1 and not self._may_copy(operation, users):
             return {self._first(users)}
         return users
@@ -249,7 +249,8 @@ _SELECTS = frozenset(
 
 
 def is_exact(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation, with what it calls, computes the same bits in every program and on every platform.
+    """Whether an equation, including its bodies, computes the same bits in every program and on every
+    platform.
 
         n + 1, random.split(key), x[:4], where(done, 0, x)   exact: every group that needs it may compute it
         x * 0.9 + y, mean(x), tanh(x)                        not: one group computes it and sends the result

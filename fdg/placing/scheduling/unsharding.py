@@ -1,6 +1,6 @@
 """Resharding between groups on the same devices: parameters are gathered for their use, then sliced.
 
-Of a leaf that two such groups keep, one in smaller parts, both would keep a copy between iterations:
+If two groups keep a leaf, one in smaller parts, both would store a copy between iterations:
 
     generation: act([w])                          training: learn(w) -> w'
     training -> generation: w', for the next iteration
@@ -59,7 +59,7 @@ def _with_changes(steps: Iterable[Step], change_of: ChangeOf) -> Iterable[Step]:
 def _gathered_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     """Gathers leaves before the first step that uses them, and slices them after the last."""
     steps, pairs = schedule.steps, _gatherable(schedule, change_of)
-    while pairs:  # not what the primary group uses in between; without those, it may be shorter
+    while pairs:  # unless the primary group uses the leaves in between; fewer leaves may have a shorter range
         parts, whole = {a for a, _ in pairs}, {b for _, b in pairs}
         using = [i for i, step in enumerate(steps) if not whole.isdisjoint(uses(step))]
         first, last = min(using), max(using)

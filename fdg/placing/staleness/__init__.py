@@ -8,7 +8,7 @@ The delay is written into the iteration itself, before placement. The state gets
 leaves, and the delayed group's fragments read the oldest entry. The result is an ordinary graph, so training
 gives the same numbers on any number of devices, one included.
 
-`lag` says how old what each fragment reads is, in parts of an iteration too, for which it cuts a scan in two.
+`lag` determines the age of each fragment's inputs in micro-batches, and cuts the scan where it changes.
 `values` tracks which state leaves and fragments each value comes from. `readers` decides which version of it
 each fragment reads. `versions` rewrites the iteration, with one variable for each version that is read.
 """

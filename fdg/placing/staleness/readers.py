@@ -46,7 +46,7 @@ class Readers:
         self._origins: dict[Origins, Origins] = {}
         names = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
         self.makers = [{groups[name] for name in some} for some in names]
-        # What environments make is read when it is made, wherever they are: an actor's next observation.
+        # Results of environments are read immediately, on any group: an actor's next observation.
         steps = {f.name for f in fragments if f.role == "environment"}
         self.awaited = [{groups[name] for name in some if name not in steps} for some in names]
         self._late = {
@@ -100,7 +100,7 @@ class Readers:
         """The delayed leaves (some group reads an older version) that the values may come from."""
         return sorted(self._late.intersection(frozenset().union(*map(self.origins, values))))
 
-    # --- what cannot be delayed ---
+    # --- unsupported delays ---
 
     def check_one_version(self, fragment: str, need: Need) -> None:
         """Checks values that a fragment either computes or passes through, where it is unknown which.

@@ -99,7 +99,7 @@ def _loop(
     carried = {k: inputs[i] for i, k in body.carry}
     for i, value in enumerate(inputs):
         operand = operands[body.operands[i]]
-        if i in body.sliced:  # taking a row is code
+        if i in body.sliced:  # slicing a row is code
             value.origins = own or operand.origins
         elif value in carried.values():
             value.origins = frozenset({value})
@@ -110,7 +110,8 @@ def _loop(
     }
     last = Block(closed[-1], inputs, inside)
     length = None if tests else eqn.params["length"]
-    trips = [{value: start.origins for value, start in starts.items()}]  # going into each, until it repeats
+    # values at the start of each trip, until they repeat
+    trips = [{value: start.origins for value, start in starts.items()}]
     again: int | None = None
     while again is None and (length is None or len(trips) <= length):
         following = {v: _replaced(last.ends[k].origins, trips[-1]) for k, v in carried.items()}

@@ -46,7 +46,7 @@ class BlockRewriter:
     def build(self, inputs: Iterable[Pair], outputs: Sequence[Any], checked: bool = False) -> Any:
         """The closed jaxpr."""
         equations: list[core.JaxprEqn] = []
-        same: dict[Any, Any] = {}  # what results that are traced turn out to be
+        same: dict[Any, Any] = {}  # results of traced equations, by placeholder
         variables = [self.names.get(pair) or core.Var(pair[0].aval) for pair in inputs]
         constants = [
             (v, x.constant)
