@@ -35,7 +35,7 @@ _ELSEWHERE = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command that the first word names with the remaining words; returns its exit status."""
+    """Runs the command named by the first word with the remaining words; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _UNDER
     known |= dict.fromkeys(using.SUMMARIES, using.__name__)

@@ -20,7 +20,7 @@ def split_address(address: str, named: str | None = None, example: str = "10.0.0
     fdg.errors.FdgError: 'far.away:ssh': write HOST:PORT, such as 10.0.0.1:1234
     """
     host, _, port = address.rpartition(":")
-    # What is no ASCII is a digit to Python too.
+    # Python's `isdigit` also accepts non-ASCII digits.
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
         raise FdgError(f"{named or f'{address!r:.60}'}: write HOST:PORT, such as {example}")
     return host.strip("[]"), int(port)

@@ -31,7 +31,7 @@ class BetweenAgents(Protocol):
     Methods are pure functions of one agent's state, except `known`, whose arrays may have an axis of agents.
 
     Attributes:
-      note: when agents copy what, one sentence for the plan.
+      note: a sentence for the plan: when agents copy, and what.
     """
 
     note: str
@@ -40,7 +40,7 @@ class BetweenAgents(Protocol):
         """Whether agents copy now: `[]` bool, the same for all agents."""
 
     def known(self, state: Any) -> Any:
-        """What the other agents see of an agent, such as its score: elementwise functions of the state."""
+        """What other agents see of an agent, such as its score: elementwise functions of the state."""
 
     def source(self, everyone: Any, agent: jax.Array, state: Any) -> jax.Array:
         """The agent that `agent` copies from, possibly itself: `[]` int32.
@@ -48,7 +48,7 @@ class BetweenAgents(Protocol):
         Args:
           everyone: `known` of all agents, `[agents, ...]`.
           agent: `[]` int32.
-          state: its own.
+          state: the agent's state.
         """
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
@@ -183,7 +183,7 @@ def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
 
 
 def first_start(algorithm: Any, seed: int) -> Any:
-    """The argument of `init` for a seed: its key, or one key an agent."""
+    """The argument of `init` for a seed: its key, or one key per agent."""
     return algorithm.starts(seed) if isinstance(algorithm, Agents) else jax.random.key(seed)
 
 
@@ -210,7 +210,7 @@ def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callabl
     """Maps a function of one agent over `agents` of them, `together` at a time.
 
     Args:
-      one: from arrays to arrays.
+      one: a function from arrays to arrays.
       agents: length of the leading axis of all arguments and results.
       together: a divisor of `agents`.
     """

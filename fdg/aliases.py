@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# By our name, as flags are written: from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
-# that mean the same, in the same unit, since a flag takes them in silence; all others are in `_INSTEAD`.
+# By our name, in the spelling of flags: from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
+# with the same meaning and unit, since flags accept them silently; all others are in `_INSTEAD`.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
     "env": ("environment", "env-id", "env-name"),
@@ -58,7 +58,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def ours(name: str) -> str | None:
-    """fdg's name for what other libraries call `name`, in any spelling; None if there is none.
+    """fdg's name for another library's `name`, in any spelling; None if there is none.
 
     >>> ours("total_timesteps"), ours("lr"), ours("learning_rate")
     ('total_steps', 'learning_rate', None)
@@ -80,7 +80,7 @@ def _key(name: str) -> str:
 
 
 def variant(name: str) -> str | None:
-    """The fix for an algorithm that is another one with other settings in fdg, or None.
+    """The fix for an algorithm that in fdg is another one with different settings, or None.
 
     >>> variant("ddqn")
     'it is dqn with double=True: --algo dqn --double true'
@@ -106,7 +106,7 @@ def not_a_policy(name: object) -> str | None:
     return f"{name!r} is a network, which follows from the observation here: leave it out"
 
 
-# Methods of models that are fragments of algorithms here, or may be of a user's.
+# Methods of models that here are fragments of algorithms, or a user's own.
 METHODS: Mapping[str, str] = {
     **dict.fromkeys(("learn", "update", "train", "fit"), "to train, write fdg.fit(algorithm, total_steps=N)"),
     **dict.fromkeys(
@@ -130,7 +130,7 @@ def _nearest(algo: str) -> str:
     return f"it does not exist here: the nearest is --algo {algo}"
 
 
-# Algorithms that are others here with some settings, or what to use in their place.
+# Algorithms that are settings of others here, or their replacements.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_each(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
     **_each(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
@@ -190,7 +190,7 @@ _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORE
 
 
 def _fixes(table: str) -> dict[str, str]:
-    """A fix by each name, from lines of names that are each followed by an indented fix."""
+    """Parses lines of names, each followed by an indented fix, to a fix by name."""
     found: dict[str, str] = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
         names, _, fix = entry.partition("\n")
@@ -198,7 +198,7 @@ def _fixes(table: str) -> dict[str, str]:
     return found
 
 
-# Settings that mean something else here, in another unit, or that are not needed.
+# Settings with another meaning or unit here, or without need.
 _INSTEAD = _fixes("""
 device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
     JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none

@@ -54,7 +54,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths.
 
-    Of a named tuple it is `__new__` that is checked.
+    For a named tuple, `__new__` is checked.
     """
     if isinstance(function, type):
         cls: Any = function
@@ -100,7 +100,7 @@ def explain_frozen(cls: type, word: str) -> None:
             original(self, name, value)
         except dataclasses.FrozenInstanceError:
             names = [field.name for field in dataclass_fields(self) if field.init]
-            if name in names and name not in vars(self) and type(self) is not cls:  # in its own __init__
+            if name in names and name not in vars(self) and type(self) is not cls:  # in a subclass's __init__
                 raise FrozenError(
                     f"{type(self).__name__} does not change, as every {cls.__name__}: in its __init__ write"
                     f" super().__init__({name}) in place of self.{name} = {name}"
@@ -143,7 +143,7 @@ def explain_attributes(cls: type) -> None:
 
     def missing(self: Any, name: str) -> Any:
         is_known = any(name in vars(one) for one in type(self).__mro__) or name in _fields(cls)
-        if name.startswith("_") or is_known:  # of a property, or an `Elsewhere`: its own error
+        if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
         error.name, error.obj = name, self
@@ -157,7 +157,7 @@ def _fields(cls: type) -> list[str]:
 
 
 class UnknownAttributeError(NoAttributeError):
-    """Its message is made where it is read: `hasattr` raises many."""
+    """Formats its message lazily, since `hasattr` raises many."""
 
     def __str__(self) -> str:
         cls, name = self.args
@@ -287,7 +287,7 @@ def _bound(
 
 
 def _name(function: Callable) -> str:
-    """A function's name; of the `__init__` or `__new__` of a class, the class's.
+    """A function's name; for a class's `__init__` or `__new__`, the class's.
 
     >>> _name(str.upper), _name(FdgError.__str__)
     ('upper', '__str__')
@@ -324,7 +324,7 @@ def check_fields(instance: Any, *names: str) -> None:
 
 
 def check_at_least(least: int, **values: Any) -> None:
-    """Refuses arguments that are no integers of at least `least`; None passes."""
+    """Refuses arguments that are not integers of at least `least`; None passes."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
@@ -344,10 +344,10 @@ def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None
 
 
 def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
-    """Checks the types of options against the annotations of what takes them, else against its defaults.
+    """Checks the types of options against the annotations of their receiver, else against its defaults.
 
     Only options of type bool, int, float or str are checked. `takes` is a function or class, possibly a
-    user's, or a mapping from names to defaults; a function's defaults count only where they are bool. `where`
+    user's, or a mapping from names to defaults; a function's defaults count only if they are bool. `where`
     begins the message.
 
     >>> check_options("environment 'maze'", {"slippery": False}, {"slippery": "no"})
@@ -366,7 +366,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
     by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
         by_default = {bool: bool}
-        with contextlib.suppress(Exception):  # annotations are code of others
+        with contextlib.suppress(Exception):  # annotations may be arbitrary code
             annotated = vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
             hints = typing.get_type_hints(annotated)
         try:
@@ -380,7 +380,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
 
 
 def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
-    """The order of a function's arguments, as a fix, if two of those given fit each other's parameters.
+    """The order of a function's arguments, as a fix, if two given ones fit each other's parameters.
 
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})
@@ -391,7 +391,7 @@ def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
     }
     value, wanted = given.get(name), kinds.pop(name, None)
 
-    def fits(one: Any, kind: Any) -> bool:  # of a protocol nothing is checked, and no plain value is one
+    def fits(one: Any, kind: Any) -> bool:  # protocols are not checked, and no plain value is one
         return matches(one, kind) and not (type(one) in _PLAIN and getattr(kind, "_is_protocol", False))
 
     others = {one: kind for one, kind in kinds.items() if given[one] is not None}
@@ -448,7 +448,7 @@ def as_arguments(message: str) -> str:
 def as_flags(message: str, names: Iterable[str]) -> str:
     """Rewrites a message that begins with an argument as one about its command-line flag, if it has one.
 
-    So are names of arguments without a value, `format=`, which are flags of this command or of another.
+    So do names of arguments without a value, `format=`, which are flags of this or another command.
 
     >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
     ('--max-steps 0: give an integer', 'rows=0: too few')
@@ -467,7 +467,7 @@ def as_flags(message: str, names: Iterable[str]) -> str:
 @functools.cache
 def _annotated(function: Callable) -> list[tuple[str, Any]]:
     """Each parameter's name (`**name` for variadic keywords) with its annotation."""
-    hints = typing.get_type_hints(function)  # of a dataclass, its fields'
+    hints = typing.get_type_hints(function)  # for a dataclass, its fields' annotations
     parameters = inspect.signature(function).parameters.values()
     stars = {parameter.name: "**" for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD}
     return [

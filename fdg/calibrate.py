@@ -1,4 +1,4 @@
-"""`python -m fdg.calibrate`: measures this machine's rates, which `--policy auto` and predictions go by."""
+"""`python -m fdg.calibrate`: measures this machine's rates for `--policy auto` and predictions."""
 
 from fdg.commands.calibrate_machine import main
 from fdg.process_exit import exit_with

@@ -19,7 +19,7 @@ def share_among(processes: int, cores: int | None = None) -> None:
 
 
 def common_cores() -> int:
-    """The fewest cores of any process of the run; programs that all run are made for these."""
+    """The fewest cores of any process of the run; common programs are compiled for these."""
     return usable_cores() if _common is None else _common
 
 

@@ -30,7 +30,7 @@ _installed = False
 
 
 def install() -> None:
-    """Has Ctrl-C end this process. Does nothing if called again, or where SIGINT is ignored or handled."""
+    """Makes Ctrl-C end this process. Does nothing if called again, or where SIGINT is ignored or handled."""
     global _installed
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if _installed or not default or threading.current_thread() is not threading.main_thread():

@@ -80,17 +80,17 @@ class Engine:
             compiler_options=xla_options(devices[0].platform if self._is_whole else jax.default_backend()),
         )
         self._returned = Remembered()
-        self._iterations = 0  # of the returned state, counting those of this engine
+        self._iterations = 0  # of the returned state, counted by this engine
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     @checked_names
     def init(self, seed: int = 0) -> Any:
-        """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
+        """The state `algorithm.init(jax.random.key(seed))`, laid out on the devices.
 
         Several agents (`fdg.agents`) start from the seeds `seed`, `seed + 1`, ...
 
         Raises:
-          FdgError: `seed` is not an integer (but a key, say).
+          FdgError: `seed` is not an integer (such as a key).
           HostError: a function on the host has failed, such as one that reads a file.
         """
         whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
@@ -116,12 +116,12 @@ class Engine:
           iterations: at least 1.
 
         Returns:
-          The new state, and metrics: `[iterations]` each, of several agents `[iterations, agents]`.
+          The new state, and metrics: `[iterations]` each, or with several agents `[iterations, agents]`.
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
           HostError: a function on the host has failed: one line that names it and its fragment.
-          KeyboardInterrupt: after Ctrl-C; what was computed is in `interrupted()`.
+          KeyboardInterrupt: after Ctrl-C; `interrupted()` has the results.
         """
         with host_errors():
             state, pending = self.start(state, iterations)
@@ -193,7 +193,7 @@ class Engine:
           iterations: only validated: one executable serves any number.
 
         Raises:
-          FdgError: `iterations` is no integer of at least 1.
+          FdgError: `iterations` is not a positive integer.
         """
         if iterations is not None:
             self._check_iterations(iterations)
@@ -233,7 +233,7 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""
+        """The algorithm's own state, for `algorithm.evaluate`. Under staleness, `state` contains more."""
         return own_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
@@ -256,9 +256,9 @@ class Engine:
         )
 
     def is_in_order(self) -> bool:
-        """Whether each device waits in at most one collective at a time, as lowering sees to it.
+        """True if each device waits in at most one collective at a time, which lowering ensures.
 
-        False for several programs, and where parameters are sharded: there XLA chooses the collectives.
+        False for several programs, and with sharded parameters, for which XLA chooses the collectives.
         """
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
@@ -318,14 +318,14 @@ class Engine:
         )
 
     def _make(self, key: Any) -> Sequence[jax.Array]:
-        """The state's leaves; what `init` calls on the host runs in one process only."""
+        """The state's leaves; host calls in `init` run in one process only."""
         traced = self._init.trace(key)
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _last_words)
         shardings = self._shardings if self._is_whole else None
         init = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
-        leaves = jax.tree.leaves(key)  # of a sweep hyperparameters, too
+        leaves = jax.tree.leaves(key)  # in a sweep, hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
             return init(*leaves)
@@ -393,7 +393,7 @@ class Engine:
 
 
 def _last_words(line: str, status: int) -> None:
-    """When a host function ends this process: ends the other processes of the run too."""
+    """When a host function ends this process, ends the other processes of the run too."""
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 

@@ -41,7 +41,7 @@ def shortened(message: str) -> str:
 
 
 def _values(message: str) -> list[tuple[int, int]]:
-    """Where the long brackets of values open and close, `PPO(env=...)`; not of those within another."""
+    """Start and end of long bracketed values, `PPO(env=...)`, except nested ones."""
     found: list[tuple[int, int]] = []
     opened = []
     for at, character in enumerate(message):
@@ -121,7 +121,7 @@ class RunError(FdgError):
 
 
 class UnwritableError(RunError):
-    """A run cannot be saved, such as on a full disk: no fault of its settings, so it is to go on later."""
+    """A run cannot be saved, such as on a full disk; its settings are valid, so it can be resumed."""
 
 
 class HostError(RunError):
@@ -190,7 +190,7 @@ def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
 
 
 def _folders(*names: str) -> tuple[str, ...]:
-    """Of the packages of these names that are imported by now."""
+    """Of these packages, the imported modules."""
     found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
     return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file)
 
@@ -241,7 +241,7 @@ def own_code(what: str, code: Any) -> Iterator[None]:
 
 
 def place_of(code: Any) -> str:
-    """Where a class or a function is written: ` (maze.py, line 3)`; "" where that is in no file."""
+    """The location of a class or function: ` (maze.py, line 3)`; "" if it is in no file."""
     try:
         file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
     except (OSError, TypeError):
@@ -253,7 +253,7 @@ def _is_no_host_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HostError))
 
 
-# JAX logs the traceback of whatever a function on the host raises, and then raises it: once is enough.
+# JAX logs the traceback of a host function's error before it raises it: once is enough.
 for _logger in ("jax._src.callback", "jax._src.debugging"):
     logging.getLogger(_logger).addFilter(_is_no_host_error)
 
@@ -262,7 +262,7 @@ class UnknownNameError(FdgError):
     """An unknown name, for example of an algorithm, environment or policy."""
 
 
-_FEW, _SOME = 300, 500  # characters of names that are listed; of a list that is nowhere else
+_FEW, _SOME = 300, 500  # characters of listed names; of a list that appears nowhere else
 
 
 def unknown_name(
@@ -270,7 +270,7 @@ def unknown_name(
 ) -> UnknownNameError:
     """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known names.
 
-    `listing` says where all can be seen, and `meant` are names that go before the nearest ones.
+    `listing` says where all can be seen, and `meant` are names that precede the nearest ones.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
@@ -302,7 +302,7 @@ def module_of_file(name: str) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that are like a name, the most alike first, whatever their case; none where none is.
+    """Known names similar to a name, the most similar first, ignoring case; possibly none.
 
     Other libraries' exact names come first, then names within packages.
 
@@ -321,7 +321,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def kind_of(value: object) -> str:
-    """The name of a value's type; of an array, traced or not, its dtype and shape.
+    """The name of a value's type; for an array, traced or not, its dtype and shape.
 
     >>> kind_of({}), kind_of(__import__("numpy").zeros((2, 3)))
     ('dict', 'float64[2, 3]')
@@ -351,7 +351,7 @@ def structure_of(tree: Any) -> str:
 
 
 def listed(words: Iterable[object], last: str = "or") -> str:
-    """Words as a sentence has them.
+    """Joins words to an English list.
 
     >>> listed("abc"), listed("ab", "and"), listed("a"), listed("")
     ('a, b or c', 'a and b', 'a', 'none')

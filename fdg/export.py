@@ -1,4 +1,4 @@
-"""`python -m fdg.export`: writes a trained policy for programs that know nothing of its run."""
+"""`python -m fdg.export`: writes a trained policy for programs without fdg."""
 
 from fdg.commands.using import COMMANDS
 from fdg.process_exit import exit_with

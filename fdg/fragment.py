@@ -43,7 +43,7 @@ ad.deflinear2(
     lambda ct, _, *, axis: [ct if type(ct) is ad.Zero else boundary_p.bind(ct, axis=axis)],
 )
 
-# --- The node's name. A jit's name is the only thing that every JAX transformation keeps. ---
+# --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
 _MOST_ROWS = 2**40  # planning looks for divisors of a batch, up to its square root

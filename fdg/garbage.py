@@ -4,14 +4,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# A trace is hundreds of thousands of small objects, nearly all of which live; after every 700 new ones Python
-# looks through them. A sixth of a search for a policy went into that.
+# A trace has hundreds of thousands of small, mostly live objects, and Python scans them after every 700 new
+# ones: a sixth of the time of a search for a policy.
 _SELDOM = (200_000, 50, 100)
 
 
 @contextlib.contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """A context in which garbage is collected only every 200,000 objects; a higher threshold is kept.
+    """A context with a garbage collection only every 200,000 objects; a higher threshold is unchanged.
 
     >>> before = gc.get_threshold()
     >>> with infrequent_gc():

@@ -1,4 +1,4 @@
-"""Files of a user that hide modules, such as `random.py`, and the one line that explains what fails for it.
+"""Explains in one line errors caused by a user's file that hides a module, such as `random.py`.
 
 `fdg` imports this before all else, so it imports nothing that such a file could hide.
 """
@@ -35,7 +35,7 @@ def shadowing_file(error: BaseException) -> str | None:
                 f"{file} hides {what} '{name}' ({type(error).__name__}: {said:.80}): rename it, or start"
                 f" Python in another folder"
             )
-    except (OSError, ValueError, ImportError):  # a folder that is gone, a module with a broken `__spec__`
+    except (OSError, ValueError, ImportError):  # a missing folder, a module with a broken `__spec__`
         pass
     return None
 

@@ -16,7 +16,7 @@ _HASH_EACH_KEY = {
 """
 
 _DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "random_fold_in", "random_seed"})
-_GENERATORS = frozenset({"rng_bit_generator", "rng_uniform"})  # XLA's own, whatever they are called for
+_GENERATORS = frozenset({"rng_bit_generator", "rng_uniform"})  # XLA's own generators
 
 
 def is_key(dtype: Any) -> bool:

@@ -18,10 +18,10 @@ from typing import Any
 from fdg.addresses import split_address
 from fdg.errors import FdgError, one_line
 
-_ANSWER_SECONDS = 5.0  # within which somebody must listen at a cluster's address
+_ANSWER_SECONDS = 5.0  # time limit for an answer at a cluster's address
 _LOCAL_STORE = 512 * 2**20  # bytes for the objects of a cluster that is started here
 
-# Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
+# Variables of a machine or session, not of a run: hosts keep their own.
 _THEIRS = frozenset(
     "HOME USER LOGNAME SHELL HOSTNAME PWD OLDPWD SHLVL TERM TMPDIR PATH _ VIRTUAL_ENV DISPLAY LS_COLORS"
     " CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES TPU_VISIBLE_CHIPS JAX_LOCAL_DEVICE_IDS"
@@ -71,7 +71,7 @@ def module() -> Any:
     """The module `ray`."""
     if importlib.util.find_spec("ray") is None:
         raise FdgError("Ray is not installed: pip install 'fdg[ray]'")
-    # A process that asks for no accelerator sees those that it saw before.
+    # Processes without reserved accelerators keep seeing all accelerators.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with _aside():
         import ray
@@ -102,7 +102,7 @@ def _of_this_machine() -> str | None:
     with contextlib.suppress(OSError):
         folder = os.environ.get("RAY_TMPDIR", "/tmp")
         candidates.append(Path(folder, "ray", "ray_current_cluster").read_text().strip())
-    with contextlib.suppress(Exception):  # those that run, by their command lines; Ray's own, and not public
+    with contextlib.suppress(Exception):  # Ray's private function finds running ones by their command lines
         from ray._private.services import find_gcs_addresses
 
         candidates += sorted(find_gcs_addresses())

@@ -19,8 +19,8 @@ JSON_BYTES = 8 << 20
 """Default maximum size of a JSON file."""
 
 
-_DEPTH = 64  # of objects and arrays in each other
-_LARGEST = 2**63  # an integer is smaller: what int64 holds
+_DEPTH = 64  # maximum nesting of objects and arrays
+_LARGEST = 2**63  # integers must be smaller: int64
 _LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -39,7 +39,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
         if kind is None:
-            # The file may have been replaced since: a FIFO is not waited for either.
+            # The file may have been replaced by a FIFO since, so do not block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             kind = _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
             if kind is None:
@@ -122,7 +122,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
             raise FdgError(f"{where}: {digits[:20]} is not a finite number")
         return float(digits)
 
-    large = _LARGE.search(content) is not None  # else no number can be out of range, and parsing is faster
+    # otherwise no number can be out of range, and parsing is faster
+    large = _LARGE.search(content) is not None
     try:
         found = json.loads(
             text,
@@ -154,7 +155,8 @@ def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: no such date, an integer of too many digits
+    # ValueError: an invalid date, an integer with too many digits
+    except (ValueError, RecursionError) as error:
         raise FdgError(f"{path} is no TOML: {one_line(error)}: {fix}") from None
 
 
@@ -182,7 +184,7 @@ def check_encoding(content: bytes, where: object) -> None:
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
     """Refuses a run directory in place of a folder in Hugging Face's format.
 
-    `what` is wanted in its place; `options` are those of `fdg export`, followed by a blank.
+    `what` is the expected folder; `options` are those of `fdg export`, followed by a blank.
     """
     try:
         said = read_json(os.path.join(directory, "config.json"), any_number=True)

@@ -28,7 +28,7 @@ rowwise_p.multiple_results = True
 
 def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     """The jaxpr of a flat function for operands of these shapes and dtypes, weakly typed or not."""
-    weak = [getattr(x, "weak_type", False) for x in operands]  # keys have none
+    weak = [getattr(x, "weak_type", False) for x in operands]  # keys have no weak type
     shapes = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=w) for x, w in zip(operands, weak, strict=True)
     ]
@@ -52,7 +52,7 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
     inner = tuple((moved(i), tuple(None if axis is None else axis + 1 for axis in o)) for i, o in splits)
     count = len(splits[0][1])
     all_splits = (*inner, (tuple(dims), (0,) * count))
-    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # some are literals, Python numbers
+    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # some are literals: Python numbers
     return rowwise_p.bind(*operands, jaxpr=jaxpr, function=agents, splits=all_splits), (0,) * count
 
 

@@ -42,7 +42,7 @@ def unimportable_folder() -> str | None:
                         f"{mine} has no __init__.py, so 'import {name}' finds fdg's own package in its place:"
                         f" rename that folder"
                     )
-    except OSError:  # a folder that is gone, or cannot be read
+    except OSError:  # a missing or unreadable folder
         pass
     return None
 
@@ -71,7 +71,8 @@ class _Alias(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__spec__ = self._specs.pop(module.__spec__.name)  # importing put the alias's there
+        # the import system has replaced it by the alias's
+        module.__spec__ = self._specs.pop(module.__spec__.name)
 
 
 def install_aliases() -> None:

@@ -21,7 +21,7 @@ from fdg.keys import from_words, words_shape
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
-_PREFILLED = 8  # at most this part of the slots waits for one prefill
+_PREFILLED = 8  # at most this fraction of the slots waits for one prefill
 
 
 class Now(NamedTuple):
@@ -32,7 +32,7 @@ class Now(NamedTuple):
 
 
 class Source(Protocol):
-    """What a slot computes, as pure functions. Every leaf of their arguments and results has slots as axis 0.
+    """The computation of a slot, as pure functions. All arguments and results have slots as axis 0.
 
     A slot has two parts: its state (tokens, keys, versions; part of the stream's state), and a cache, which
     `refresh` computes from that state and the parameters.
@@ -43,7 +43,7 @@ class Source(Protocol):
     """
 
     def idle(self, slots: int) -> Any:
-        """The state of that many empty slots."""
+        """The state of `slots` empty slots."""
 
     def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
         """The states and caches of slots that start the responses `index [F]` of the run.
@@ -53,37 +53,37 @@ class Source(Protocol):
         """
 
     def tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> tuple[Any, Any]:
-        """State and cache after one more tick; slots that are done keep what `row` reads."""
+        """State and cache after one more tick; finished slots keep their results for `row`."""
 
     def done(self, kept: Any) -> jax.Array:
-        """Which slots are done, `[S]` bool; any value for idle ones."""
+        """True for finished slots, `[S]` bool; any value for idle ones."""
 
     def refresh(self, parameters: Any, kept: Any) -> Any:
         """The caches of slots under these parameters."""
 
     def row(self, kept: Any) -> Any:
-        """The rows of done slots."""
+        """The rows of finished slots."""
 
 
 class Clock(NamedTuple):
-    """The counters of a stream; all int32 but `occupied`."""
+    """The counters of a stream; all int32 except `occupied`."""
 
-    micro_batch: jax.Array  # [] taken so far
+    micro_batch: jax.Array  # [] number taken so far
     tick: jax.Array  # [] ticks so far
-    next: jax.Array  # [] the first response that has not begun
+    next: jax.Array  # [] the next response to start
     busy: jax.Array  # [] occupied slots, summed over ticks
     occupied: jax.Array  # [S] bool
-    place: jax.Array  # [S] the row of each slot's response among those that wait; W G: none
+    place: jax.Array  # [S] row of each slot's response among live units; W G: none
     unit: jax.Array  # [W] live units; -1: none
-    begun: jax.Array  # [W] the iteration in which each began
-    missing: jax.Array  # [W] its responses that are not done
-    finished: jax.Array  # [W] the tick in which its last one became done
+    begun: jax.Array  # [W] the iteration in which each started
+    missing: jax.Array  # [W] unfinished responses of each
+    finished: jax.Array  # [W] the tick in which the last response finished
 
 
 class StreamState(NamedTuple):
     """The state of a stream."""
 
-    key: jax.Array  # of the run
+    key: jax.Array  # the run's key
     clock: Clock
     kept: Any  # [S, ...] of slots
     rows: Any  # [W G, ...] of live units
@@ -95,15 +95,15 @@ class Stream:
     """Streaming generation: a slot starts the next response as soon as it is free.
 
     Attributes:
-      source: what a slot computes.
+      source: the computation of a slot.
       slots: responses in flight at once, on all devices together.
       batch: units in an iteration.
       micro_batches: parts of a batch; each `take` returns one.
       ahead: batches that may be started early; the oldest token of a row is at most `ahead` iterations old.
-      order: `prompt`: units are taken in the order of prompts; `finished`: of the finished units, those that
+      order: `prompt`: take units in the order of prompts; `finished`: of the finished units, those that
         started first.
-      late: whether `take` waits for units at the end of their time (`wait`), or returns them once they have
-        finished (`mask`), and the caller gives their oldest tokens no weight.
+      late: `wait`: `take` waits for units that reach their age limit; `mask`: it returns them once they have
+        finished, and the caller gives their oldest tokens no weight.
       group: responses of a unit.
       prefills: responses started at once; None for an eighth of the slots, or for all slots if nothing is
         started ahead and there are as many slots as responses.
@@ -255,7 +255,7 @@ class Stream:
         most = getattr(self.source, "most_ticks", None)
         if most is None:
             return waits
-        if not self._is_lockstep:  # so many slots are busy until the last response begins, which then ends
+        if not self._is_lockstep:  # all slots are busy until the last response starts; then that one finishes
             busy, most = self.slots - self.at_once + 1, max(most, 1)
             most = -(-self.live * self.group * most // busy) + most
         return waits & (trip < most)
@@ -295,7 +295,7 @@ class Stream:
         def empty() -> Any:
             return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
 
-        if not self.ahead:  # nothing is in the making between two takes
+        if not self.ahead:  # no live units between two takes
             return empty()
         again = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
         return jax.lax.cond(jnp.any(state.clock.occupied), again, empty)
@@ -310,7 +310,7 @@ class Stream:
         leaving = jnp.where(begins, clock.place[slot], self._no_row)
         rows = _written(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         fresh = self.source.begin(parameters, key, index, Now(version, clock.tick))
-        # Units that begin take the first free places; the others have theirs.
+        # Starting units take the first free places; others keep theirs.
         unit = index // self.group
         is_new = begins & (index % self.group == 0)
         free = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
@@ -332,7 +332,7 @@ class Stream:
         return clock, kept, cache, rows
 
     def _collected(self, clock: Clock, done: jax.Array) -> Clock:
-        """The clock after a tick, in which these slots `[S]` are done."""
+        """The clock after a tick, in which these slots `[S]` finish."""
         ended = clock.occupied & done
         of = jnp.where(ended, clock.place // self.group, self.live)
         missing = clock.missing.at[of].add(-1, mode="drop")
@@ -375,7 +375,7 @@ class Stream:
 
 
 def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
-    """What a stream has counted, `[]` int32 each: see docs/streaming.md, "What is counted"."""
+    """A stream's counters, `[]` int32 each: see docs/streaming.md, "What is counted"."""
     clock = state.clock
     live = clock.unit >= 0
     queued = jnp.sum(live & (clock.missing == 0), dtype=jnp.int32)
@@ -396,13 +396,13 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def _written(rows: Any, at: jax.Array, new: Any) -> Any:
-    """Rows with others at these places; beyond the last they are dropped."""
+    """Replaces rows at these places; places beyond the last are dropped."""
     return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), rows, new)
 
 
 def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
-    """`x [S, ...]` with rows `which [S]` of `fresh [F, ...]`, at the beginning of other axes; -1: none."""
-    # Selected and not scattered: slots that are split over devices stay where they are.
+    """Replaces rows `which [S]` of `x [S, ...]` by `fresh [F, ...]`, at the start of other axes; -1: none."""
+    # Selected, not scattered: slots that are sharded over devices stay in place.
     region = tuple(slice(0, size) for size in (len(x), *fresh.shape[1:]))
     chosen = (which >= 0).reshape(-1, *[1] * (x.ndim - 1))
     new = jnp.where(chosen, fresh[jnp.maximum(which, 0)], x[region])
@@ -410,5 +410,5 @@ def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
 
 
 def _widened(x: jax.Array, like: Any) -> jax.Array:
-    """`x`, with zeros at the end of axes that are shorter than those of another."""
+    """Pads `x` with zeros at the end of axes that are shorter than another array's."""
     return jnp.pad(x, [(0, wide - narrow) for wide, narrow in zip(like.shape, x.shape, strict=True)])

@@ -1,4 +1,4 @@
-"""`python -m fdg.train`: trains an algorithm, and keeps what comes of it in a run directory."""
+"""`python -m fdg.train`: trains an algorithm into a run directory."""
 
 from fdg.commands.cli import train_main as main
 from fdg.process_exit import exit_with

@@ -1,4 +1,4 @@
-"""Predicts what a stream does: runs its clock (`fdg.stream`) with response lengths in place of tokens.
+"""Predicts a stream's behaviour: runs its clock (`fdg.stream`) with response lengths in place of tokens.
 
 The clock counts ticks, not seconds, so the result is independent of devices: the share of busy slots, the age
 of tokens, and which size of the stream limits them.
@@ -39,10 +39,10 @@ ABOUT = (
 )
 _LAST = 20  # iterations of a run
 _AGES = 32  # distinguished ages, in updates
-_LONGEST = 256  # ticks of a response, about, that are carried out one by one
-_DRAWN = 4099  # lengths that responses have in turn
-_FULL = 0.9  # share of busy slots from which on more of them help
-_QUANTILE = 3.09  # of the standard normal: one response in a thousand is longer
+_LONGEST = 256  # approximate ticks of a response that are simulated one by one
+_DRAWN = 4099  # number of lengths, which responses use in turn
+_FULL = 0.9  # fraction of busy slots from which on more slots help
+_QUANTILE = 3.09  # of the standard normal: the 99.9th percentile
 _KINDS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
 
 
@@ -55,7 +55,7 @@ class Lengths:
 
     @property
     def step(self) -> int:
-        """Ticks simulated as one, which saves time and changes no share."""
+        """Ticks simulated as one, which saves time and preserves fractions."""
         return -(-int(np.max(self.tokens)) // _LONGEST)
 
     @property

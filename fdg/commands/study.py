@@ -132,7 +132,8 @@ def study_of(content: Mapping[str, Any]) -> Study:
 def _able(env: str) -> list[str]:
     """The algorithms that can act in an environment, and whose budget is in environment steps.
 
-    Those that learn from a data set take gradient steps: they are named, with `dataset` in `[settings]`.
+    Algorithms that learn from a data set take gradient steps: the file must name them, with `dataset` in
+    `[settings]`.
     """
     import algos
     import envs
@@ -263,7 +264,7 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
     from fdg.commands.parse import parse
 
     there = (path / "config.json").exists()
-    named = ["--algo", cell.algo, "--env", cell.env]  # the file names them, so its run's own are trusted
+    named = ["--algo", cell.algo, "--env", cell.env]  # named in the file, so its run's own names are trusted
     words = ["--resume", str(path), *named] if there else [*cell.command(seeds), "--out", str(path)]
     try:
         return parse(words, "fdg study", _ABOUT)
@@ -306,7 +307,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         try:
             outcome = carry_out(_job(cell, own, run), quiet=True)
         except RunError as error:
-            if isinstance(error, UnwritableError) or not run.is_dir():  # no fault of the cell
+            if isinstance(error, UnwritableError) or not run.is_dir():  # not the cell's fault
                 raise
             files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
@@ -315,7 +316,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
             return outcome.caught
         result = "" if outcome.evaluation is None else f"{outcome.evaluation}, "
         print(f"  {result}{time.perf_counter() - begun:.0f} s", flush=True)
-        jax.clear_caches()  # programs of other cells are of no use
+        jax.clear_caches()  # programs of other cells are not needed
     return None
 
 

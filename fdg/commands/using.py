@@ -1,6 +1,6 @@
 """The commands that use trained runs: `evaluate`, `answer`, `play`, `export`, `plot`, `collect`, ...
 
-`fdg compare` and `fdg diff` have no modules `fdg.compare` and `fdg.diff`, which are functions.
+`fdg.compare` and `fdg.diff` are functions, so `fdg compare` and `fdg diff` have no modules of these names.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ def _plot(given: dict[str, Any]) -> None:
             figure.savefig(out, dpi=150)
     except FdgError:
         raise
-    except ValueError as error:  # an ending that matplotlib does not know
+    except ValueError as error:  # an extension that matplotlib does not know
         raise FdgError(f"--out {out}: {error}") from error
     for label, path in zip(labels, curves.runs_in(given["runs"]), strict=False):
         print(f"{label} = {path}")
@@ -306,7 +306,7 @@ def _pack(given: dict[str, Any]) -> None:
 
     keep_programs(None)
     if given["push"] is not None:
-        hub.check_name(given["push"])  # before anything that takes long
+        hub.check_name(given["push"])  # before anything slow
     out = given["out"] or f"{given['run'].rstrip('/')}-packed"
     how = {name: given[name] for name in ("checkpoint", "episodes", "trust")}
     print(pack(given["run"], out, **how))

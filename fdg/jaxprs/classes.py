@@ -32,7 +32,7 @@ CLASSES: Mapping[str, frozenset[str]] = {
         "host": "io_callback pure_callback debug_callback",
     }.items()
 }
-"""Classes of operations by the names of JAX's primitives; one that is not here is "elementwise".
+"""Classes of operations by primitive name; other primitives are "elementwise".
 
 "special" operations are scalar on a CPU; "transcendental" ones are vectorised.
 """
@@ -41,8 +41,8 @@ VIEWS = frozenset(
     """reshape squeeze broadcast_in_dim iota empty empty2 fragment_boundary stop_gradient optimization_barrier
     name pvary tie platform_index random_clone random_wrap random_unwrap sharding_constraint
     bitcast_convert_type""".split()
-)  # of these XLA makes no array, or one that is read where it is made
-PICKS = frozenset({"gather", "dynamic_slice"})  # read of their first operand no more than they give
+)  # XLA makes no array of these, or fuses it into its reader
+PICKS = frozenset({"gather", "dynamic_slice"})  # they read only as much of their first operand as they return
 PUTS = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 

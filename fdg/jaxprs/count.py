@@ -81,7 +81,7 @@ def _operation_flops(eqn: Any) -> int:
     if name in _PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "polynomial":  # a product and a sum for each coefficient but one
+    if name == "polynomial":  # a product and a sum for each coefficient except one
         return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size
 
@@ -104,7 +104,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations of one, with a multiply-add as two."""
+        """Floating-point operations of one product; a multiply-add counts as two."""
         return 2 * self.batch * self.m * self.k * self.n
 
     @property

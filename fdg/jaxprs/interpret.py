@@ -1,4 +1,4 @@
-"""Evaluates jaxprs with custom interpreters, as JAX's own are written.
+"""Evaluates jaxprs with custom interpreters, in the style of JAX's own.
 
 An interpreter defines the results of an equation. For one with bodies, `run_bodies` runs the loop, branch or
 call with the given functions as bodies, so that the interpreter applies inside:

@@ -42,9 +42,9 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     """`closed` with another jaxpr over the same constants; itself if nothing changes."""
     if jaxpr is open_jaxpr(closed):
         return closed
-    if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # as the body of a `checkpoint` is not
+    if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # the body of a `checkpoint` is open
         return jaxpr
-    if closed.consts:  # arrays, which are not to be kept
+    if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
     # The same object each time, so that JAX lowers it once.
     return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
@@ -57,7 +57,7 @@ _CLOSED: IdentityCache[Any] = IdentityCache(max_entries=1024)
 def _origin() -> Any:
     """JAX's debug information for a jaxpr that was not traced."""
     traced = open_jaxpr(jax.make_jaxpr(lambda x: x)(0))
-    return traced.replace(outvars=[]).debug_info  # without names for arguments and results
+    return traced.replace(outvars=[]).debug_info  # without names of arguments and results
 
 
 _jaxpr: Any = core.Jaxpr  # its arguments differ between versions
@@ -177,7 +177,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             j = open_jaxpr(value)
             if _alike(j.invars, eqn.invars) and _alike(j.outvars, eqn.outvars):
                 return _called(j)
-    return ()  # also where a jaxpr is the scalar function of a reduction
+    return ()  # the scalar function of a reduction does not count
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
@@ -322,7 +322,8 @@ def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
         alone = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [alone], checked=False))
 
-    others = {key: value for key, value in eqn.params.items() if key != "_prim"}  # of its derivative
+    # parameters of its derivative
+    others = {key: value for key, value in eqn.params.items() if key != "_prim"}
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     return _EXPANDED(eqn.params["_prim"], (eqn.primitive.name, f"{others} {avals}"), expand)
 

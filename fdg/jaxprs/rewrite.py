@@ -36,7 +36,7 @@ Inside: TypeAlias = Callable[..., core.JaxprEqn]
 """(equation, how=None, blocks=None) to the equation with its bodies rewritten; `Rewriter.inside`."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
-"""What becomes of an equation: another one, or several; none if nothing reads its results any more."""
+"""The replacement of an equation: one or several equations; none if its results are not read."""
 
 BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
 """(block, how, inside) to the equations of a block, or to an open jaxpr of the same inputs and outputs.
@@ -116,7 +116,7 @@ def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
     return jaxpr.replace(eqns=eqns, **changed)
 
 
-# --- what rules are made of ---
+# --- helpers for rules ---
 
 
 def traced(
@@ -166,7 +166,7 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
-# --- rules that all need ---
+# --- common rules ---
 
 
 def lowered(closed: Any) -> Any:

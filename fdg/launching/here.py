@@ -36,16 +36,16 @@ class Here:
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
-        errors: list[str] = []  # of all processes but the first
+        errors: list[str] = []  # of all processes except the first
         asked = threading.Event()
 
         def forward(number: int, _: Any) -> None:
             asked.set()
-            if number != signal.SIGINT:  # a terminal sends SIGINT to all of them itself
+            if number != signal.SIGINT:  # a terminal sends SIGINT to all of them
                 for process in processes:
                     process.send_signal(number)
 
-        with ctrl_c.signal_handler(forward):  # the processes end by themselves, and this one after them
+        with ctrl_c.signal_handler(forward):  # the processes end by themselves, then this one
             try:
                 for i in range(self.count):
                     mine = triple(address, self.count, i)
@@ -63,7 +63,7 @@ class Here:
                 for process in processes:
                     process.kill()
                 for process in processes:
-                    process.wait()  # they lock the run directory, which a restart needs
+                    process.wait()  # they hold the lock of the run directory, which a restart needs
                     if process.stdin is not None:
                         process.stdin.close()
                 for reader in readers:

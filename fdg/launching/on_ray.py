@@ -18,10 +18,10 @@ from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, end
 from fdg.process_exit import TIED
 from fdg.processes import lines, ports
 
-_FOLLOW_SECONDS = 1.0  # of one look at a host's output
+_FOLLOW_SECONDS = 1.0  # of one poll of a host's output
 _SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
 _RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
-_RETRY_SECONDS = 150.0  # in which a restart must find nodes
+_RETRY_SECONDS = 150.0  # time limit of a restart to find nodes
 _STOPPED_SECONDS = 10.0  # until killed actors are gone
 _NODE_LOST = "its node was lost"
 _ACCELERATORS = ("GPU", "TPU")
@@ -33,10 +33,10 @@ class _Started:
 
     index: int
     actor: Any
-    node: str  # Ray's name of it
+    node: str  # Ray's name of the node
     host: str
     pid: int = 0
-    silent: float = 0.0  # seconds since its actor answered last, of those in which this process was awake
+    silent: float = 0.0  # seconds without an answer of its actor, while this process was awake
 
     @property
     def who(self) -> str:
@@ -186,14 +186,15 @@ class OnRay:
                 else:
                     ended.append(process)
             for look, one in list(waiting.items()):
-                one.silent += min(passed, 2 * _FOLLOW_SECONDS)  # a process that was stopped has not listened
+                # a suspended process could not receive answers
+                one.silent += min(passed, 2 * _FOLLOW_SECONDS)
                 if one.silent < _SILENT_SECONDS:
                     continue
                 del waiting[look]
                 ended.append(Process(one.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s"))
             if deadline == math.inf and any(process.status != 0 for process in ended):
                 deadline = time.monotonic() + STOP_SECONDS
-        # Who does not end in time is killed. One whose actor is silent as well is the likely cause.
+        # Processes that do not end in time are killed; a silent actor's process is the likely cause.
         for one in waiting.values():
             if one.silent > STOP_SECONDS / 2:
                 ended.append(Process(one.who, None, "its node does not answer"))

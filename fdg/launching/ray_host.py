@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LINES = 1000  # of output in one answer
-_PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
+_PORTS = range(20_000, 32_000)  # below the range for outgoing connections
 
 
 class Host:

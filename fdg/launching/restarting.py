@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-STOP_SECONDS = 20.0  # within which the others end by themselves after the message that one has failed
-LOST_SECONDS = 5.0  # the same, when one was killed or stopped: they can only notice
+STOP_SECONDS = 20.0  # time limit for the others to end by themselves after the message that one has failed
+LOST_SECONDS = 5.0  # the same, if one was killed or stopped: the others must notice it
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))

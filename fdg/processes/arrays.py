@@ -13,12 +13,12 @@ from fdg import keys
 
 
 def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of which this process has no part: shape, dtype and sharding, and no data."""
+    """An array without a part in this process: shape, dtype and sharding, and no data."""
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
 def committed(array: jax.Array, sharding: Any) -> jax.Array:
-    """The same array in the same memory, committed to where it lies."""
+    """The same array in the same memory, committed to its device."""
     if array.committed:
         return array
     return jax.make_array_from_single_device_arrays(array.shape, sharding, [array])
@@ -40,7 +40,7 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
 def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
-    """Broadcast: a copy in every process of arrays that process `owner` makes. All processes call it."""
+    """Broadcast: copies arrays of process `owner` to every process. All processes call it."""
     plain = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
@@ -52,7 +52,7 @@ def made_by(
 def share(
     values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
 ) -> list[jax.Array]:
-    """Gives every process a copy of each array, which process `owners[i]` has. All processes must call it.
+    """Copies each array, which process `owners[i]` has, to every process. All processes call it.
 
     In other processes than its owner, a value may be anything.
     """

@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.jax_internals import internal
 from fdg.processes import peers, ports
 
-HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
+HEARTBEAT_SECONDS = 45  # JAX's own, in case `peers` does not notice a lost process
 
 _peers: peers.Peers | None = None
 
@@ -35,13 +35,12 @@ def initialize(
     that names it.
 
     Args:
-      coordinator_address: HOST:PORT of process 0; this and the others may be None on a cluster that JAX
-        detects.
-      num_processes: how many there are.
-      process_id: which of them this is.
+      coordinator_address: HOST:PORT of process 0; None, as for the others, on a cluster that JAX detects.
+      num_processes: their number.
+      process_id: the index of this one.
 
     Raises:
-      FdgError: the arguments contradict each other, no cluster was detected, or not all processes came.
+      FdgError: contradictory arguments, no cluster was detected, or not all processes came.
     """
     global _peers
     given = {
@@ -61,9 +60,9 @@ def initialize(
         coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
-    # The other processes reach JAX's coordinator through a port of their own, which stays open when process 0
-    # dies: else JAX aborts them within milliseconds, before they can say why.
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
+    # The other processes reach JAX's coordinator through a separate port, which outlives process 0: otherwise
+    # JAX aborts them within milliseconds, before they can report the error.
     service = (
         f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
     )
@@ -109,7 +108,7 @@ def check_flags(given: Mapping[str, Any]) -> None:
 
 
 def count() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return 1 if _peers is None else _peers.count
 
 
@@ -129,12 +128,12 @@ def exchange(value: Any) -> list[Any]:
 def check_alike(digests: Mapping[str, str]) -> None:
     """Checks that all processes run the same programs; otherwise they would deadlock. A collective.
 
-    `digests` are of the parts of what this process will run, by their names in errors.
+    `digests` are those of the parts of this process's programs, by their names in errors.
     """
     first, *others = exchange(dict(digests))
     for i, other in enumerate(others, 1):
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-        # A difference within a fragment is one of all the code around it too.
+        # A difference within a fragment is also one of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:
             raise FdgError(
@@ -144,11 +143,11 @@ def check_alike(digests: Mapping[str, str]) -> None:
 
 
 def fetch(tree: Any) -> Any:
-    """Brings arrays to process 0, wherever they are. A collective: all processes call it.
+    """Gathers arrays on process 0. A collective: all processes call it.
 
-    Each shard goes straight to process 0, and no other has to hold the whole. No XLA program runs, so the
-    arrays may belong to meshes that this process has no part in. Typed keys come as their data. Returns NumPy
-    arrays on process 0 (copies: the arrays may be donated), None on the others.
+    Each shard is sent directly to process 0, and no other process holds the whole. No XLA program runs, so
+    the arrays may belong to meshes that this process has no part in. Typed keys arrive as their data. Returns
+    NumPy arrays on process 0 (copies: the arrays may be donated), None on the others.
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [keys.words(leaf) for leaf in leaves]
@@ -182,7 +181,7 @@ def fetch(tree: Any) -> Any:
 
 
 def gather(tree: Any) -> Any:
-    """Brings arrays to the first device of process 0; keys stay keys. A collective: all processes call it.
+    """Gathers arrays on the first device of process 0; keys stay keys. A collective: all processes call it.
 
     Returns the tree on process 0, None on the others.
     """
@@ -230,7 +229,7 @@ def _at_exit() -> None:
 
 
 def _detect() -> tuple[str, int, int, Any]:
-    """What `jax.distributed.initialize()` would find out."""
+    """What `jax.distributed.initialize()` would detect."""
     cluster = internal("clusters", "ClusterEnv", "detect a cluster")
     address, number, index, local_device_ids = cluster.auto_detect_unset_distributed_params(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(peers.JOIN_SECONDS)
@@ -263,7 +262,7 @@ _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 def _owners(array: jax.Array) -> dict[_Index, int]:
     """The process that sends each part: the first that has it. Equal in all processes."""
     owners: dict[_Index, int] = {}
-    device: Any  # jax.Device, which the type checker does not know the attributes of
+    device: Any  # a jax.Device, whose attributes the type checker does not know
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         bounds = _bounds(index, array.shape)
         owners[bounds] = min(owners.get(bounds, device.process_index), device.process_index)

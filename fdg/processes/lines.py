@@ -16,14 +16,15 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-BEAT_SECONDS = 5.0  # from one sign of life to the next ...
-SILENT_BEATS = 4  # ... and how many may be missing: gloo gives up after 30 s, and may abort the process
+BEAT_SECONDS = 5.0  # seconds between signs of life
+# missing ones until a process counts as lost: gloo gives up after 30 s, and may abort the process
+SILENT_BEATS = 4
 SILENT_SECONDS = SILENT_BEATS * BEAT_SECONDS
-HANDSHAKE_SECONDS = 10.0  # within which who connects has proved who it is
+HANDSHAKE_SECONDS = 10.0  # time limit of authentication
 KEY_VARIABLE = "FDG_AUTHKEY"
 
 HELLO, BEAT, DATA, END = b"h", b"b", b"d", b"e"  # kinds of messages; the first byte of each
-_PART = b"p"  # of data that goes on in the next message
+_PART = b"p"  # of data that continue in the next message
 _MOST = 1 << 22  # bytes of one message; longer data are sent in parts
 _MOST_OF_A_HELLO = 10_000
 
@@ -52,7 +53,7 @@ class Line:
     def __init__(self, connected: socket.socket):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.settimeout(None)
-        # For a message that stalls after its first byte, which is all that `poll` below waits for.
+        # For a message that stalls after its first byte, since `poll` below only waits for that.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
@@ -67,7 +68,7 @@ class Line:
           StrangerError: the other end has another key, or uses another protocol.
           OSError: the other end is gone, or took longer than `HANDSHAKE_SECONDS`.
         """
-        clock = threading.Timer(HANDSHAKE_SECONDS, self._cut)  # the calls below may wait for ever
+        clock = threading.Timer(HANDSHAKE_SECONDS, self._cut)  # the calls below may block
         clock.daemon = True
         clock.start()
         try:
@@ -81,9 +82,9 @@ class Line:
             clock.cancel()
 
     def send(self, kind: bytes, data: bytes = b"", wait: float = -1) -> None:
-        """Sends a message, in parts where it is long.
+        """Sends a message, in parts if it is long.
 
-        While another thread is sending, waits `wait` seconds; -1 for as long as it takes.
+        Waits `wait` seconds while another thread is sending; -1 for no limit.
         """
         if not self._sending.acquire(timeout=wait):
             raise TimeoutError
@@ -113,7 +114,7 @@ class Line:
                 return message[:1], parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_hello(self, seconds: float) -> bytes:
-        """The first message, which is short."""
+        """The first message, with a small size limit."""
         message = self._receive(_MOST_OF_A_HELLO, seconds, 1)
         if message[:1] != HELLO:
             raise ConnectionError("not a greeting")

@@ -16,9 +16,9 @@ def is_local(host: str) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now.
+    """A free port.
 
-    Below those that systems give to outgoing connections, any of which could take it before it is used.
+    Below the range for outgoing connections, any of which could take it before it is used.
     """
     for port in random.SystemRandom().sample(_NOT_EPHEMERAL, 100):
         with contextlib.suppress(OSError), listen(host, port):
@@ -28,7 +28,7 @@ def free_port(host: str) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens: to this machine alone where that is `host`, else to all that reach it."""
+    """A listening socket: only for this machine if `host` is this machine, else for all."""
     if is_local(host):
         return socket.create_server(("127.0.0.1", port))
     if socket.has_dualstack_ipv6():
@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def keep_open(upstream: Sequence[Any]) -> int:
-    """Forwards what connects to a port of this machine, and does not pass on that the other side closes.
+    """Forwards connections to a port of this machine, without passing on that the other side closes.
 
     Returns the port.
     """
@@ -48,7 +48,7 @@ def keep_open(upstream: Sequence[Any]) -> int:
             try:
                 remote = socket.create_connection(tuple(upstream), timeout=10)
             except OSError:
-                local.close()  # whoever it is will try again
+                local.close()  # the client will try again
                 continue
             remote.settimeout(None)
             threading.Thread(target=forward, args=(local, remote), daemon=True).start()
@@ -56,7 +56,7 @@ def keep_open(upstream: Sequence[Any]) -> int:
 
     def forward(local: socket.socket, remote: socket.socket) -> None:
         pump(local, remote)
-        # Nobody answers now what is still sent: it is swallowed until the sender itself closes.
+        # Data that still arrives is discarded until the sender closes.
         with contextlib.suppress(OSError):
             while local.recv(65536):
                 pass

@@ -24,7 +24,7 @@ class Hello(NamedTuple):
 
     who: str  # its name in error messages
     process: int  # its index
-    processes: int  # how many processes it expects
+    processes: int  # the number of processes it expects
 
 
 class Rendezvous:

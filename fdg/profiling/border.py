@@ -1,4 +1,4 @@
-"""The bytes that a program has to read and write: its inputs and outputs, as far as it touches them.
+"""The bytes that a program must read and write: the accessed parts of its inputs and outputs.
 
     add(buffer [100000, 8], row [8])     reads the row, writes a row of the buffer in place
     sample(buffer, positions [64])       reads 64 rows and their positions, writes 64 rows
@@ -46,7 +46,7 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
 
 
 def touches(jaxpr: core.Jaxpr) -> Touched:
-    """The parts of its inputs that a jaxpr touches."""
+    """The accessed parts of a jaxpr's inputs."""
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:
@@ -60,7 +60,7 @@ def touches(jaxpr: core.Jaxpr) -> Touched:
 
 
 def _enter(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], written: list[int]) -> None:
-    """Adds what an equation touches, and tracks which of its results alias an input."""
+    """Adds an equation's accesses, and tracks which of its results alias an input."""
     name = eqn.primitive.name
     rooted: Mapping[int, int] = {
         k: roots[v] for k, v in enumerate(eqn.invars) if not jaxprs.is_literal(v) and v in roots

@@ -117,7 +117,7 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents that are profiled, as rows of the state, and by what factor there are more.
+    """The agents to profile, as rows of the state, and the factor to all agents.
 
     They are the first that each device maps together; None for a plan without agents.
     """

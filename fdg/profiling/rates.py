@@ -1,7 +1,7 @@
 """Measures the limits of a group's devices: matrix products by shape, and memory by size.
 
 All devices work at once; on a CPU with more cores than devices, one copy per core if that is faster. A
-product is timed as it is and with either operand transposed, and the best counts.
+product is timed with its operands in both layouts, and the best counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 
 LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
-_SMALLEST, _LARGEST = 2**14, 2**26  # bytes of the arrays that memory is measured with
+_SMALLEST, _LARGEST = 2**14, 2**26  # bytes of the arrays for measuring memory
 _AXIS = "device"
 
 

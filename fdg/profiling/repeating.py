@@ -17,7 +17,7 @@ import numpy as np
 from fdg import keys
 from fdg.processes import distributed
 
-ROUND_S = 0.015  # of calls, at least, in a round
+ROUND_S = 0.015  # minimum seconds of a round
 _MOST = 1_000_000  # calls in a round
 
 
@@ -83,9 +83,9 @@ class Repeated:
 
     def _find_calls(self) -> None:
         while True:
-            # Twice, for whatever else the machine did once would make a round of too few calls.
+            # Twice: a one-time disturbance must not lead to rounds with too few calls.
             taken = self._per_call([self._sample() for _ in range(2)]) * self._calls
-            if self._spans:  # all processes have to do the same number of calls
+            if self._spans:  # all processes must run the same number of calls
                 taken = distributed.exchange(taken)[0]
             if taken >= ROUND_S / 2 or self._calls >= _MOST:
                 return

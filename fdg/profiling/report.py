@@ -7,7 +7,7 @@ from fdg.jaxprs.count import Product
 from fdg.profiling.work import Work
 from fdg.showing.words import clip, duration, quantity, table
 
-_PRODUCTS = 12  # that are shown
+_PRODUCTS = 12  # shown products
 
 
 @dataclasses.dataclass(frozen=True)

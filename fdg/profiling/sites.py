@@ -2,9 +2,9 @@
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
-A benchmark that repeats one fragment feeds these results back as arguments, so that XLA can update them in
-place. Otherwise each call would copy them: a replay buffer may have a gigabyte. A result is fed back to the
-argument of its type that it reaches, alone of the results, possibly through code between fragments.
+A benchmark that repeats one fragment passes these results as arguments of the next call, so that XLA can
+update them in place. Otherwise each call would copy them: a replay buffer may have a gigabyte. A result is
+passed as the argument of its type that it alone reaches, possibly through code between fragments.
 """
 
 import dataclasses

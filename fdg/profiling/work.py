@@ -51,12 +51,12 @@ class Work:
 
     @property
     def total_flops(self) -> int:
-        """Of all classes."""
+        """Floating-point operations of all classes."""
         return sum(self.flops.values())
 
     @property
     def total_bytes(self) -> int:
-        """Of all classes."""
+        """Bytes of all classes."""
         return sum(self.bytes.values())
 
     def times(self, count: int) -> "Work":
@@ -97,7 +97,7 @@ class _Walk:
         self.devices = devices
         self.known: IdentityCache[Work] = IdentityCache(
             max_entries=_MOST_KNOWN
-        )  # a helper is called from many places
+        )  # a helper may be called from many places
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations

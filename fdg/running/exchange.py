@@ -20,7 +20,7 @@ from fdg.placing.layout import Layout, route
 from fdg.running.transfers import cut_up, join_up, part_shape, per_device
 
 _ALL = "devices"  # the axis of the mesh of both groups
-_Ends = tuple[tuple[int, int], ...]  # from which device to which
+_Ends = tuple[tuple[int, int], ...]  # (from, to) devices
 
 
 class Crossings:
@@ -42,7 +42,7 @@ class Crossings:
 class Exchange:
     """Transfers arrays between two meshes that span processes: a `transfers.Transfer`.
 
-    Every process with a device in either mesh has to call it, in the same order (see `Crossings`).
+    Every process with a device in either mesh must call it, in the same order (see `Crossings`).
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Exchange:
     def _exchange_function(self) -> Any:
         sources = [self._position[d] for d in self.source.devices.flat]
         targets = [self._position[d] for d in self.target.devices.flat]
-        # By round and ends: (array, slot, which chunk of its part).
+        # By round and ends: (array, slot, index of the chunk in its part).
         packets: dict[tuple[int, _Ends], list[tuple[int, int, int]]] = {}
         for k, way in enumerate(self._routes):
             for slot, chunk in enumerate(way.chunks):

@@ -1,4 +1,4 @@
-"""Reading optimised HLO text: which collectives a program runs, how often, and for which fragment."""
+"""Reads optimised HLO text: a program's collectives, their counts, and their fragments."""
 
 import math
 import re
@@ -50,7 +50,7 @@ def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Coll
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
             yield Collective(kind, _bytes(shape), calls, fragments, path)
-        known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)  # of a loop
+        known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)  # a loop's
         trips = int(known[1]) if known else 1
         for inner in called_by(line):
             yield from _walk(program, inner, calls * trips)

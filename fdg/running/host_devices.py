@@ -22,8 +22,8 @@ THREADS_A_DEVICE = 2
 MOST_HOST_DEVICES = 1024
 
 _THREADS = "PJRT_NPROC"
-_reserved: dict[str, str] = {}  # what was set here
-_commands: list[int] = []  # how many devices a command configured, before the backend started
+_reserved: dict[str, str] = {}  # environment variables that were set here
+_commands: list[int] = []  # numbers of devices that a command configured, before the backend started
 
 
 @checked_names

@@ -43,7 +43,7 @@ CROSSING = "between processes"  # the lane of transfers between processes
 
 LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds of one call of a host function
 _LIMIT_S = 1800.0
-_LOOK_S = 1.0  # between checks of the running calls
+_LOOK_S = 1.0  # seconds between checks of the running calls
 _END_S = 2.0  # wait for threads whose results are not needed
 
 
@@ -143,7 +143,7 @@ class _Run:
         self._limit_s = host_limit()
         self.look_s = min(_LOOK_S, self._limit_s / 2)
         self._lock = threading.Lock()  # held briefly, never while waiting or running a call
-        # By the first result: those of calls that are queued or running. Who removes them sets them.
+        # Queued or running calls, by their first result. Whoever removes a call sets its results.
         self._open: dict[Promised, list[Promised]] = {}
         self._error: Exception | None = None
         self._todo: dict[str, queue.SimpleQueue[_Queued | None]] = {
@@ -268,7 +268,7 @@ class _Dependencies(ScheduleWalk[int]):
         return self._delays
 
     def trips(self, repeat: Repeat) -> int:
-        """Two are enough."""
+        """Two trips suffice."""
         return min(repeat.trips, 2)
 
     def call(self, call: Call) -> None:

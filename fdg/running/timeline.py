@@ -1,7 +1,7 @@
 """How long each group of devices was busy: measured while programs run, without waiting for them.
 
-To see when a program ends a thread has to wait for it, and to be woken costs more than most steps of a loop
-on the host do. So of many short iterations only some are watched, a few in a row, and stand for the others:
+Detecting the end of a program takes a waiting thread, and waking it costs more than most steps of a loop on
+the host. So of many short iterations only some are watched, a few in a row, and extrapolated:
 
     iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
     watched     x  x  x  x                x   x    x    x          as long as that stays below 1% of the time
@@ -120,7 +120,7 @@ class Timeline:
                 self._threads.append(thread)
 
     def close(self) -> None:
-        """Has the threads end after the programs that were already dispatched."""
+        """Makes the threads end after the programs that were already dispatched."""
         for waiting in self._queues.values():
             waiting.put(None)
 

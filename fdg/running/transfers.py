@@ -43,8 +43,8 @@ class Mover:
         self.source, self.target, self.layouts = source, target, list(layouts)
         source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
         overlap = set(source_devices) & set(self._target_devices)
-        # On a shared device the copy must be one: the original may be donated. (JAX heeds `may_alias` for
-        # each device apart, not for copies on several.)
+        # On a shared device this must be a copy, since the original may be donated. (JAX respects `may_alias`
+        # for each device separately, but not for copies on several.)
         self._may_alias = False if overlap else None
         self._routes = [route(a, b) for a, b in self.layouts]
         self._copied = [a.number == b.number == 1 and not overlap for a, b in self.layouts]

@@ -57,7 +57,7 @@ def hyperparameter(
 
 
 def own_value(description: str, holds: str) -> Any:
-    """A field for a value of the user's own, None by default; its flag takes the value's `module:name`."""
+    """A field for the user's own value, None by default; its flag takes the value's `module:name`."""
     return dataclasses.field(default=None, metadata={"help": description, "flag": str | None, "holds": holds})
 
 
@@ -166,7 +166,7 @@ def _matches(value: Any, kind: Any) -> bool:
 
 
 def _matches_plain(value: Any, kind: Any) -> bool | None:
-    """`_matches` for an annotation without type arguments. Arrays are no integers: they do not hash.
+    """`_matches` for an annotation without type arguments. Arrays do not match integers: they do not hash.
 
     A named tuple of functions with a `described` stands for anything with these functions.
     """

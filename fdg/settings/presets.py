@@ -56,7 +56,7 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
-        """Field values found good for an environment; empty if those are the defaults.
+        """Tuned field values for an environment; empty if the defaults are right.
 
         A user's subclass gets those of the algorithm that it is based on. The environment's spaces decide if
         its name has no preset.
@@ -65,7 +65,7 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The given field values, and those of a preset that do not contradict them."""
+        """The given field values, plus those of a preset that do not contradict them."""
         name, own = cls.preset_name(given), cls.presets_of
         found = cls.preset(env_name, env) if name is None else dict(cls.preset_table.named(own, name).values)
         kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
@@ -78,7 +78,7 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """Fields that are not taken from a preset because given values contradict it."""
+        """Fields of a preset that given values override."""
         return frozenset()
 
     @classmethod

@@ -28,7 +28,7 @@ from fdg.tracing.graph import Fragment
 
 _LANE, _GAP, _MARGIN, _CARD, _ROW = 250, 190, 26, 14, 40
 _INK, _FAINT, _LINE = "#1a1a1a", "#5c5c5c", "#8a8a8a"
-_LETTER = 0.56  # mean width of a letter, in font sizes
+_LETTER = 0.56  # mean width of a letter, relative to the font size
 
 
 class _Canvas:
@@ -71,7 +71,7 @@ class _Drawing:
         in_order = sorted(plan.groups, key=lambda group: group.devices)
         self.left = {g.name: self.margin + i * (self.lane + _GAP) for i, g in enumerate(in_order)}
         self.width = 2 * self.margin + len(plan.groups) * (self.lane + _GAP) - _GAP
-        self.labels = 0.0  # where the labels between the columns end
+        self.labels = 0.0  # right end of the labels between the columns
         self.back, self.front = _Canvas(), _Canvas()
 
     def markup(self) -> str:
@@ -96,7 +96,7 @@ class _Drawing:
             f'<rect width="100%" height="100%" fill="#fff"/>{body}</svg>'
         )
 
-    # --- around the columns ---
+    # --- heads of the columns ---
 
     def _title(self, y: float) -> float:
         for line in self._wrapped(title(self.plan), 14):
@@ -107,7 +107,7 @@ class _Drawing:
     def _footer(self, y: float) -> float:
         for note in notes(self.plan):
             if note.startswith("memory"):
-                continue  # at the heads of the columns
+                continue  # drawn at the heads of the columns
             for i, line in enumerate(self._wrapped(note, 11.5)):
                 self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, _FAINT)
                 y += 16
@@ -135,7 +135,7 @@ class _Drawing:
         return y + (90 if missing else 74)
 
     def _chips(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
-        """A small square for each device; of many, the first and the last."""
+        """A small square for each device; if there are many, the first and the last."""
         room = int(width // 22)
         shown: list[int | None] = list(devices)
         if len(shown) > room:
@@ -147,7 +147,7 @@ class _Drawing:
             word = "…" if device is None else str(device)
             self.front.text(at + 9.5, y + 12.5, word, 10, text_anchor="middle")
 
-    # --- inside ---
+    # --- steps ---
 
     def _arrange(self, lines: Sequence[Line], y: float, level: int) -> float:
         """Draws lines downwards from y; returns where they end. Runs of different groups share a row."""

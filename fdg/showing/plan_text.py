@@ -17,11 +17,11 @@ from fdg.showing.plan_outline import (
 )
 from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
 
-COLUMNS = 110  # of a printed plan
+COLUMNS = 110  # width of a printed plan
 
 
 def plan_text(plan: Plan) -> str:
-    """What `print(engine.plan)` shows."""
+    """The output of `print(engine.plan)`."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
     split = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows = []
@@ -60,7 +60,7 @@ def _amounts(m: Movement) -> tuple[str, str, str]:
 
 
 def _nest(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iterator[tuple[str, ...]]:
-    """Rows of the loop nest: what, where, and the bytes of what moves."""
+    """Rows of the loop nest: steps, groups, and moved bytes."""
     indent = "  " * level
     for line in lines:
         if isinstance(line, Trips):

@@ -102,7 +102,7 @@ def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
 
 
 def _space_of(error: Exception) -> str:
-    """The space that lacks an attribute which code for another kind of space uses."""
+    """Names the space that lacks an attribute which code for another kind of space uses."""
     space = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
     if not type(space).__module__.startswith("envs.") or isinstance(space, type):
         return ""
@@ -134,9 +134,9 @@ def is_array(value: Any) -> bool:
     if isinstance(value, bool | int | float | complex):
         return True
     dtype = getattr(value, "dtype", None)
-    if dtype is None or isinstance(value, type) or inspect.isroutine(dtype):  # such as jax.numpy's own
+    if dtype is None or isinstance(value, type) or inspect.isroutine(dtype):  # such as jax.numpy's functions
         return False
     try:
         return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    except TypeError:  # of a tensor of another library
+    except TypeError:  # another library's tensor
         return False

@@ -126,8 +126,8 @@ class Reader:
             arrivals: dict[tuple[int, int], Way] = {}
             for source, value, way in self.sources(scope, eqn.invars):
                 key = (source, value)
-                # One value may come in several ways (each step, and from the last iteration to the
-                # first step): the most frequent one counts, then the least delayed.
+                # A value may arrive in several ways (each step, and from the last iteration to the first
+                # step): the most frequent one counts, then the least delayed.
                 if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
                     arrivals[key] = way
             for (source, value), way in arrivals.items():
@@ -144,7 +144,7 @@ class Reader:
         fragments is placed with its consumer; once for each run of the outermost jaxpr on its way, with a
         loop's trips stacked. With `nested`, goes on outside of the fragments around `scope`, and into them.
         """
-        around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
+        around = {id(s) for s in _around(scope)}  # a carry comes from an earlier trip in these
         entered = {s.node for s in _around(scope)} if nested else set()
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
@@ -176,7 +176,7 @@ class Reader:
                         work.append((here, here.jaxpr.outvars[position], crossings, copies, "iteration"))
                     continue
                 if here.node != here.parent.node and not nested:
-                    continue  # an input of the surrounding fragment: its own edges tell where it comes from
+                    continue  # an input of the enclosing fragment: its own edges show the source
                 for carried, previous in here.body.carry:
                     if carried == position:
                         late = delay or ("step" if id(here) in around else "")

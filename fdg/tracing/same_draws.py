@@ -18,7 +18,7 @@ _CONSTANT, _KEPT, _NEW = range(3)  # what a value depends on: no input; inputs t
 
 class _Draw(NamedTuple):
     depends: int
-    calls: tuple[core.JaxprEqn, ...]  # that the draw is in, the outermost first, and itself
+    calls: tuple[core.JaxprEqn, ...]  # the draw, and the calls around it, outermost first
 
 
 def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
@@ -70,7 +70,7 @@ def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
 @functools.cache
 def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
     """The dependencies of the outputs, and the draws that depend on no changing input."""
-    known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr is one
+    known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr
     draws: list[_Draw] = []
 
     def of(atom: Any) -> int:

@@ -74,7 +74,7 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
             mark = FragmentMark.of(eqn)
             if mark is not None and (name := unused(mark.name)) != mark.name:
                 eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
-            yield inside(eqn, how=object())  # a body that is called twice has fragments of two names
+            yield inside(eqn, how=object())  # a body that is called twice has fragments with two names
 
     return jaxprs.rewrite_blocks(jaxpr, named)
 
@@ -124,7 +124,7 @@ def trace(algorithm: Any) -> FDG:
         _check_fixed_point(name, state, shapes[0])
         output.append(shapes)
         returned[:] = weakness(new_state)
-        # Strongly typed where the program ends; what the next iteration sees is what was returned.
+        # Outputs are strongly typed; the next iteration gets the types that were returned.
         strong = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *strong, *jax.tree.leaves(metrics)

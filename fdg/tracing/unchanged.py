@@ -18,7 +18,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgWarning, GraphError, whose_file
 from fdg.tracing.mistakes import is_array
 
-_MOST = 1000  # objects, and items of a container, that are looked at
+_MOST = 1000  # maximum number of visited objects, and of items of a container
 _COPIED = 1 << 20  # arrays up to these bytes are compared by value
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _GLOBAL = {
@@ -34,7 +34,7 @@ Seen = dict[str, tuple[Any, Any]]
 
 @contextlib.contextmanager
 def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
-    """A context that refuses changes of what an object's methods reach: attributes, objects, globals.
+    """A context that raises if traced code changes attributes, objects or globals that a method reaches.
 
     `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
     says when the change was meant to happen. `warns` is for Python's and NumPy's random numbers, and numbers
@@ -87,7 +87,7 @@ def _reached(root: Any) -> tuple[Seen, list[Any]]:
 
 
 def _held(value: Any) -> Any:
-    """What compares equal if the value's numbers do; its identity if it is large or on a device."""
+    """An object that compares equal if the value's numbers do; its identity if it is large or on a device."""
     match value:
         case random.Random():
             return value.getstate()
@@ -119,7 +119,7 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
             return _named_in(value) if _whose(value.__module__) == "user" else []
         case type():
             return [(f"{path}.{name}", one) for name, one in _of_class(value).items()]
-    if callable(inner := getattr(value, "__wrapped__", None)):  # of a function that is decorated
+    if callable(inner := getattr(value, "__wrapped__", None)):  # of a decorated function
         return [(path, inner)]
     return _attributes(path, value) if _whose(type(value).__module__) != "library" else []
 
@@ -149,7 +149,7 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function's code refers to outside of it: globals, closure variables, defaults."""
+    """Objects that a function's code refers to: globals, closure variables, defaults."""
     place = "" if function.__module__ == "__main__" else f"{function.__module__}."
     codes, names = [function.__code__], set[str]()
     while codes:
@@ -163,7 +163,7 @@ def _named_in(function: types.FunctionType) -> list[tuple[str, Any]]:
             inside = names & vars(module).keys()
             found += [(f"{module.__name__}.{name}", vars(module)[name]) for name in inside]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name == "__class__":  # of super()
+        if name == "__class__":  # from super()
             continue
         with contextlib.suppress(ValueError):  # not assigned yet
             found.append((f"{name} of {function.__qualname__}", cell.cell_contents))

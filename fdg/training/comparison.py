@@ -32,7 +32,7 @@ from fdg.training.statistics import (
 )
 from fdg.training.writable import check_results, writing
 
-_MOST = 6  # sides, or environments, that a sentence names
+_MOST = 6  # sides or environments listed in a sentence
 
 
 def unequal(found: Sequence[Curves]) -> list[str]:
@@ -50,7 +50,7 @@ def unequal(found: Sequence[Curves]) -> list[str]:
 
 
 def _facts(one: Curves) -> dict[str, Any]:
-    """What should be equal between sides, by name."""
+    """Properties that should be equal between sides, by name."""
     runs = list(dict.fromkeys(one.runs))
     configs = [read_config(path, prefix="") for path in runs]
     summaries = [read_summary(path) for path in runs]
@@ -179,7 +179,7 @@ class Estimate:
     interval: tuple[float, float] | None
 
     def __str__(self) -> str:
-        if math.isnan(self.value):  # no episode ended while training
+        if math.isnan(self.value):  # no episode ended during training
             return "-"
         if not math.isfinite(self.value):
             return "failed"

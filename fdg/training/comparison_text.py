@@ -14,7 +14,7 @@ from fdg.training import curves
 from fdg.training.statistics import RESAMPLES
 
 TOGETHER = "all, normalised"  # replaces the environment's name
-_MARK = "†"  # of a side that is at the level of random actions
+_MARK = "†"  # marks a side at the level of random actions
 
 
 @dataclasses.dataclass(frozen=True)

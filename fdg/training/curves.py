@@ -16,15 +16,15 @@ from fdg.training.space import parse_grid, points_of
 from fdg.training.statistics import STATISTICS, finite_mean, interval, intervals, with_interval
 
 RETURN = "episode_return"
-_POINTS = 200  # of a curve: more would show only noise at this figure size
+_POINTS = 200  # of a curve; more would show only noise at this figure size
 # Okabe and Ito's colour-blind safe palette; further lines repeat it with other line styles.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _STROKES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}
 _SIZE = (7.0, 4.4)
 _NAMES = ("algo", "env", "policy")
-_OPPONENTS = ("self_play", "exploit_every")  # what an agent trains with: None of most runs
-_PARTS = 5  # of a label
+_OPPONENTS = ("self_play", "exploit_every")  # opponents in training; None for most runs
+_PARTS = 5  # maximum parts of a label
 _COLUMNS = 3  # of panels
 
 

@@ -22,7 +22,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 _DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
-_MASK = ("action_mask",)  # where a library's observation has its mask
+_MASK = ("action_mask",)  # the mask's path in a library's observation
 
 
 class Deployed:
@@ -37,7 +37,7 @@ class Deployed:
         self._outputs = [_Output.of(leaf) for _, leaf in leaves(action or {})] if action else None
         self._has_mask = any(one.path == _MASK for one in self._inputs)
         self.memory: Any = None  # of `N` environments; None before the first call
-        self._count: int | None = None  # environments that the memory is of
+        self._count: int | None = None  # the memory's number of environments
         self._going_on = np.zeros(0, bool)
         self._calls = 0  # seeds sampled actions
 
@@ -207,7 +207,7 @@ class _Output:
 
     @classmethod
     def of(cls, leaf: Description) -> "_Output":
-        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # of none: not a number
+        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # NaN for none
         return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], low, high, leaf.get("kind") == "Discrete")
 
     def first(self, array: np.ndarray) -> Any:
@@ -218,7 +218,7 @@ class _Output:
         """The array in the library's format."""
         if array.dtype == self.dtype:
             return array
-        if self.lowest is not None:  # programs count in 32 bits, in which a high start wraps around
+        if self.lowest is not None:  # programs use 32 bits, in which a high start overflows
             return (self.lowest + ((array.astype(np.int64) - self.lowest) & 0xFFFFFFFF)).astype(self.dtype)
         return exact(array, self.dtype, self.low, self.high)
 

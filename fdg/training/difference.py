@@ -436,7 +436,7 @@ def _difference(
     if found is None:
         return Difference(*names, start=start, compared=compared, notes=tuple(notes))
     border, where = found.border, describe_border(found.border)
-    # What goes into a fragment was made around it: by the fragment that it is nested in, or by none.
+    # The inputs of a fragment were computed in the enclosing fragment, if any.
     fragment = {"result": border.fragment, "input": border.inside, "state": ""}[border.side] or None
     if found.other is not None:
         where = f"{where}, where the other has {found.other}: their programs differ"

@@ -25,9 +25,9 @@ CHECKSUM = "sha256:"  # a package's comment, followed by that of all bytes befor
 DIGITS = 64
 
 _PACKAGE_BYTES = 4 << 30
-_ROOM = 64 << 20  # bytes that a small package may inflate to; a large one to eight times its size
+_ROOM = 64 << 20  # maximum inflated bytes of a small package; of a large one eight times its size
 
-# What a policy may call by name: checks of shapes, random bits, linear algebra. Nothing that calls Python.
+# Functions that a policy may call by name: checks of shapes, random bits, linear algebra; none call Python.
 _CALLED = re.compile(
     r"shape_assertion|Sharding|stablehlo\.dynamic_\w+|\w+_threefry2x32(_ffi)?"
     r"|(lapack|cusolver|hipsolver|cusparse)_\w+_ffi|Qr|LuDecomposition|Eigh|ApproxTopK|(mhlo\.)?topk"
@@ -176,7 +176,7 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     expected += ["mask"] if isinstance(named, list) and "mask" in named else []
     expected += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
     given = [str(name) for name in named] if isinstance(named, list) else []
-    if "action" not in facts:  # of an earlier version, which called parts by where they are
+    if "action" not in facts:  # an earlier version
         given = [name.partition("[")[0] for name in given]
     inputs, outputs = function.in_avals, function.out_avals
     flat = jax.tree.structure((tuple(inputs), {}))

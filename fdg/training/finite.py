@@ -13,12 +13,12 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.sweep import agent_names, unswept
 
-_STEPS = 64  # random steps that look for rewards and observations that are not finite
+_STEPS = 64  # random steps to search for rewards and observations that are not finite
 _WORDS = ("loss", "grad")
 
 
 def is_vital(name: str) -> bool:
-    """Whether a metric is of a loss or a gradient, and so has to be finite."""
+    """True for metrics of losses and gradients, which must be finite."""
     return any(word in name for word in _WORDS)
 
 
@@ -102,7 +102,7 @@ class Finite:
 
 
 def _mistake_of(algorithm: Any) -> str | None:
-    """What `envs.check` finds wrong with an algorithm's environment, such as NaN in its rewards."""
+    """Checks an algorithm's environment with `envs.check`, which finds NaN in rewards, for instance."""
     inside = env = getattr(algorithm, "env", None)
     while isinstance(inside, envs.Wrapper):
         inside = inside.env

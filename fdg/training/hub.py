@@ -7,7 +7,7 @@ from typing import Any
 from fdg.errors import FdgError, one_line
 
 SCHEME = "hf://"
-_PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # all that is read
+_PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # all files that are read
 
 
 def download(address: str) -> Path:

@@ -58,7 +58,7 @@ class Job(Settings):
         described: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job with another algorithm or policy (None: the same), which its description follows.
+        """The job with another algorithm or policy (None: the same), and its new description.
 
         `described` has further entries of the description, and `fields` other fields.
         """

@@ -46,7 +46,7 @@ def _tensorboard(package: Any, path: Path, target: str | None, config: Any, step
     summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 
     def log(env_steps: int, metrics: Mapping[str, float]) -> None:
-        # A row as one event: an `add_scalar` for each number takes twelve times as long.
+        # One event per row: an `add_scalar` for each number takes twelve times as long.
         values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         writer.file_writer.add_summary(summary(value=values), env_steps)
 
@@ -64,7 +64,7 @@ def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: in
     """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
-        # Plain files, which need no database; MLflow has newer stores, and asks whether they are meant.
+        # Plain files, without a database; MLflow would ask whether its newer stores are meant.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = f"file:{path.absolute() / 'mlruns'}"
     client, entities, name = package.MlflowClient(tracking_uri=uri), package.entities, target or "fdg"

@@ -67,7 +67,7 @@ class NameResolver:
         return name, parameters
 
     def kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """An algorithm's fields, with the copy of a data set that a run's directory has in its place."""
+        """An algorithm's fields, with a data set replaced by its copy in the run directory."""
         if self.file is None or (self.named or {}).get("dataset") == values.get("dataset"):
             return dict(values)  # the caller's, or none
         return {**values, **copied_dataset(self.file.parent, values)}

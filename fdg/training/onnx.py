@@ -64,13 +64,13 @@ def to_onnx(
                 _cast(model, [(key, dtype, str(one.dtype)) for (key, dtype), one in within], outputs)
                 importlib.import_module("onnx").helper.set_model_props(model, dict(said))
                 content = model.SerializeToString()
-        except Exception as error:  # whatever of a network the converter does not know
+        except Exception as error:  # the converter may raise anything for unknown operations
             raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
     return content
 
 
 def _inner(name: str, dtype: str, program_dtype: str) -> str:
-    """The name inside the model of an input or output that has another dtype there."""
+    """The internal name of a model's input or output that has another dtype inside."""
     return name if dtype == program_dtype else f"{name} as {program_dtype}"
 
 
@@ -117,7 +117,7 @@ def _without_its_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        root.handlers[:] = handlers  # one that prints all there is may have come
+        root.handlers[:] = handlers  # jax2onnx may have added a handler that prints everything
 
 
 _LIBRARIES = ("jax", "flax", "optax", "equinox")

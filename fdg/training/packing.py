@@ -23,8 +23,8 @@ from fdg.training.writable import check_writable
 CARD = "README.md"
 VIDEO = "video.gif"
 CURVE = "learning_curve.png"
-_PRIVATE = ("command", "resumes", "from", "git_commit")  # of the machine that trained
-_SETTINGS = 40  # of the card's table
+_PRIVATE = ("command", "resumes", "from", "git_commit")  # entries about the training machine
+_SETTINGS = 40  # rows of the card's table
 _VIDEO_STEPS = 500
 
 

@@ -23,8 +23,8 @@ from fdg.training.writable import check_writable, writing
 FORMATS = (".mp4", ".gif", ".html")
 MAX_STEPS = 1_000  # default limit on the steps of an episode
 _CAPTION = 18  # pixels above each picture
-_WIDEST = 1_600  # pixels of all pictures side by side
-_NARROWEST = 16  # pixels of one of them
+_WIDEST = 1_600  # maximum pixels of all pictures, concatenated
+_NARROWEST = 16  # minimum pixels of one picture
 
 
 def play(
@@ -67,7 +67,7 @@ def play(
 def played_episodes(
     algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
 ) -> list[Episode]:
-    """Plays each episode until its first `done`, in one XLA program, and keeps all that rendering needs."""
+    """Plays each episode until its first `done`, in one XLA program; keeps all data for rendering."""
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)
     on_host = not hasattr(env, "single")
@@ -137,7 +137,7 @@ def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator
         together = np.concatenate(padded, axis=1)
         if size is None:
             scale = min(1.0, _WIDEST / together.shape[1])
-            # Even numbers, which the usual encoders ask for.
+            # Most encoders require even sizes.
             size = tuple(max(2, int(side * scale) // 2 * 2) for side in together.shape[1::-1])  # type: ignore[assignment]
         assert size is not None
         yield (
@@ -190,7 +190,7 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     program = [needed("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(), "-y", "-loglevel", "error", *given, *made]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # it says why
+        with contextlib.suppress(BrokenPipeError):  # its exit status explains it
             for picture in itertools.chain([first], pictures):
                 ffmpeg.stdin.write(picture.tobytes())
         ffmpeg.stdin.close()

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fdg.errors import FdgError
 from fdg.keys import is_key
 
-FACTORS = (0.8, 1.2)  # of section 4.1.1, by one of which a hyperparameter is multiplied
+FACTORS = (0.8, 1.2)  # section 4.1.1: factors, one of which multiplies a hyperparameter
 
 
 class Membership(NamedTuple):
@@ -24,8 +24,8 @@ class Membership(NamedTuple):
     key: jax.Array  # for its choices
     iterations: jax.Array  # [] int32, since the last exchange
     total: jax.Array  # [] float32, of episode returns since the last exchange
-    episodes: jax.Array  # [] float32, how many
-    score: jax.Array  # [] float32, mean return before the last exchange; nan where nothing is known
+    episodes: jax.Array  # [] float32, their number
+    score: jax.Array  # [] float32, mean return before the last exchange; nan if unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,6 @@ class Population:
             jnp.int32(0),
             jnp.float32(0),
             jnp.float32(0),
-            jnp.where(replaced, jnp.nan, score),  # it is somebody else's now
+            jnp.where(replaced, jnp.nan, score),  # the score of a replaced agent was another's
         )
         return state._replace(hyperparameters=explored, membership=member)

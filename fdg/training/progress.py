@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 from fdg.training.statistics import format_numbers
 
-LINES = 10  # about so many in the log of a whole run ...
+LINES = 10  # approximate number of lines in the log of a run ...
 COLUMNS = 80
-SECONDS = 30.0  # ... and one at least this often
+SECONDS = 30.0  # ... and the longest time between lines
 
 
 class Progress:
@@ -54,7 +54,7 @@ class Progress:
         """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return."""
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
-        if self._bar is not None:  # in lines that fit into 80 columns
+        if self._bar is not None:  # lines that fit into 80 columns
             text = "\n".join(self._texts(iteration))
             self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return

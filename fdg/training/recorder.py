@@ -23,8 +23,8 @@ from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
 
-_PART = 10  # the check is made after 1 / _PART of the run
-_MIN_RETURNS = 3  # mean returns of iterations that are needed before the check
+_PART = 10  # the check happens after 1 / _PART of the run
+_MIN_RETURNS = 3  # mean returns of iterations that the check needs
 _FIRST = 10  # iterations in which a good initial policy should change little
 _LARGE_KL = 1.0  # nats of `approx_kl`; a clipped update has about 0.01
 _NO_LOSS = 3  # iterations
@@ -67,7 +67,7 @@ class ConstantReturns:
 
 
 class NoLoss:
-    """Detects batches in which nothing counts: losses of exactly 0 from the start, and no returns.
+    """Detects batches without any learning: losses of exactly 0 from the start, and no returns.
 
     A resumed run, which starts after iteration 0, is not checked.
     """

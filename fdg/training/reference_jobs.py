@@ -31,7 +31,7 @@ from fdg.running.host_devices import environment_of_a_child, make_host_devices
 
 Say = Callable[[str], None]
 _PATIENCE = 600  # seconds for a child
-_ROUNDS = 6  # of each job, as a cell of `bench.costs` has in two passes
+_ROUNDS = 6  # as for a cell of `bench.costs` in two passes
 
 
 @dataclasses.dataclass(frozen=True)

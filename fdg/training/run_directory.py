@@ -146,7 +146,7 @@ class RunDirectory:
         """Closes files and releases the lock."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                with contextlib.suppress(OSError):  # of a failed write, which has raised already
+                with contextlib.suppress(OSError):  # a failed write, which has already raised
                     file.close()
         self._metrics = self._lock = None
 
@@ -181,7 +181,7 @@ class RunDirectory:
             return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
         except (FileNotFoundError, NotADirectoryError):
             return not (self.path / "config.json").exists()
-        except OSError:  # such as of a network: writing raises the cause
+        except OSError:  # such as from a network file system: writing raises the cause
             return False
 
     @contextlib.contextmanager
@@ -295,8 +295,9 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     return checked_config(file, said)
 
 
-_NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # of a configuration
+_NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
+_DEEPEST = 20  # maximum nesting; our files have three levels
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory
 
-COUNT = 8  # of each table
-_SHOWN = 3  # of the last one, at the end of a run
+COUNT = 8  # rows of each table
+_SHOWN = 3  # printed rows of the last table, at the end of a run
 _WIDTH = 60  # characters of a prompt, or of a response, in a line
 
 

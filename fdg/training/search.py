@@ -113,7 +113,7 @@ def _draw(trials: Sequence[Trial], picture: Any) -> None:
     best = np.maximum.accumulate(known)
     axes.plot(np.flatnonzero(np.isfinite(best)), best[np.isfinite(best)], color=line, label="best so far")
     lost = np.flatnonzero(~np.isfinite(values))
-    if len(lost):  # at the lower edge, so that they are seen
+    if len(lost):  # at the lower edge, to be visible
         low = values[np.isfinite(values)].min() if len(lost) < len(values) else 0.0
         axes.scatter(lost, [low] * len(lost), color="#999999", marker="x", label="ended early, or refused")
     axes.set(title="search", xlabel="trial", ylabel="mean return")
@@ -121,7 +121,7 @@ def _draw(trials: Sequence[Trial], picture: Any) -> None:
     figure.savefig(picture, format="png", dpi=150)
 
 
-REDUCTION = 3  # of the trials that reach a rung, one in three continues
+REDUCTION = 3  # one in three trials that reach a rung continues
 RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
 
 
@@ -250,9 +250,7 @@ class _Search:
 
     def _trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
-        from optuna.trial import TrialState
-
-        self.run.check_there()  # else a trial would create a removed directory again
+        self.run.check_there()  # otherwise a trial would recreate a removed directory
         trials = files.make_folder(self.run.path / "trials")
         values = {one.name: one.suggested(trial) for one in self.space}
         name = _run_of(trial)
@@ -265,7 +263,7 @@ class _Search:
             if self.job.halving:
                 watch = _Watch(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
-        except UnwritableError:  # no fault of the trial, which continues when the search is resumed
+        except UnwritableError:  # not the trial's fault; it continues when the search is resumed
             raise
         except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
@@ -344,7 +342,7 @@ class _Watch:
 def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training.
 
-    Reads files alone: the run may have ended in an earlier session, before its trial was recorded.
+    Reads only files: the run may have ended in an earlier session, before its trial was recorded.
     """
     said, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
     lost = said.get("failed_seeds") or ()
@@ -353,7 +351,7 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     if isinstance(job.algorithm, Sweep):
         found = point_results(job.algorithm, rows, means, failed, job.seed)
         returns = found[best_of(found)].returns
-    else:  # settings that lose an agent are no good ones: the mean is NaN then
+    else:  # the mean is NaN: settings that lose an agent are bad
         returns, _ = final_returns(rows, job.agents or 1, means, failed)
     return float(np.mean(returns)), returns.tolist()
 

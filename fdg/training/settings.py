@@ -241,7 +241,7 @@ class Processes:
     )
 
 
-# By their titles in `--help`.
+# Groups by their titles in `--help`.
 GROUPS: Mapping[str, type] = {
     "what to train, and where": Names,
     "the run": Settings,

@@ -1,4 +1,4 @@
-"""Chooses what a job leaves to fdg: the policy, the lag, the devices, and the threads of host devices.
+"""Chooses what a job leaves open: the policy, the lag, the devices, and the threads of host devices.
 
 The choice replaces `auto` in the job and in its `config.json`.
 
@@ -178,7 +178,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
 
 
 _Found = tuple[Any, int, str]  # policy, number of devices, reason
-_ChoiceJson = dict[str, Any]  # the same as JSON: what `describe_policy` says, "devices", "reason"
+_ChoiceJson = dict[str, Any]  # as JSON: the entries of `describe_policy`, "devices", "reason"
 
 
 @dataclasses.dataclass(frozen=True)

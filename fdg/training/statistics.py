@@ -124,7 +124,7 @@ def probability_of_improvement(
     for x, y in pairs:
         wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
         means.append(wins.mean())
-        rows = _draws(rng, len(x)) @ wins  # how often each is drawn
+        rows = _draws(rng, len(x)) @ wins  # how often each pair is drawn
         resampled.append((rows * _draws(rng, len(y))).sum(axis=1) / wins.size)
     return float(np.mean(means)), _ends(np.mean(resampled, axis=0))
 
@@ -135,7 +135,7 @@ def _draws(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _ends(resamples: np.ndarray) -> tuple[float, float]:
-    with np.errstate(invalid="ignore"):  # between -inf and a number NumPy finds nan
+    with np.errstate(invalid="ignore"):  # NumPy gives nan between -inf and a number
         low, high = np.percentile(resamples, [_EDGE, 100 - _EDGE])
     low, high = np.nan_to_num([low, high], nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     return float(low), float(high)

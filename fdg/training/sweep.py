@@ -38,7 +38,7 @@ from fdg.training.space import (
     use_search_instead,
 )
 
-_MOST_CHECKED = 256  # points that are checked one by one
+_MOST_CHECKED = 256  # points that are checked individually
 _OF_A_STATE = ("actor", "evaluate", "examples")  # methods that take the algorithm's state
 
 
@@ -47,7 +47,7 @@ class SweptState(NamedTuple):
 
     hyperparameters: dict[str, jax.Array]  # [] float32 each, by name
     state: Any  # the algorithm's own
-    membership: Any = ()  # in a population, its part of that (`population.Membership`)
+    membership: Any = ()  # in a population, the agent's `population.Membership`
 
 
 @dataclasses.dataclass(frozen=True)
